@@ -1,0 +1,134 @@
+# Tidemark. `make` alone lists what there is to make.
+#
+# Everything happens in .venv, made from the hashed locks in requirements/. Each lock leaves a
+# stamp there, so a target installs only what it needs and only when its lock has changed.
+# Extra arguments go into ARGS: make run ARGS="--partitions 8"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+BIN := .venv/bin
+CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch bench tests)
+
+# uv trusts the same certificates as the rest of the system.
+export UV_SYSTEM_CERTS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: help
+help: ## List the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+# ------------------------------------------------------------------------------ run and test
+
+.PHONY: run
+run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --help`)
+	@exec $(BIN)/tidemark up $(ARGS)
+
+.PHONY: test
+test: .venv/.dev ## Run the tests (ARGS: pytest's)
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+.PHONY: bench
+bench: .venv/.dev ## Run a benchmark (ARGS="NAME --quick")
+	@exec $(BIN)/python -m bench $(ARGS)
+
+# ------------------------------------------------------------------------------ code quality
+
+.PHONY: lint
+lint: .venv/.dev proto-lint proto-check ## Check style, types, imports and protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: .venv/.dev ## Format the code and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: docs
+docs: .venv/.base ## Write docs/ERRORS.md and docs/CONFIG.md from the code
+	$(BIN)/python -m tidemark.reference
+
+# ------------------------------------------------------------------------------------ protos
+
+PROTOS := $(shell find proto -name '*.proto' | LC_ALL=C sort)
+# google/rpc/*.proto come with the installed googleapis-common-protos.
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
+	-I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+# Makes $$out, a directory that goes away with the shell.
+TEMPORARY = out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT
+# Fills $$out with the Python of all protos; nothing is replaced if that fails.
+GENERATE = $(TEMPORARY) && $(PROTOC) \
+	--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+	--python_out="$$out" --grpc_python_out="$$out" \
+	--mypy_out=quiet:"$$out" \
+	--mypy_grpc_out=quiet,generate_concrete_servicer_stubs,only_async:"$$out" $(PROTOS) && \
+	find "$$out"/tidemark/api -type d | while read -r package; do \
+		echo '"""Generated from proto/ by `make proto`; never edited."""' \
+			>"$$package"/__init__.py; \
+	done
+
+.PHONY: proto
+proto: .venv/.dev ## Generate tidemark/api from proto/
+	@$(GENERATE) && mkdir -p tidemark && rm -rf tidemark/api && cp -R "$$out"/tidemark/api tidemark/
+
+.PHONY: proto-check
+proto-check: .venv/.dev ## Check that tidemark/api is what proto/ generates
+	@$(GENERATE) && { diff -rq -x __pycache__ "$$out"/tidemark/api tidemark/api || \
+		{ echo >&2 'tidemark/api is not what proto/ generates: run `make proto`.'; exit 1; }; }
+
+.PHONY: proto-lint
+proto-lint: .venv/.dev ## Check the protos' shape and comments with buf
+	@$(TEMPORARY) && $(PROTOC) --include_imports --include_source_info \
+		--descriptor_set_out="$$out"/protos.binpb $(PROTOS) && \
+		BUF_CACHE_DIR="$$out" $(BIN)/buf lint "$$out"/protos.binpb --config proto/buf.yaml
+
+# ------------------------------------------------------------------------------- environment
+
+# $(call install,ARGUMENTS): uv is fast; pip knows the mirrors of a machine's pip.conf.
+install = echo 'Installing $(lastword $(1))'; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
+	$(BIN)/python -m pip install --quiet $(1)
+
+.venv/pyvenv.cfg:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+		"$$python" -c 'import ensurepip, ssl, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+			2>/dev/null && exec "$$python" -m venv --clear .venv; \
+	done; \
+	echo >&2 'Tidemark needs Python 3.11 or newer with its venv module (or PYTHON=/path/to/one).'; \
+	exit 1
+
+.venv/.bootstrap: requirements/bootstrap.txt | .venv/pyvenv.cfg
+	@echo 'Installing $<'; $(BIN)/python -m pip install --quiet --require-hashes -r $<
+	@touch $@
+
+.venv/.base: requirements/base.txt pyproject.toml .venv/.bootstrap
+	@$(call install,--require-hashes -r $<)
+	@$(call install,--no-deps --no-build-isolation -e .)
+	@touch $@
+
+.venv/.dev .venv/.spark: .venv/.%: requirements/%.txt .venv/.base
+	@$(call install,--require-hashes -r $<)
+	@touch $@
+
+.PHONY: spark
+spark: .venv/.spark ## Add PySpark and a Java to the environment
+
+.PHONY: lock
+lock: .venv/.bootstrap ## Pin requirements/*.in again (ARGS=--upgrade for newer versions)
+	@for lock in bootstrap base dev spark; do \
+		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+			--no-header --no-emit-index-url --no-emit-find-links $(ARGS) \
+			requirements/$$lock.in --output-file requirements/$$lock.txt; \
+	done
+
+.PHONY: clean
+clean: ## Remove the environment, caches and build products
+	rm -rf .venv build dist *.egg-info
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
