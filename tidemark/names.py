@@ -1,0 +1,112 @@
+"""The names that users choose: which are legal, how an lmq_name is built, where a queue lives.
+
+Pure. Names are compared character by character: nothing is folded, trimmed or normalized, so what
+a user wrote is what every listing shows. Refusals raise `InvalidName` with the metadata `field`.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NoReturn
+
+from tidemark import limits
+from tidemark.errors import InvalidName
+
+# Topics and groups appear in file names, metrics and command lines, so they keep to a plain
+# alphabet. A leading '-' would read as an option there, a leading '.' as a hidden file or a path.
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PLAIN_NAME_RULE: Final = "letters, digits, '.', '_' and '-', and not begin with '.' or '-'"
+_FREE_NAME_RULE: Final = "printable characters and not begin or end with a space"
+
+# Names parsed lately: 0.1 µs instead of 1.4 µs. Bounded, because there may be millions of queues.
+_PARSED_NAMES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LmqName:
+    """The name of a queue: `topic` for a plain one, `topic/lite` for a lite one. Always legal."""
+
+    topic: str
+    lite: str | None = None
+
+    def __post_init__(self) -> None:
+        validate_topic(self.topic)
+        if self.lite is not None:
+            _validate_lite(self.lite)
+
+    @staticmethod
+    def parse(text: str) -> "LmqName":
+        """Raises InvalidName for the part (`topic` or `lite`) that is not legal."""
+        return _parse(text)
+
+    def __str__(self) -> str:
+        return self.topic if self.lite is None else f"{self.topic}/{self.lite}"
+
+
+def validate_topic(text: str) -> None:
+    _validate_plain("topic", text, limits.TOPIC_NAME_BYTES_MAX)
+
+
+def validate_group(text: str) -> None:
+    _validate_plain("group", text, limits.GROUP_NAME_BYTES_MAX)
+
+
+def validate_client_id(text: str) -> None:
+    _validate_free("client_id", text, limits.CLIENT_ID_BYTES_MAX)
+
+
+def validate_producer_id(text: str) -> None:
+    _validate_free("producer_id", text, limits.PRODUCER_ID_BYTES_MAX)
+
+
+def validate_fairness_key(text: str) -> None:
+    """The empty key is legal: it is the key of every run that names none."""
+    if text:
+        _validate_free("fairness_key", text, limits.FAIRNESS_KEY_BYTES_MAX)
+
+
+def partition_of(lmq_name: str, partitions: int) -> int:
+    """The partition, from 0 to partitions - 1, in which a queue lives.
+
+    Never change this function: stored queues would be looked for in the wrong partition.
+    """
+    # BLAKE2 rather than CRC-32, which is linear: ids that follow a pattern can miss partitions.
+    digest = hashlib.blake2b(lmq_name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % partitions
+
+
+@lru_cache(maxsize=_PARSED_NAMES_MAX)
+def _parse(text: str) -> LmqName:
+    topic, slash, lite = text.partition("/")
+    return LmqName(topic, lite if slash else None)
+
+
+def _validate_lite(text: str) -> None:
+    _validate_free("lite", text, limits.LITE_NAME_BYTES_MAX)
+    if "/" in text:
+        _refuse("lite", text, "must not contain '/'")
+
+
+def _validate_plain(field: str, text: str, bytes_max: int) -> None:
+    if not 0 < len(text) <= bytes_max:
+        _refuse(field, text, f"must have 1 to {bytes_max} bytes")
+    if _PLAIN_NAME.fullmatch(text) is None:
+        _refuse(field, text, f"must consist of {_PLAIN_NAME_RULE}")
+
+
+def _validate_free(field: str, text: str, bytes_max: int) -> None:
+    # The length in characters is a lower bound of that in bytes: hostile lengths end here, cheaply.
+    if not 0 < len(text) <= bytes_max:
+        _refuse(field, text, f"must have 1 to {bytes_max} bytes")
+    # False for control characters, surrogates, invisible characters and exotic spaces.
+    if not text.isprintable() or text[0] == " " or text[-1] == " ":
+        _refuse(field, text, f"must consist of {_FREE_NAME_RULE}")
+    if not text.isascii() and len(text.encode()) > bytes_max:
+        _refuse(field, text, f"must have 1 to {bytes_max} bytes")
+
+
+def _refuse(field: str, text: str, rule: str) -> NoReturn:
+    # ascii() makes hostile names harmless in logs and status messages.
+    shown = ascii(text if len(text) <= 64 else text[:64] + "...")
+    raise InvalidName(f"{shown} is not a legal {field}: it {rule}", field=field)

@@ -1,0 +1,52 @@
+"""The life of a service process: settings, telemetry, serve until a signal, stop.
+
+Every `python -m x_svc` is one call of `main`. What the service consists of is its own `app.py`;
+this module only decides how it starts, how it ends and with which exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, NoReturn, TypeVar
+
+from tidemark import telemetry
+from tidemark.clock import Clock, SystemClock
+from tidemark.errors import TidemarkError
+from tidemark.rpc.server import RpcServer
+from tidemark.rpc.signals import run_until_stopped
+from tidemark.settings import ServiceSettings, load_or_exit
+
+CANNOT_START: Final = 2
+"""Exit status of a service that is configured or placed wrongly: restarting it does not help."""
+
+S = TypeVar("S", bound=ServiceSettings)
+App = Callable[[S, Clock], AbstractAsyncContextManager[RpcServer]]
+"""Starts the service when entered, stops it when left."""
+
+
+def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
+    """Run a service until SIGTERM or SIGINT, then exit with 0."""
+    settings = load_or_exit(settings_type)
+    try:
+        started = telemetry.setup(service_name, settings.telemetry, instance_id=service_name)
+    except OSError as error:
+        _exit_with(f"metrics: {error}")
+    try:
+        asyncio.run(_serve(settings, app))
+    except (TidemarkError, OSError) as error:
+        _exit_with(error.detail if isinstance(error, TidemarkError) else error.args[-1])
+    finally:
+        started.shutdown()
+
+
+async def _serve(settings: S, app: App[S]) -> None:
+    async with app(settings, SystemClock()) as server:
+        await run_until_stopped(server, settings.shutdown_grace_ms)
+
+
+def _exit_with(line: object) -> NoReturn:
+    print(line, file=sys.stderr)
+    raise SystemExit(CANNOT_START)

@@ -1,0 +1,198 @@
+"""The gRPC server that every Tidemark service runs in: options, health, reflection, graceful stop.
+
+A service adds its servicers, starts the server and says when it serves. What happens around each
+call is the subject of `tidemark.rpc.interceptors`; signals are that of `tidemark.rpc.signals`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import grpc
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
+
+from tidemark.clock import Clock, SystemClock
+from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
+from tidemark.rpc.deadline import UNARY_DEADLINE_MS_DEFAULT, DefaultDeadline
+from tidemark.rpc.health import Health
+from tidemark.rpc.interceptors import CallsInProgress, Handler, Interception
+
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", GRPC_RECEIVE_BYTES_MAX),
+    ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients ping every 20 s, also when idle; gRPC would take that for an attack.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Two servers on one port would share its connections at random. Refuse the second one.
+    ("grpc.so_reuseport", 0),
+)
+
+S = TypeVar("S")
+
+
+class AddressInUse(OSError):
+    """Another process listens at the address. The text is one line, made for operators."""
+
+
+class RpcServer:
+    """One gRPC server. Add servicers, then `start`, then `stop` once."""
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        clock: Clock | None = None,
+        unary_deadline_ms: int | None = UNARY_DEADLINE_MS_DEFAULT,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """`listen` is `host:port`, port 0 for a free one. Without credentials: plain text."""
+        self._host, _, port = listen.rpartition(":")
+        self._port = int(port)
+        self._credentials = credentials
+        self._calls = CallsInProgress()
+        self._deadline = (
+            None
+            if unary_deadline_ms is None
+            else DefaultDeadline(clock or SystemClock(), unary_deadline_ms)
+        )
+        self._interception = Interception(self._calls, self._deadline)
+        self._services: dict[str, grpc.GenericRpcHandler] = {}
+        self._health = Health()
+        self._server: grpc.aio.Server | None = None
+        self.stopping = asyncio.Event()
+        """Set when the stop begins: handlers of long streams wait for it and end by themselves."""
+
+    @property
+    def port(self) -> int:
+        """The port; before `start`, the one asked for."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """`host:port` with the real port."""
+        return f"{self._host}:{self._port}"
+
+    @property
+    def calls_in_progress(self) -> int:
+        """How many handlers run now, open streams included."""
+        return len(self._calls)
+
+    def add(self, add_to_server: Callable[[S, Any], None], servicer: S) -> None:
+        """Add a servicer with its generated `add_XServicer_to_server`, before the start."""
+        add_to_server(servicer, _Registrar(self))
+
+    def add_service(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Add the handlers of one service by their method names, before the start."""
+        wrapped = {
+            name: self._interception.wrap(f"/{service}/{name}", handler)
+            for name, handler in handlers.items()
+        }
+        self._services[service] = grpc.method_handlers_generic_handler(service, wrapped)
+
+    def set_serving(self, service: str, serving: bool) -> None:
+        """Set what health says about a service. Services not set by then serve from `start` on."""
+        self._health.set(service, serving)
+
+    async def start(self) -> None:
+        """Listen and serve; AddressInUse or another OSError says why it cannot."""
+        for service in self._services:
+            if not self._health.knows(service):
+                self._health.set(service, True)
+        self.add(add_HealthServicer_to_server, self._health)
+        names = (*self._services, reflection.SERVICE_NAME)
+        self.add(add_ServerReflectionServicer_to_server, reflection.aio.ReflectionServicer(names))
+
+        server = grpc.aio.server(handlers=tuple(self._services.values()), options=OPTIONS)
+        await self._listen(server)
+        await server.start()
+        self._server = server
+        self._health.set("", True)
+
+    async def stop(self, grace_ms: int) -> None:
+        """Take no new calls, give those in progress up to `grace_ms`, cancel the rest.
+
+        No handler runs any more when it returns. A second call with a shorter grace, while the
+        first waits, cuts it short.
+        """
+        self._health.shut_down()
+        self.stopping.set()
+        if self._server is not None:
+            await self._server.stop(grace_ms / 1000 if grace_ms > 0 else None)
+            # gRPC is done once the last status is out; handlers may still be cleaning up.
+            await self._calls.ended()
+        if self._deadline is not None:
+            self._deadline.close()
+
+    async def wait_stopped(self) -> None:
+        """Return when the server has stopped and no handler runs; raise if it broke down."""
+        assert self._server is not None, "start() comes first"
+        # Without the shield, cancelling the waiter would cancel gRPC's own shutdown.
+        await asyncio.shield(self._server.wait_for_termination())
+        await self._calls.ended()
+
+    async def _listen(self, server: grpc.aio.Server) -> None:
+        if self._port:
+            await _check_free(self._host, self._port)
+        try:
+            if self._credentials is None:
+                self._port = server.add_insecure_port(self.address)
+            else:
+                self._port = server.add_secure_port(self.address, self._credentials)
+        except RuntimeError:  # gRPC does not say why
+            raise OSError(f"cannot listen on {self.address}") from None
+
+
+class _Registrar:
+    """Stands in for the server that a generated `add_XServicer_to_server` expects.
+
+    Methods are offered to gRPC as generic handlers only. It also knows "registered" methods, but
+    the asyncio server then waits on a future per method for every call: 10 % of an empty unary
+    call with forty methods.
+    """
+
+    def __init__(self, server: RpcServer) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """The same handlers as below, without their names."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        self._server.add_service(service, handlers)
+
+
+async def _check_free(host: str, port: int) -> None:
+    """Find out why an address cannot be bound, before gRPC fails without telling."""
+    loop = asyncio.get_running_loop()
+    address = f"{host}:{port}"
+    try:
+        found = await loop.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as unknown:
+        raise OSError(unknown.errno, f"cannot listen on {address}: {unknown.strerror}") from None
+    failures = [error for info in found if (error := _bind_error(info)) is not None]
+    for error in failures:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(error.errno, f"cannot listen on {address}: already in use")
+    if len(failures) == len(found):
+        raise OSError(failures[0].errno, f"cannot listen on {address}: {failures[0].strerror}")
+
+
+def _bind_error(info: tuple[Any, Any, int, str, Any]) -> OSError | None:
+    family, kind, protocol, _, address = info
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None

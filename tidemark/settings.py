@@ -1,0 +1,284 @@
+"""Settings: the only module that reads the environment.
+
+Each setting is declared once, with its variable, default, meaning and what it accepts; services
+get frozen values and `docs/CONFIG.md` is printed from the same declarations. A process keeps the
+settings it started with: nothing here watches for changes.
+
+To add a setting, add a field with `setting(...)` to the class of its service.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from tidemark import limits
+from tidemark.variables import (
+    LISTEN,
+    Address,
+    Choice,
+    Directory,
+    Identifier,
+    Integer,
+    Kind,
+    SettingsError,
+    Switch,
+    Text,
+    Variable,
+)
+
+T = TypeVar("T")
+
+PREFIX: Final = "TIDEMARK_"
+
+
+def setting(name: str, kind: Kind[T], *, default: T, doc: str) -> Any:
+    """A dataclass field that is filled from the variable `name`."""
+    return field(default=default, metadata={"variable": Variable(name, kind, default, doc)})
+
+
+def part(settings: type["Settings"]) -> Any:
+    """A dataclass field that holds settings shared with other services."""
+    return field(default_factory=settings, metadata={"part": settings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The base of all settings: knows how to fill its fields and how to list them."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Raises SettingsError for the first value that cannot be used."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for each in fields(cls):
+            if "part" in each.metadata:
+                values[each.name] = each.metadata["part"].from_environment(environ)
+            else:
+                values[each.name] = each.metadata["variable"].read(environ)
+        return cls(**values)
+
+    @classmethod
+    def variables(cls) -> Iterator[Variable[Any]]:
+        """Every variable this class reads, in the order of declaration."""
+        for each in fields(cls):
+            if "part" in each.metadata:
+                yield from each.metadata["part"].variables()
+            else:
+                yield each.metadata["variable"]
+
+
+_COLLECTOR: Final = Text("a URL, such as http://collector:4317")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings(Settings):
+    """Logs, traces and metrics. Variables that begin with OTEL_ are OpenTelemetry's own; only those
+    that decide whether something is exported are read here, the rest by its SDK."""
+
+    log_level: str = setting(
+        "TIDEMARK_LOG_LEVEL",
+        Choice(("debug", "info", "warning", "error")),
+        default="info",
+        doc="The least severe log lines that are written.",
+    )
+    log_format: str = setting(
+        "TIDEMARK_LOG_FORMAT",
+        Choice(("json", "text")),
+        default="json",
+        doc="One JSON object per line for machines, or text for people.",
+    )
+    metrics_listen: str = setting(
+        "TIDEMARK_METRICS_LISTEN",
+        LISTEN,
+        default="",
+        doc="Where Prometheus may scrape metrics; empty is off.",
+    )
+    otel_sdk_disabled: bool = setting(
+        "OTEL_SDK_DISABLED",
+        Switch(),
+        default=False,
+        doc="Turns off all traces and metrics, whatever else is set.",
+    )
+    otlp_endpoint: str = setting(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        _COLLECTOR,
+        default="",
+        doc="Collector that gets traces and metrics over OTLP/gRPC; empty is off.",
+    )
+    otlp_traces_endpoint: str = setting(
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        _COLLECTOR,
+        default="",
+        doc="Collector for traces, if it is another one.",
+    )
+    otlp_metrics_endpoint: str = setting(
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+        _COLLECTOR,
+        default="",
+        doc="Collector for metrics, if it is another one.",
+    )
+    traces_exporter: str = setting(
+        "OTEL_TRACES_EXPORTER",
+        Choice(("otlp", "none")),
+        default="otlp",
+        doc="`none` keeps traces from a collector that is set for both.",
+    )
+    metrics_exporter: str = setting(
+        "OTEL_METRICS_EXPORTER",
+        Choice(("otlp", "none")),
+        default="otlp",
+        doc="`none` keeps metrics from a collector that is set for both.",
+    )
+    traces_sampler: str = setting(
+        "OTEL_TRACES_SAMPLER",
+        Text("the name of a sampler, such as parentbased_always_on"),
+        default="",
+        doc="Which traces are kept, with OTEL_TRACES_SAMPLER_ARG for a ratio. Unset, the caller's "
+        "decision is followed, and one in a hundred of the traces that begin here is kept.",
+    )
+
+    @property
+    def traces_endpoint(self) -> str:
+        """Where spans go; empty when nothing is traced."""
+        if self.otel_sdk_disabled or self.traces_exporter == "none":
+            return ""
+        return self.otlp_traces_endpoint or self.otlp_endpoint
+
+    @property
+    def metrics_endpoint(self) -> str:
+        """Where metrics are pushed; empty when they are not."""
+        if self.otel_sdk_disabled or self.metrics_exporter == "none":
+            return ""
+        return self.otlp_metrics_endpoint or self.otlp_endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings(Settings):
+    """What every service needs."""
+
+    cluster_id: str = setting(
+        "TIDEMARK_CLUSTER_ID",
+        Identifier(),
+        default="tidemark",
+        doc="Name of the cluster. Kept with the data; data of another cluster is refused.",
+    )
+    partitions: int = setting(
+        "TIDEMARK_PARTITIONS",
+        Integer(1, limits.PARTITIONS_MAX),
+        default=4,
+        doc="Number of partitions, the same for all services. Fixed once data is stored.",
+    )
+    shutdown_grace_ms: int = setting(
+        "TIDEMARK_SHUTDOWN_GRACE_MS",
+        Integer(0, 600_000, unit="ms"),
+        default=10_000,
+        doc="How long a stopping service lets open calls finish.",
+    )
+    telemetry: TelemetrySettings = part(TelemetrySettings)  # noqa: RUF009 - a field
+
+
+def _storage_address() -> Any:
+    return setting(
+        "TIDEMARK_STORAGE_ADDRESS",
+        Address(),
+        default="127.0.0.1:7410",
+        doc="Where the storage service is reached.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings(ServiceSettings):
+    """The storage service, `python -m storage_svc`."""
+
+    listen: str = setting(
+        "TIDEMARK_STORAGE_LISTEN",
+        LISTEN,
+        default="127.0.0.1:7410",
+        doc="Where the storage service listens; port 0 takes a free one.",
+    )
+    data_dir: Path = setting(  # noqa: RUF009 - a field
+        "TIDEMARK_STORAGE_DATA_DIR",
+        Directory(),
+        default=Path("tidemark-data"),
+        doc="Directory of the stored data, created if it is missing.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings(ServiceSettings):
+    """The broker, `python -m broker_svc`."""
+
+    broker_id: str = setting(
+        "TIDEMARK_BROKER_ID",
+        Identifier(),
+        default="broker-0",
+        doc="Name of this broker, different for every broker of a cluster.",
+    )
+    listen: str = setting(
+        "TIDEMARK_BROKER_LISTEN",
+        LISTEN,
+        default="127.0.0.1:7400",
+        doc="Where the broker listens; port 0 takes a free one.",
+    )
+    storage_address: str = _storage_address()
+    lifecycle_address: str = setting(
+        "TIDEMARK_LIFECYCLE_ADDRESS",
+        Address(),
+        default="127.0.0.1:7420",
+        doc="Where the lifecycle service is reached.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleSettings(ServiceSettings):
+    """The lifecycle service, `python -m lifecycle_svc`."""
+
+    listen: str = setting(
+        "TIDEMARK_LIFECYCLE_LISTEN",
+        LISTEN,
+        default="127.0.0.1:7420",
+        doc="Where the lifecycle service listens; port 0 takes a free one.",
+    )
+    storage_address: str = _storage_address()
+
+
+SERVICES: Final = (StorageSettings, BrokerSettings, LifecycleSettings)
+"""The settings of every service: what the documentation shows and what counts as known."""
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_or_exit(settings: type[S]) -> S:
+    """For `__main__`: the settings, or one line on stderr and exit status 2."""
+    try:
+        return settings.from_environment()
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+# Kubernetes describes every service `tidemark-x` of the namespace in variables of these forms.
+_SERVICE_LINK: Final = re.compile(
+    r"\w+_SERVICE_HOST|\w+_SERVICE_PORT(_\w+)?|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Variables that look like ours but are read by no service: most likely misspelt."""
+    environ = os.environ if environ is None else environ
+    known = {variable.name for service in SERVICES for variable in service.variables()}
+    return tuple(
+        name
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in known and not _is_service_link(name, environ)
+    )
+
+
+def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
+    if name.endswith("_PORT") and "://" in environ[name]:
+        return True
+    return _SERVICE_LINK.fullmatch(name) is not None

@@ -1,0 +1,94 @@
+"""Telemetry: logs, traces and metrics of a service, set up once by its `__main__`.
+
+Spans and instruments are made with `tracer`, `span` and `meter` anywhere, at any time; until
+`setup` finds a destination in the settings they do nothing. No payload goes into any of them.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidemark.settings import TelemetrySettings, unknown_variables
+from tidemark.telemetry import logs
+from tidemark.telemetry.metrics import meter
+from tidemark.telemetry.traces import (
+    context_from_traceparent,
+    current_traceparent,
+    extract,
+    inject,
+    link_from_traceparent,
+    span,
+    tracer,
+    tracing_enabled,
+)
+
+if TYPE_CHECKING:
+    from tidemark.telemetry.export import Exports
+
+__all__ = [
+    "Telemetry",
+    "context_from_traceparent",
+    "current_traceparent",
+    "extract",
+    "inject",
+    "link_from_traceparent",
+    "meter",
+    "setup",
+    "span",
+    "tracer",
+    "tracing_enabled",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """What `setup` started; whoever called it shuts it down last of all."""
+
+    _handler: logs.LineHandler
+    _level_before: int
+    _exports: "Exports | None" = None
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus is served, with the real port; empty when it is not."""
+        return "" if self._exports is None else self._exports.metrics_address
+
+    def shutdown(self) -> None:
+        """Send and write what is left. Blocks for some seconds at most; may be repeated."""
+        exports, self._exports = self._exports, None
+        if exports is not None:
+            exports.stop()
+        logs.remove(self._handler, self._level_before)
+
+
+def setup(service_name: str, settings: TelemetrySettings, instance_id: str) -> Telemetry:
+    """Start logs, and traces and metrics if the settings name a destination.
+
+    Once per process: OpenTelemetry keeps the first destination for good. Raises OSError when the
+    Prometheus address cannot be listened on.
+    """
+    make_formatter = logs.JsonFormatter if settings.log_format == "json" else logs.TextFormatter
+    handler = logs.LineHandler(logs.open_stderr(), make_formatter(service_name, instance_id))
+    telemetry = Telemetry(handler, logs.install(handler, settings.log_level))
+    try:
+        telemetry._exports = _start_exports(service_name, settings, instance_id)
+    except BaseException:
+        telemetry.shutdown()
+        raise
+    # Said here because this is the first moment at which a service can log.
+    for variable in unknown_variables():
+        _log.warning("unknown variable in the environment", extra={"variable": variable})
+    return telemetry
+
+
+def _start_exports(
+    service_name: str, settings: TelemetrySettings, instance_id: str
+) -> "Exports | None":
+    wanted = settings.traces_endpoint or settings.metrics_endpoint or settings.metrics_listen
+    if settings.otel_sdk_disabled or not wanted:
+        return None
+    from tidemark.telemetry.export import Exports  # heavy: 0.5 s that idle telemetry does not pay
+
+    return Exports(service_name, settings, instance_id)

@@ -1,0 +1,105 @@
+"""Where traces and metrics go: to an OTLP collector, and to Prometheus for metrics.
+
+The only module that imports OpenTelemetry's SDK and exporters. They are heavy, so it is imported
+only once the settings name a destination. Endpoints, headers, certificates, batch sizes and
+samplers come from the standard OTEL_ variables, which the SDK reads by itself.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from opentelemetry import metrics, trace
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+
+from tidemark import __version__
+from tidemark.clock import SystemClock
+from tidemark.settings import TelemetrySettings
+from tidemark.variables import split_address
+
+_log = logging.getLogger(__name__)
+
+# One trace in a hundred shows where time goes and is cheap enough to leave on. A caller's own
+# decision is followed, so a trace is whole or absent.
+_SAMPLED_SHARE_DEFAULT: Final = 0.01
+
+# A collector that does not answer must not eat the time that a stopping service has.
+_STOP_MS_MAX: Final = 3_000
+
+
+class Exports:
+    """What runs in the background to bring traces and metrics out of the process."""
+
+    def __init__(self, service_name: str, settings: TelemetrySettings, instance_id: str) -> None:
+        resource = Resource.create(
+            {
+                "service.name": service_name,
+                "service.instance.id": instance_id,
+                "service.version": __version__,
+            }
+        )
+        self._stops: list[Callable[[], object]] = []
+        self.metrics_address = ""
+        readers: list[MetricReader] = []
+        if settings.metrics_listen:  # first, because it is the one that can fail
+            readers.append(self._start_prometheus(settings.metrics_listen))
+        if settings.metrics_endpoint:
+            exporter = OTLPMetricExporter(endpoint=settings.metrics_endpoint)
+            readers.append(PeriodicExportingMetricReader(exporter))
+        if readers:
+            provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+            metrics.set_meter_provider(provider)
+            self._stops.append(provider.shutdown)
+        if settings.traces_endpoint:
+            self._start_traces(settings, resource)
+
+    def stop(self) -> None:
+        """Send what is left, for a bounded time."""
+        threads = [threading.Thread(target=_run, args=(stop,), daemon=True) for stop in self._stops]
+        for thread in threads:
+            thread.start()
+        clock = SystemClock()
+        deadline_ms = clock.monotonic_ms() + _STOP_MS_MAX
+        for thread in threads:
+            thread.join(max(deadline_ms - clock.monotonic_ms(), 0) / 1000)
+
+    def _start_traces(self, settings: TelemetrySettings, resource: Resource) -> None:
+        sampler = None  # the SDK's own reading of OTEL_TRACES_SAMPLER
+        if not settings.traces_sampler:
+            sampler = ParentBased(TraceIdRatioBased(_SAMPLED_SHARE_DEFAULT))
+        provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        trace.set_tracer_provider(provider)
+        self._stops.append(provider.shutdown)
+
+    def _start_prometheus(self, listen: str) -> MetricReader:
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        host, port = split_address(listen)
+        server, _ = start_http_server(port, host, registry)
+        self.metrics_address = f"{listen.rpartition(':')[0]}:{server.server_port}"
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+
+        self._stops.append(close)
+        return PrometheusMetricReader(registry=registry)
+
+
+def _run(stop: Callable[[], object]) -> None:
+    try:
+        stop()
+    except Exception:
+        _log.warning("an exporter did not stop cleanly", exc_info=True)

@@ -1,0 +1,140 @@
+"""Traces: spans, and the W3C trace context that carries them between processes.
+
+Uses OpenTelemetry's API alone, so a program that embeds the client sees our spans in its own
+traces. A run carries its context as a string, the `traceparent`; calls carry it as metadata. Text
+from the wire that is not a legal context is ignored, never an error.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NonRecordingSpan,
+    ProxyTracerProvider,
+    Span,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+    Tracer,
+    TraceState,
+)
+from opentelemetry.util.types import AttributeValue
+
+from tidemark import __version__
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACESTATE_CHARACTERS_MAX: Final = 512
+_NO_SPAN: Final = nullcontext(INVALID_SPAN)
+
+
+def tracer(name: str) -> Tracer:
+    """The tracer of a module, `tracer(__name__)`. May be made before telemetry is set up."""
+    return trace.get_tracer(name, __version__)
+
+
+def tracing_enabled() -> bool:
+    """Whether spans go anywhere. Costs a microsecond; ask once per frame, not per message."""
+    return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+
+
+def span(
+    tracer: Tracer,
+    name: str,
+    *,
+    context: Context | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    links: Iterable[Link | None] = (),
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> AbstractContextManager[Span]:
+    """A span that is current in the `with` block, and next to nothing when nobody traces.
+
+    With a `context` the block passes it on even then, so that a service that does not trace does
+    not cut the traces of its neighbours.
+    """
+    if context is None and not tracing_enabled():
+        return _NO_SPAN
+    return tracer.start_as_current_span(
+        name,
+        context=context,
+        kind=kind,
+        links=[link for link in links if link is not None],
+        attributes=attributes,
+    )
+
+
+def current_traceparent() -> str:
+    """The current trace context as a run carries it; empty when there is none."""
+    context = trace.get_current_span().get_span_context()
+    return _traceparent(context) if context.is_valid else ""
+
+
+def context_from_traceparent(traceparent: str) -> Context:
+    """A context to start spans in; without a legal traceparent they start a trace of their own."""
+    return _context(_span_context(traceparent, TraceState()))
+
+
+def link_from_traceparent(traceparent: str) -> Link | None:
+    """A link to the span that published a run, for work that handles many runs at once."""
+    span_context = _span_context(traceparent, TraceState())
+    return None if span_context is None else Link(span_context)
+
+
+def inject(metadata: Metadata = ()) -> Metadata:
+    """gRPC metadata with the current trace context added, if there is one."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return metadata
+    others = [item for item in metadata if item[0] not in ("traceparent", "tracestate")]
+    others.append(("traceparent", _traceparent(context)))
+    if context.trace_state:
+        others.append(("tracestate", context.trace_state.to_header()))
+    return others
+
+
+def extract(metadata: Iterable[tuple[str, str | bytes]] | None) -> Context:
+    """The trace context of a call, from its gRPC metadata."""
+    traceparent = tracestate = ""
+    for key, value in metadata or ():
+        if key == "traceparent" and isinstance(value, str):
+            traceparent = value
+        elif key == "tracestate" and isinstance(value, str):
+            tracestate = value
+    if not traceparent:
+        return Context()
+    if tracestate and len(tracestate) <= _TRACESTATE_CHARACTERS_MAX:
+        state = TraceState.from_header([tracestate])
+    else:
+        state = TraceState()
+    return _context(_span_context(traceparent, state))
+
+
+def _traceparent(context: SpanContext) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def _span_context(traceparent: str, state: TraceState) -> SpanContext | None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
+        return None
+    context = SpanContext(
+        trace_id=int(match[1], 16),
+        span_id=int(match[2], 16),
+        is_remote=True,
+        trace_flags=TraceFlags(int(match[3], 16)),
+        trace_state=state,
+    )
+    return context if context.is_valid else None
+
+
+def _context(span_context: SpanContext | None) -> Context:
+    if span_context is None:
+        return Context()
+    return trace.set_span_in_context(NonRecordingSpan(span_context), Context())

@@ -1,0 +1,165 @@
+"""Variables of the environment: what one is called, what it accepts, how its text becomes a value.
+
+Pure: it is given the environment and never reads it. Which variables there are is the subject of
+`tidemark.settings`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SettingsError(ValueError):
+    """A variable has a value that cannot be used. The message is one line, made for operators."""
+
+
+class Kind(Protocol[T_co]):
+    """How a text becomes a value."""
+
+    @property
+    def allowed(self) -> str:
+        """What is accepted, to follow the words "must be"."""
+        ...
+
+    def parse(self, text: str) -> T_co:
+        """Raises ValueError for anything that is not allowed; its own text is not shown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    minimum: int
+    maximum: int
+    unit: str = ""
+
+    @property
+    def allowed(self) -> str:
+        what = f"a whole number of {self.unit}" if self.unit else "a whole number"
+        return f"{what} from {self.minimum} to {self.maximum}"
+
+    def parse(self, text: str) -> int:
+        # int() alone would also take '1_000', ' 7 ' and digits of other scripts.
+        if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
+            raise ValueError(text)
+        value = int(text)
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(text)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"one of {', '.join(self.options)}"
+
+    def parse(self, text: str) -> str:
+        value = text.lower()
+        if value not in self.options:
+            raise ValueError(text)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    allowed: str = "true or false"
+
+    def parse(self, text: str) -> bool:
+        value = text.lower()
+        if value not in ("true", "false"):
+            raise ValueError(text)
+        return value == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """A name that ends up in file names, metrics and logs."""
+
+    allowed: str = (
+        "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"
+    )
+
+    def parse(self, text: str) -> str:
+        if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", text) is None:
+            raise ValueError(text)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`host:port`, with an IPv6 host in brackets. Only a listening address may have port 0."""
+
+    port_min: int = 1
+
+    @property
+    def allowed(self) -> str:
+        return f"host:port with a port from {self.port_min} to 65535"
+
+    def parse(self, text: str) -> str:
+        _, port = split_address(text)
+        if port < self.port_min:
+            raise ValueError(text)
+        return text
+
+
+LISTEN: Final = Address(port_min=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    allowed: str = "the path of a directory"
+
+    def parse(self, text: str) -> Path:
+        if not text.isprintable():
+            raise ValueError(text)
+        return Path(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Passed on as it is, for variables that somebody else defines and checks."""
+
+    allowed: str = "text"
+
+    def parse(self, text: str) -> str:
+        return text
+
+
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host (without brackets) and port of `host:port`; ValueError if it is not one."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"not an address: {address!a}")
+    return match[1] or match[2], int(match[3])
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[T]):
+    """One variable of the environment, its default and its meaning in a sentence."""
+
+    name: str
+    kind: Kind[T]
+    default: T
+    doc: str
+
+    def read(self, environ: Mapping[str, str]) -> T:
+        """An empty value counts as unset, because templates render absent values that way."""
+        text = environ.get(self.name, "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.kind.parse(text)
+        except ValueError:
+            shown = ascii(text if len(text) <= 80 else text[:80] + "...")
+            message = f"{self.name}={shown}: must be {self.kind.allowed}"
+            raise SettingsError(message) from None
