@@ -1,0 +1,1 @@
+"""The storage service: partitions, each a single writer over an ordered key-value engine."""

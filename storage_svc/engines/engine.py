@@ -1,0 +1,218 @@
+"""What a partition asks of its store: an ordered key-value engine with atomic, durable commits.
+
+This module owns the protocol, the catalogue of tables and the batch; the engines beside it
+implement it. It never touches a disk or a network and knows nothing about messages.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, Self
+
+FORMAT_VERSION = 1
+"""Version of the key and value layouts. An engine refuses data written in any other."""
+
+Row = tuple[bytes, bytes]
+"""Key and value."""
+
+
+class Table(StrEnum):
+    """The tables of a partition.
+
+    Keys are built with `keys.py`. Every integer is u64 unless a width is given, times are partition
+    time in milliseconds, `text` is escape-terminated, and a `queue` is the queue_id, which is never
+    used again; a `run` is named by the offset of its first message.
+
+    | table          | key                             | value                                     |
+    | -------------- | ------------------------------- | ----------------------------------------- |
+    | META           | name                            | identity, broker epoch, counters, time    |
+    | TOPICS         | text topic                      | settings and their version                |
+    | CATALOG        | text topic, text lite           | queue_id of the lmq_name                  |
+    | QUEUES         | queue                           | names, next offset, last activity         |
+    | RUN_HEADERS    | queue, text fairness key, run   | count, bytes, publish time, deadlines     |
+    | RUN_BODIES     | queue, run                      | the messages, as they were published      |
+    | GROUPS         | queue, text group               | cursor of the group                       |
+    | SETTLED        | queue, text group, first offset | end of a settled range beyond the cursor  |
+    | EXCEPTIONS     | queue, text group, first offset | range with its attempts and not-before    |
+    | RESERVATIONS   | queue, reservation id           | group, ranges, deadline, client, epochs   |
+    | DEADLINES      | time, queue, reservation id     | empty: index of RESERVATIONS by deadline  |
+    | DELAYS         | time, queue, text group, offset | empty: index of EXCEPTIONS by not-before  |
+    | SCHEDULE       | time, queue, sequence           | a scheduled run, without offset until due |
+    | TTL            | time, queue, run                | empty: index of runs by dead_deadline     |
+    | OWNERS         | text group, text lmq_name       | client and owner epoch                    |
+    | OUTBOX         | text destination, sequence      | a slice on its way to a dead-letter topic |
+    | HIGH_WATER     | text source                     | highest outbox sequence that was appended |
+    | PRODUCERS      | text producer_id, sequence      | the first answer, for a repeat            |
+    | PRODUCER_INDEX | time, text producer_id          | empty: producers by last use, to forget   |
+    | SNAPSHOTS      | queue                           | state of a handle, for a quick start      |
+    | HISTORY        | time, sequence                  | a row of retention_history                |
+    | CONSUMED       | time, sequence                  | a row of messages_consumed                |
+    | METRICS        | time, text service              | a row of system_metrics                   |
+    """
+
+    META = "meta"
+    TOPICS = "topics"
+    CATALOG = "catalog"
+    QUEUES = "queues"
+    RUN_HEADERS = "run_headers"
+    RUN_BODIES = "run_bodies"
+    GROUPS = "groups"
+    SETTLED = "settled"
+    EXCEPTIONS = "exceptions"
+    RESERVATIONS = "reservations"
+    DEADLINES = "deadlines"
+    DELAYS = "delays"
+    SCHEDULE = "schedule"
+    TTL = "ttl"
+    OWNERS = "owners"
+    OUTBOX = "outbox"
+    HIGH_WATER = "high_water"
+    PRODUCERS = "producers"
+    PRODUCER_INDEX = "producer_index"
+    SNAPSHOTS = "snapshots"
+    HISTORY = "history"
+    CONSUMED = "consumed"
+    METRICS = "metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which partition of which cluster the data belongs to. Written once, then only compared."""
+
+    cluster_id: str
+    partition: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an engine takes up now, and the caps it holds to."""
+
+    disk_free_bytes: int
+    disk_total_bytes: int
+    stored_bytes: int
+    write_buffer_bytes: int
+    write_buffer_bytes_max: int
+    cache_bytes: int  # shared by every partition of the process
+    cache_bytes_max: int
+
+
+class EngineClosed(RuntimeError):
+    """The engine, or the reader, was used after it was closed: a mistake of the caller."""
+
+
+Operation = tuple[Table, bytes, bytes | None, bytes | None]
+"""Table, key, value, range end. A put has a value, a range delete an end, a delete neither."""
+
+
+class Batch:
+    """Changes that become durable together. They apply in order: the last one to a key wins."""
+
+    __slots__ = ("bytes_approx", "operations", "ranged_tables")
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.ranged_tables: set[Table] = set()
+        self.bytes_approx = 0
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        self.operations.append((table, key, value, None))
+        self.bytes_approx += len(key) + len(value)
+
+    def delete(self, table: Table, key: bytes) -> None:
+        self.operations.append((table, key, None, None))
+        self.bytes_approx += len(key)
+
+    def delete_range(self, table: Table, start: bytes, end: bytes) -> None:
+        """Delete from `start` up to, not including, `end`. For bulk only: see `Engine.commit`."""
+        if start < end:
+            self.operations.append((table, start, None, end))
+            self.ranged_tables.add(table)
+            self.bytes_approx += len(start) + len(end)
+
+    def clear(self) -> None:
+        self.operations.clear()
+        self.ranged_tables.clear()
+        self.bytes_approx = 0
+
+
+class Reader(Protocol):
+    """A live view beside the writer, for long reads; not a snapshot.
+
+    It promises that keys nobody changes meanwhile are seen, and that one call or chunk shows one
+    moment. It pins no old versions, so a scan of minutes costs the writer nothing. What it shows
+    may still be on its way to the disk: act on it through the writer, which checks again.
+    """
+
+    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    async def scan(
+        self, table: Table, start: bytes, end: bytes | None, *, limit: int
+    ) -> list[Row]: ...
+
+    def scan_chunks(
+        self, table: Table, start: bytes, end: bytes | None, *, chunk_rows: int = 512
+    ) -> AsyncIterator[list[Row]]:
+        """The rows in chunks, bounded in rows and bytes so as to hold the event loop for under
+        2 ms; a seek over many deleted keys takes longer. No chunk is empty."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Engine(Protocol):
+    """One partition's store. One process has it open; used from one event loop.
+
+    Reads raise DataCorrupt rather than leave something out, and EngineClosed after `close`.
+    """
+
+    @property
+    def identity(self) -> Identity: ...
+
+    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values in the order of the keys, None where there is none."""
+        ...
+
+    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
+        """At most `limit` rows, ascending, from `start` up to, not including, `end` (None: all).
+
+        Deleted keys still cost the seek that passes over them. Where keys are deleted at the front,
+        as in an index by time, remember the lowest live key and start there.
+        """
+        ...
+
+    async def commit(self, batch: Batch) -> None:
+        """Apply all of it or nothing; on disk when this returns.
+
+        Commits take effect in the order of their calls and may overlap. The fence is checked: a
+        process that has lost the partition gets Fenced. After CommitOutcomeUnknown every later
+        commit fails too: close the engine and open it again. Range deletes slow reads down until
+        the engine has written them out, which it does by itself: keep them for bulk.
+        """
+        ...
+
+    def reader(self) -> Reader: ...
+
+    def usage(self) -> Usage: ...
+
+    async def close(self) -> None:
+        """Release the partition. Never raises: what was committed is safe, whatever happens."""
+        ...
+
+
+class Engines(Protocol):
+    """Opens engines: what the service is configured with."""
+
+    async def open(self, identity: Identity) -> Engine:
+        """Take the fence of this partition and open it, made new if there is nothing yet.
+
+        Raises DataDirectoryInUse, ClusterMismatch, FormatNotSupported, DataCorrupt, DiskFull.
+        """
+        ...
