@@ -1,0 +1,1 @@
+"""The broker service: what clients talk to. Keeps nothing that must survive a restart."""

@@ -1,0 +1,8 @@
+"""`python -m lifecycle_svc`: reads the settings, wires the service, serves until a signal."""
+
+from lifecycle_svc.app import lifecycle
+from tidemark.rpc.serve import main
+from tidemark.settings import LifecycleSettings
+
+if __name__ == "__main__":
+    main("tidemark-lifecycle", LifecycleSettings, lifecycle)
