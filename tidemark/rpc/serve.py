@@ -15,6 +15,7 @@ from typing import Final, NoReturn, TypeVar
 from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
+from tidemark.memory import install_memory_trim
 from tidemark.rpc.server import RpcServer
 from tidemark.rpc.signals import run_until_stopped
 from tidemark.settings import ServiceSettings, load_or_exit
@@ -43,6 +44,7 @@ def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
 
 
 async def _serve(settings: S, app: App[S]) -> None:
+    install_memory_trim()
     async with app(settings, SystemClock()) as server:
         await run_until_stopped(server, settings.shutdown_grace_ms)
 

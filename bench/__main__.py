@@ -1,0 +1,68 @@
+"""`python -m bench NAME [--quick] [--json FILE]`, or `--list`. Exit code 1: a bar does not hold."""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from bench.frame import BENCHMARKS, Bench, write_json
+from bench.machine import file_system
+from bench.tables import show
+
+MODULES: Final = ("bench.rpc",)
+"""The modules that register benchmarks when imported."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    for module in MODULES:
+        import_module(module)
+    options = _parser().parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    if options.list:
+        for each in BENCHMARKS.values():
+            console.print(f"{each.name:<12} {each.summary}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="tidemark-bench-", dir=options.dir) as directory:
+        bench = Bench(
+            name=options.name, directory=Path(directory), quick=options.quick, seed=options.seed
+        )
+        asyncio.run(_run(bench))
+        show(bench, console)
+        if options.json is not None:
+            write_json(bench, options.json)
+    failed = not all(bar.holds for bar in bench.bars)
+    return 1 if failed and not options.no_bars else 0
+
+
+async def _run(bench: Bench) -> None:
+    await BENCHMARKS[bench.name].run(bench)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Runs one benchmark.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="which benchmark")
+    what.add_argument("--list", action="store_true", help="say which there are")
+    parser.add_argument("--quick", action="store_true", help="less of everything, to try it out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    parser.add_argument("--no-bars", action="store_true", help="exit with 0 whatever the bars say")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn at random")
+    parser.add_argument(
+        "--dir", type=Path, default=_disk(), help="where to write while measuring (%(default)s)"
+    )
+    return parser
+
+
+def _disk() -> Path:
+    """The directory for temporary files, unless that is memory, where syncing costs nothing."""
+    temporary = Path(tempfile.gettempdir())
+    return Path.cwd() if file_system(temporary) == "tmpfs" else temporary
+
+
+if __name__ == "__main__":
+    sys.exit(main())

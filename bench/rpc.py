@@ -1,0 +1,141 @@
+"""Benchmark `rpc`: what an empty call costs through one and two hops, beside one disk sync.
+
+These are the floors under every other figure: a publish can not be faster than its round trips and
+its sync. Calls go one after the other over open connections; the processor time of each process is
+divided by the calls.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from bench.figures import percentile
+from bench.frame import Bench, benchmark
+from bench.rpc_server import SERVICE, STREAM, UNARY
+from bench.usage import cpu_ns
+from tidemark.ports import free_ports, join_address
+from tidemark.processes import ServiceProcess
+from tidemark.rpc import open_channel
+
+HOST: Final = "127.0.0.1"
+EMPTY: Final = b""
+SYNC_BYTES: Final = 1024
+
+Call = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A round of calls, and the processes that take part in them besides this one."""
+
+    call: Call
+    count: int
+    pids: Mapping[str, int]
+
+    async def measure(self) -> dict[str, float]:
+        used = {name: cpu_ns(pid) for name, pid in self._everybody().items()}
+        times_ns = []
+        for _ in range(self.count):
+            begin = time.perf_counter_ns()
+            await self.call()
+            times_ns.append(time.perf_counter_ns() - begin)
+        cpu = {
+            f"{name}_cpu_us": (cpu_ns(pid) - used[name]) / self.count / 1000
+            for name, pid in self._everybody().items()
+        }
+        return {
+            "p50_us": percentile(times_ns, 50) / 1000,
+            "p99_us": percentile(times_ns, 99) / 1000,
+            **cpu,
+        }
+
+    def _everybody(self) -> dict[str, int]:
+        return {"client": os.getpid(), **self.pids}
+
+
+@benchmark("rpc", "an empty call and a stream frame through one and two hops, beside an fdatasync")
+async def rpc(bench: Bench) -> None:
+    count = bench.size(full=1000, quick=50)
+    bench.settings |= {"calls_per_round": count, "sync_bytes": SYNC_BYTES}
+    async with AsyncExitStack() as opened:
+        echo, forwarder = await opened.enter_async_context(_servers(bench.directory))
+        near = await opened.enter_async_context(open_channel(echo.address))
+        far = await opened.enter_async_context(open_channel(forwarder.address))
+        file = opened.enter_context((bench.directory / "synced").open("wb", buffering=0))
+        one_hop = {"echo": echo.pid}
+        two_hops = {"echo": echo.pid, "forwarder": forwarder.pid}
+        calls = {
+            "unary, 1 hop": Calls(_unary(near), count, one_hop),
+            "unary, 2 hops": Calls(_unary(far), count, two_hops),
+            "stream, 1 hop": Calls(_stream(near), count, one_hop),
+            "stream, 2 hops": Calls(_stream(far), count, two_hops),
+            "write and fdatasync": Calls(_sync(file), count, {}),
+        }
+        await bench.measure({name: each.measure for name, each in calls.items()})
+
+
+@asynccontextmanager
+async def _servers(directory: Path) -> AsyncIterator[tuple[ServiceProcess, ServiceProcess]]:
+    """The echo and, in front of it, the forwarder."""
+    echo_at, forwarder_at = (join_address(HOST, port) for port in free_ports(HOST, 2))
+    echo = _server("echo", directory, echo_at)
+    forwarder = _server("forwarder", directory, forwarder_at, echo_at)
+    try:
+        for server in (echo, forwarder):
+            await server.start()
+        for server in (echo, forwarder):
+            await server.wait_healthy()
+        yield echo, forwarder
+    finally:
+        for server in (forwarder, echo):
+            if server.running:
+                await server.stop()
+
+
+def _server(name: str, directory: Path, *addresses: str) -> ServiceProcess:
+    return ServiceProcess(
+        name,
+        "bench.rpc_server",
+        arguments=addresses,
+        address=addresses[0],
+        health_service=SERVICE,
+        log_file=directory / f"{name}.log",
+    )
+
+
+def _unary(channel: grpc.aio.Channel) -> Call:
+    method: Any = channel.unary_unary(UNARY)
+
+    async def call() -> None:
+        await method(EMPTY)
+
+    return call
+
+
+def _stream(channel: grpc.aio.Channel) -> Call:
+    """Frames on one stream, which is opened now and ends with the channel."""
+    stream: Any = channel.stream_stream(STREAM)()
+
+    async def round_trip() -> None:
+        await stream.write(EMPTY)
+        await stream.read()
+
+    return round_trip
+
+
+def _sync(file: FileIO) -> Call:
+    """The same bytes appended again and again, as a write-ahead log does."""
+    payload = bytes(SYNC_BYTES)
+
+    async def write() -> None:
+        file.write(payload)
+        os.fdatasync(file)
+
+    return write

@@ -1,0 +1,1 @@
+"""Tests of whole clusters: real processes, real ports, real files."""

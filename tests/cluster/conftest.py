@@ -1,0 +1,51 @@
+"""Clusters for tests. When a test fails, the last lines of each service's log are shown."""
+
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemark.local_cluster import LocalCluster
+
+StartCluster = Callable[..., Any]
+LOG_LINES_SHOWN = 50
+LOG_DIRECTORIES = pytest.StashKey[list[Path]]()
+
+
+@pytest.fixture
+async def start_cluster(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[StartCluster]:
+    """Starts a healthy cluster with the options of `LocalCluster`; stopped after the test."""
+    logs = request.node.stash.setdefault(LOG_DIRECTORIES, [])
+    async with AsyncExitStack() as running:
+
+        async def start(**options: Any) -> LocalCluster:
+            number = len(logs)
+            logs.append(tmp_path / f"logs-{number}")
+            options = {"data_dir": tmp_path / f"data-{number}", "log_dir": logs[-1], **options}
+            return await running.enter_async_context(LocalCluster(**options))
+
+        yield start
+
+
+@pytest.fixture
+async def cluster(start_cluster: StartCluster) -> LocalCluster:
+    """A healthy cluster of three processes on free ports, as it comes."""
+    started: LocalCluster = await start_cluster()
+    return started
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for directory in item.stash.get(LOG_DIRECTORIES, []):
+            for log in sorted(directory.glob("*.log")):
+                lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+                report.sections.append((f"{directory.name}/{log.name}", "\n".join(lines)))
+    return report

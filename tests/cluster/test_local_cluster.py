@@ -1,0 +1,60 @@
+"""`LocalCluster`: what tests and benchmarks do to services."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tidemark.local_cluster import LocalCluster
+from tidemark.processes import ServiceFailed
+
+
+async def test_a_killed_service_comes_back_at_the_same_address(cluster: LocalCluster) -> None:
+    before = (cluster.pid("storage"), cluster.address("storage"))
+
+    await cluster.kill("storage")
+    assert not cluster.running("storage")
+    await cluster.restart("storage")
+
+    assert cluster.running("storage")
+    assert cluster.pid("storage") != before[0]
+    assert cluster.address("storage") == before[1]
+
+
+async def test_services_stop_cleanly_when_asked(cluster: LocalCluster) -> None:
+    """S5."""
+    stopped = await cluster.stop()
+
+    names_and_codes = [(each.name, each.exit_code) for each in stopped]
+    assert names_and_codes == [("lifecycle", 0), ("broker", 0), ("storage", 0)]
+
+
+async def test_a_service_that_does_not_stop_in_time_is_killed(start_cluster: Any) -> None:
+    cluster = await start_cluster(stop_timeout_ms=100)
+    os.kill(cluster.pid("lifecycle"), signal.SIGSTOP)
+
+    exit_code = await cluster.terminate("lifecycle")
+
+    assert exit_code == -signal.SIGKILL
+
+
+async def test_a_service_that_refuses_to_start_is_quoted(start_cluster: Any) -> None:
+    environment = {"broker": {"TIDEMARK_BROKER_LISTEN": "nowhere"}}
+
+    with pytest.raises(ServiceFailed) as failed:
+        await start_cluster(environment=environment)
+
+    assert failed.value.exit_code == 2
+    assert str(failed.value).startswith(
+        "broker ended with exit code 2: TIDEMARK_BROKER_LISTEN='nowhere': must be host:port"
+    )
+
+
+async def test_two_clusters_run_side_by_side(start_cluster: Any) -> None:
+    one, other = await start_cluster(), await start_cluster()
+
+    names = ("storage", "broker", "lifecycle")
+    addresses = {cluster.address(name) for cluster in (one, other) for name in names}
+
+    assert len(addresses) == 6

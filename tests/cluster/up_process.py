@@ -1,0 +1,86 @@
+"""`tidemark up` as a child process of a test: its lines, its exit, the services below it."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Self
+
+SERVICES = ("broker", "storage", "lifecycle")
+
+
+async def ended(pidfd: int) -> None:
+    """Return once the process behind the descriptor has ended, whoever its parent is."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(pidfd, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(pidfd)
+
+
+class UpProcess:
+    """Kills what is left of itself at the end of its block; all ports are free ones by default."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        ports = [f"--{name}-port=0" for name in SERVICES]
+        self._options = (f"--data-dir={data_dir}", *ports, *options)
+        self._pidfds: dict[str, int] = {}
+        self.output: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tidemark.cli.main", "up", *self._options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.communicate()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        print(*self.output, sep="\n")  # pytest shows it when the test fails
+
+    async def line_with(self, text: str) -> str:
+        """The next line on stdout that contains the text."""
+        assert self.process.stdout is not None
+        async for raw in self.process.stdout:
+            self.output.append(raw.decode().rstrip())
+            if text in self.output[-1]:
+                return self.output[-1]
+        raise AssertionError(f"ended without saying {text!r}: {await self.complaint()}")
+
+    async def ready(self) -> None:
+        await self.line_with("stop ")  # the last of the block
+        self._pidfds = {name: os.pidfd_open(pid) for name, pid in self.services().items()}
+
+    def services(self) -> dict[str, int]:
+        """Process ids of the services that run, by name."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return {_service(int(child)): int(child) for child in children}
+
+    async def services_ended(self) -> None:
+        """Return once no service that was there when it was ready runs any more."""
+        assert set(self._pidfds) == set(SERVICES)
+        await asyncio.gather(*(ended(pidfd) for pidfd in self._pidfds.values()))
+
+    async def complaint(self) -> str:
+        """All of stderr, once it has ended."""
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
+    async def exit_code(self) -> int:
+        return await self.process.wait()
+
+
+def _service(pid: int) -> str:
+    """`python -m broker_svc` is the broker."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return command[2].decode().removesuffix("_svc")

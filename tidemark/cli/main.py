@@ -1,0 +1,44 @@
+"""The entry point of `tidemark`: gathers the commands and does nothing itself."""
+
+from typing import Annotated
+
+import typer
+
+from tidemark import __version__
+from tidemark.cli.up import up
+
+app = typer.Typer(
+    name="tidemark",
+    help="Tidemark: a message-queue cluster for very many, mostly idle queues.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help, in a third of the time
+    pretty_exceptions_enable=False,  # a failure that is not foreseen shows Python's own traceback
+)
+app.command()(up)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidemark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before the command. Its presence also keeps `up` a word of its own."""
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""A whole cluster on this machine: storage, broker and lifecycle, one process each.
+
+It decides addresses, directories and the order of starting and stopping; how one process is run is
+the subject of `tidemark.processes`.
+"""
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal, Self
+
+from tidemark.clock import Clock
+from tidemark.ports import free_ports, join_address
+from tidemark.processes import HEALTHY_TIMEOUT_MS, STOP_TIMEOUT_MS, ServiceFailed, ServiceProcess
+
+ServiceName = Literal["storage", "broker", "lifecycle"]
+
+SERVICES: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
+"""In the order of starting. Stopping goes backwards, so that nobody loses what it depends on."""
+
+_HEALTH_SERVICES: Final[Mapping[ServiceName, str]] = {
+    "storage": "tidemark.api.storage.v1.StorageService",
+    "broker": "tidemark.api.broker.v1.BrokerService",
+    "lifecycle": "tidemark.api.lifecycle.v1.LifecycleService",
+}
+
+# Who listens everywhere is reached at home.
+_REACHED_AT: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+Environments = Mapping[ServiceName, Mapping[str, str]]
+_NO_ENVIRONMENTS: Final[Environments] = MappingProxyType({})
+_ANY_PORTS: Final[Mapping[ServiceName, int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """How one service ended."""
+
+    name: ServiceName
+    exit_code: int
+
+    @property
+    def clean(self) -> bool:
+        """SIGTERM itself ends a service only before it has begun to serve."""
+        return self.exit_code in (0, -signal.SIGTERM)
+
+
+class LocalCluster:
+    """Started and stopped as an async context manager, or by `start` and `stop`."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        host: str = "127.0.0.1",
+        ports: Mapping[ServiceName, int] = _ANY_PORTS,
+        partitions: int | None = None,
+        log_dir: Path | None = None,
+        environment: Environments = _NO_ENVIRONMENTS,
+        stop_timeout_ms: int = STOP_TIMEOUT_MS,
+        clock: Clock | None = None,
+    ) -> None:
+        """A port that is missing or 0 is chosen. Without `log_dir`, logs go to stderr.
+
+        `environment` is per service, on top of what this process has and the cluster needs.
+        """
+        self.data_dir = data_dir
+        self.log_dir = log_dir
+        self._stop_timeout_ms = stop_timeout_ms
+        unset = [name for name in SERVICES if not ports.get(name)]
+        chosen = {**ports, **dict(zip(unset, free_ports(host, len(unset)), strict=True))}
+        self._addresses = {
+            name: join_address(_REACHED_AT.get(host, host), port) for name, port in chosen.items()
+        }
+        variables = {
+            "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
+            "TIDEMARK_STORAGE_ADDRESS": self._addresses["storage"],
+            "TIDEMARK_LIFECYCLE_ADDRESS": self._addresses["lifecycle"],
+            **{
+                f"TIDEMARK_{name.upper()}_LISTEN": join_address(host, port)
+                for name, port in chosen.items()
+            },
+        }
+        if partitions is not None:
+            variables["TIDEMARK_PARTITIONS"] = str(partitions)
+        self._services: dict[ServiceName, ServiceProcess] = {
+            name: ServiceProcess(
+                name,
+                f"{name}_svc",
+                address=self._addresses[name],
+                health_service=_HEALTH_SERVICES[name],
+                environment={**variables, **environment.get(name, {})},
+                log_file=None if log_dir is None else log_dir / f"{name}.log",
+                clock=clock,
+            )
+            for name in SERVICES
+        }
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def address(self, name: ServiceName) -> str:
+        """`host:port` where the service is reached from this machine."""
+        return self._addresses[name]
+
+    def pid(self, name: ServiceName) -> int:
+        return self._services[name].pid
+
+    def running(self, name: ServiceName) -> bool:
+        return self._services[name].running
+
+    async def start(self) -> None:
+        """Start all services at once and wait until they are healthy.
+
+        After a failure, `stop` ends those that were started.
+        """
+        self._make_directories()
+        for service in self._services.values():
+            await service.start()
+        await self.wait_healthy()
+
+    async def wait_healthy(self, timeout_ms: int = HEALTHY_TIMEOUT_MS) -> None:
+        """Return once all are healthy; ServiceFailed for the first that ends or takes too long."""
+        waits = [
+            asyncio.ensure_future(service.wait_healthy(timeout_ms))
+            for service in self._services.values()
+        ]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
+
+    async def wait_failure(self) -> ServiceFailed:
+        """Return once any service has ended; for whoever does not end them."""
+        ends = {
+            asyncio.ensure_future(service.wait()): service for service in self._services.values()
+        }
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return ends[done.pop()].failure()
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def kill(self, name: ServiceName) -> None:
+        """End a service at once, as a crash would."""
+        await self._services[name].kill()
+
+    async def terminate(self, name: ServiceName) -> int:
+        """Stop a service gracefully; its exit code."""
+        return await self._services[name].stop(self._stop_timeout_ms)
+
+    async def restart(self, name: ServiceName) -> None:
+        """Start a service again at the same address, after stopping it if it runs."""
+        service = self._services[name]
+        if service.running:
+            await self.terminate(name)
+        await service.start()
+        await service.wait_healthy()
+
+    async def stop(self) -> list[Stopped]:
+        """Stop what runs, one after the other; returns how each of those ended."""
+        try:
+            return [
+                Stopped(name, await self.terminate(name))
+                for name in reversed(SERVICES)
+                if self.running(name)
+            ]
+        finally:  # also when the stop is cancelled
+            for service in self._services.values():
+                if service.running:
+                    await service.kill()
+
+    def _make_directories(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if self.log_dir is None:
+            return
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        for name in SERVICES:
+            log = self.log_dir / f"{name}.log"
+            if log.exists():  # a crash can be looked into after the next start, too
+                log.replace(log.with_suffix(".previous.log"))
