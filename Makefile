@@ -11,7 +11,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 BIN := .venv/bin
-CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch bench tests)
+CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch bench examples tests)
 
 # uv trusts the same certificates as the rest of the system.
 export UV_SYSTEM_CERTS ?= 1
