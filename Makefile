@@ -31,6 +31,14 @@ run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --hel
 test: .venv/.dev ## Run the tests (ARGS: pytest's)
 	@exec $(BIN)/python -m pytest $(ARGS)
 
+.PHONY: test-model
+test-model: .venv/.dev ## Compare the partition with its model at random, for minutes
+	@exec $(BIN)/python -m pytest --long tests/conformance tests/unit/test_queue_state.py $(ARGS)
+
+.PHONY: test-crash
+test-crash: .venv/.dev ## Kill storage fifty times under load, and look for losses
+	@exec $(BIN)/python -m pytest --long tests/cluster/test_storage_crash.py $(ARGS)
+
 .PHONY: bench
 bench: .venv/.dev ## Run a benchmark (ARGS="NAME --quick")
 	@exec $(BIN)/python -m bench $(ARGS)

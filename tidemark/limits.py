@@ -66,6 +66,18 @@ OPEN_STREAMS_MAX: Final = 10_000
 SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
 """Subscriptions of one session; a full sync must fit one frame."""
 
+SETTLEMENT_RANGES_MAX: Final = 1_000
+"""Ranges that one settlement may name."""
+
+SETTLEMENTS_PER_FRAME_MAX: Final = 10_000
+"""Settlements in one frame or call: their refusals must fit one frame back."""
+
+TRACEPARENT_BYTES_MAX: Final = 64
+"""Trace context of a run: W3C's form has 55 bytes."""
+
+CREDIT_MAX: Final = 1_000_000
+"""Messages that a consumer may have asked for and not yet got."""
+
 PAGE_SIZE_MAX: Final = 1000
 """Items on one page of a listing; asking for more gives this many."""
 
@@ -83,8 +95,15 @@ PULL_WAIT_MS_MAX: Final = 60_000
 PARTITIONS_MAX: Final = 1024
 """Partitions of a cluster. Each costs an engine, a writer and a sweeper."""
 
-SETTLED_RANGES_MAX: Final = 10_000
-"""Settled ranges beyond a group's cursor on one queue. At the cap no new offsets are reserved."""
+EXCEPTIONS_MAX: Final = 10_000
+"""Slices of one group on one queue that are delayed or buried. At the cap nothing is handed out
+until time or a sweep has taken some of them away."""
+
+PRODUCER_SEQUENCES_MAX: Final = 1024
+"""Runs of one producer that a partition remembers, to answer repeats with the first answer."""
+
+MAX_ATTEMPTS_MAX: Final = 1_000_000
+"""Highest `max_attempts` of a topic; 0 means no limit."""
 
 FAIRNESS_WEIGHTS_MAX: Final = 100
 """Fairness keys of a topic with a weight of their own; all other keys weigh 1."""
@@ -114,3 +133,12 @@ TTL_MS_MAX: Final = 365 * _DAY_MS
 
 IDLE_AFTER_MS_MIN: Final = 100
 """Shortest idle window of a topic; below that, queues would be unloaded between two messages."""
+
+IDLE_AFTER_MS_MAX: Final = 30 * _DAY_MS
+"""Longest idle window of a topic."""
+
+RETENTION_SECONDS_MAX: Final = 100 * 365 * 24 * 60 * 60
+"""Longest age limit of a topic; 0 means that there is none."""
+
+PRODUCER_WINDOW_MS: Final = 7 * _DAY_MS
+"""How long a partition remembers a producer that does not publish."""

@@ -22,6 +22,17 @@ def install_memory_trim() -> None:
     signal.signal(TRIM_SIGNAL, lambda _number, _frame: trim_memory())
 
 
+def calm_the_collector() -> None:
+    """Let the garbage collector leave what the start has made alone, and run less often.
+
+    A service holds hundreds of thousands of small objects and makes hardly a cycle; looking through
+    all of them every few hundred allocations costs a third of its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
+
+
 def trim_memory() -> None:
     """Free unreachable objects, then hand free pages of the C heap back to the system."""
     gc.collect()

@@ -206,6 +206,31 @@ class StorageSettings(ServiceSettings):
         default=Path("tidemark-data"),
         doc="Directory of the stored data, created if it is missing.",
     )
+    block_cache_bytes: int = setting(
+        "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES",
+        Integer(1024 * 1024, 1024**4, unit="bytes"),
+        default=64 * 1024 * 1024,
+        doc="Memory for blocks, indexes and filters of the tables, shared by all partitions.",
+    )
+    write_buffer_bytes: int = setting(
+        "TIDEMARK_STORAGE_WRITE_BUFFER_BYTES",
+        Integer(1024 * 1024, 1024**4, unit="bytes"),
+        default=32 * 1024 * 1024,
+        doc="Memory for what is not yet in tables, per partition.",
+    )
+    disk_free_bytes_min: int = setting(
+        "TIDEMARK_STORAGE_DISK_FREE_BYTES_MIN",
+        Integer(0, 1024**5, unit="bytes"),
+        default=256 * 1024 * 1024,
+        doc="Watermark of the disk: with less free, publishes are refused; settles and deletions "
+        "go on.",
+    )
+    await_sweep: bool = setting(
+        "TIDEMARK_STORAGE_AWAIT_SWEEP",
+        Switch(),
+        default=False,
+        doc="Whether an opened partition takes no publishes before its first sweep.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +255,42 @@ class BrokerSettings(ServiceSettings):
         Address(),
         default="127.0.0.1:7420",
         doc="Where the lifecycle service is reached.",
+    )
+    client_timeout_ms: int = setting(
+        "TIDEMARK_CLIENT_TIMEOUT_MS",
+        Integer(1_000, 3_600_000, unit="ms"),
+        default=30_000,
+        doc="Silence after which a client counts as gone and what it holds goes back.",
+    )
+    subscriptions_per_group_max: int = setting(
+        "TIDEMARK_SUBSCRIPTIONS_PER_GROUP_MAX",
+        Integer(1, 100_000_000),
+        default=1_000_000,
+        doc="Subscriptions of one group, over all clients of this broker.",
+    )
+    subscriptions_per_broker_max: int = setting(
+        "TIDEMARK_SUBSCRIPTIONS_PER_BROKER_MAX",
+        Integer(1, 100_000_000),
+        default=1_000_000,
+        doc="Subscriptions of all clients of this broker.",
+    )
+    publishers_per_connection_max: int = setting(
+        "TIDEMARK_PUBLISHERS_PER_CONNECTION_MAX",
+        Integer(1, 10_000_000),
+        default=10_000,
+        doc="Publishers that a connection keeps; the least recently used leave first.",
+    )
+    publisher_cache_idle_timeout_ms: int = setting(
+        "TIDEMARK_PUBLISHER_CACHE_IDLE_TIMEOUT_MS",
+        Integer(0, 86_400_000, unit="ms"),
+        default=0,
+        doc="Idle time after which a publisher of a connection is dropped; 0 is off.",
+    )
+    unary_publisher_idle_timeout_ms: int = setting(
+        "TIDEMARK_UNARY_PUBLISHER_IDLE_TIMEOUT_MS",
+        Integer(100, 86_400_000, unit="ms"),
+        default=300_000,
+        doc="Idle time after which a publisher of unary calls is dropped.",
     )
 
 

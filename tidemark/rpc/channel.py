@@ -40,6 +40,7 @@ OPTIONS: Final = (
 )
 
 _WATCH_AGAIN_AFTER_MS: Final = 50
+_STATUS_AFTER_MS: Final = 1_000
 _SYSTEM_CLOCK: Final = SystemClock()
 
 T = TypeVar("T")
@@ -121,11 +122,19 @@ class _RevivedCall:
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            # A write that meets the end of the stream fails before the status is there.
+            ends = await self._end_within(_STATUS_AFTER_MS)
+            raise (ends or from_rpc_error(error)) from None
         except asyncio.InvalidStateError:
             if not self._call.done():
                 raise  # written to after done_writing(): a mistake of the program
             raise await self._end() from None
+
+    async def _end_within(self, timeout_ms: int) -> TidemarkError | None:
+        try:
+            return await _SYSTEM_CLOCK.wait_for(self._end(), timeout_ms)
+        except TimeoutError:
+            return None
 
     async def _end(self) -> TidemarkError:
         """Why the call is over: gRPC only says that it is."""

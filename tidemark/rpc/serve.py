@@ -15,7 +15,7 @@ from typing import Final, NoReturn, TypeVar
 from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
-from tidemark.memory import install_memory_trim
+from tidemark.memory import calm_the_collector, install_memory_trim
 from tidemark.rpc.server import RpcServer
 from tidemark.rpc.signals import run_until_stopped
 from tidemark.settings import ServiceSettings, load_or_exit
@@ -46,6 +46,7 @@ def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
 async def _serve(settings: S, app: App[S]) -> None:
     install_memory_trim()
     async with app(settings, SystemClock()) as server:
+        calm_the_collector()
         await run_until_stopped(server, settings.shutdown_grace_ms)
 
 

@@ -30,7 +30,7 @@ OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients ping every 20 s, also when idle; gRPC would take that for an attack.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Two servers on one port would share its connections at random. Refuse the second one.
     ("grpc.so_reuseport", 0),

@@ -45,7 +45,7 @@ _CLIENT_CODES: Final = frozenset(
     }
 )
 # What gRPC says, under other codes than UNAVAILABLE, when a connection breaks under a call.
-_BROKEN_LINK_TEXTS: Final = ("RST_STREAM", "Stream removed", "GOAWAY")
+_BROKEN_LINK_TEXTS: Final = ("RST_STREAM", "Stream removed", "GOAWAY", "Internal error from Core")
 
 _log = logging.getLogger(__name__)
 

@@ -223,7 +223,6 @@ class TopicSettings(_message.Message):
     FAIRNESS_WEIGHTS_FIELD_NUMBER: _builtins.int
     DEFAULT_TTL_MS_FIELD_NUMBER: _builtins.int
     CONSUMPTION_RECORDS_DISABLED_FIELD_NUMBER: _builtins.int
-    QUEUES_MAX_FIELD_NUMBER: _builtins.int
     subscription: Global___SubscriptionKind.ValueType
     """Who may consume. Default shared."""
     partitions: _builtins.int
@@ -260,8 +259,6 @@ class TopicSettings(_message.Message):
     """Time to live of runs that name none, in milliseconds. Default 0: no limit."""
     consumption_records_disabled: _builtins.bool
     """True writes no consumption records. Default false."""
-    queues_max: _builtins.int
-    """Most queues of the topic. Default 0: no limit."""
     @_builtins.property
     def fairness_weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Weights of fairness keys, 1 to 100; others weigh 1. At most 100 entries."""
@@ -285,11 +282,10 @@ class TopicSettings(_message.Message):
         fairness_weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         default_ttl_ms: _builtins.int = ...,
         consumption_records_disabled: _builtins.bool = ...,
-        queues_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "queues_max", b"queues_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

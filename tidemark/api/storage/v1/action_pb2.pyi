@@ -253,20 +253,26 @@ Global___ExpireReservation: _TypeAlias = ExpireReservation  # noqa: Y015
 
 @_typing.final
 class BuryMessages(_message.Message):
-    """Buries messages of one group that must not be delivered any more."""
+    """Takes messages away that must not be delivered any more: to the outbox, or for good.
+    DEAD_REASON_ATTEMPTS_EXHAUSTED concerns a slice of one group, DEAD_REASON_TIME_TO_LIVE a whole run
+    in every group.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
-    RANGE_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     EXPECTED_ATTEMPT_COUNT_FIELD_NUMBER: _builtins.int
     EXPECTED_DEAD_DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """The queue."""
     group: _builtins.str
-    """The group."""
+    """The group. "" where all are concerned."""
+    first_offset: _builtins.int
+    """First offset of the slice, or of the run."""
     reason: Global___DeadReason.ValueType
     """Why."""
     expected_attempt_count: _builtins.int
@@ -277,23 +283,22 @@ class BuryMessages(_message.Message):
     """For DEAD_REASON_TIME_TO_LIVE: the dead deadline as it was read, partition time in
     milliseconds. Otherwise 0.
     """
-    @_builtins.property
-    def range(self) -> Global___OffsetRange:
-        """The messages."""
-
+    fairness_key: _builtins.str
+    """The fairness key of the run."""
     def __init__(
         self,
         *,
         queue_id: _builtins.int = ...,
         group: _builtins.str = ...,
-        range: Global___OffsetRange | None = ...,
+        first_offset: _builtins.int = ...,
         reason: Global___DeadReason.ValueType = ...,
         expected_attempt_count: _builtins.int = ...,
         expected_dead_deadline_ms: _builtins.int = ...,
+        fairness_key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_attempt_count", b"expected_attempt_count", "expected_dead_deadline_ms", b"expected_dead_deadline_ms", "group", b"group", "queue_id", b"queue_id", "range", b"range", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_attempt_count", b"expected_attempt_count", "expected_dead_deadline_ms", b"expected_dead_deadline_ms", "fairness_key", b"fairness_key", "first_offset", b"first_offset", "group", b"group", "queue_id", b"queue_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,29 +338,27 @@ class ReadyDelayed(_message.Message):
 
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
-    RANGE_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     EXPECTED_NOT_BEFORE_MS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """The queue."""
     group: _builtins.str
     """The group."""
+    first_offset: _builtins.int
+    """First offset of the messages."""
     expected_not_before_ms: _builtins.int
     """The end of the delay as it was read, partition time in milliseconds."""
-    @_builtins.property
-    def range(self) -> Global___OffsetRange:
-        """The messages."""
-
     def __init__(
         self,
         *,
         queue_id: _builtins.int = ...,
         group: _builtins.str = ...,
-        range: Global___OffsetRange | None = ...,
+        first_offset: _builtins.int = ...,
         expected_not_before_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_not_before_ms", b"expected_not_before_ms", "group", b"group", "queue_id", b"queue_id", "range", b"range"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_not_before_ms", b"expected_not_before_ms", "first_offset", b"first_offset", "group", b"group", "queue_id", b"queue_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,7 +367,7 @@ Global___ReadyDelayed: _TypeAlias = ReadyDelayed  # noqa: Y015
 @_typing.final
 class AppendFromOutbox(_message.Message):
     """Appends an outbox entry to its destination, if its sequence is above the destination's
-    high-water mark for that source.
+    high-water mark for that source and queue, and nothing before it is missing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -428,6 +431,7 @@ class OutboxEntry(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     CREATE_TIME_MS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_SEQUENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Grows by one per entry of the source partition."""
     destination_lmq_name: _builtins.str
@@ -446,6 +450,10 @@ class OutboxEntry(_message.Message):
     """W3C trace context of the publishing span."""
     create_time_ms: _builtins.int
     """When it was made, partition time in milliseconds."""
+    previous_sequence: _builtins.int
+    """Sequence of the entry before it with the same destination; 0 for the first. The destination
+    refuses an entry whose predecessor it does not have.
+    """
     def __init__(
         self,
         *,
@@ -458,10 +466,11 @@ class OutboxEntry(_message.Message):
         reason: Global___DeadReason.ValueType = ...,
         traceparent: _builtins.str = ...,
         create_time_ms: _builtins.int = ...,
+        previous_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "count", b"count", "create_time_ms", b"create_time_ms", "destination_lmq_name", b"destination_lmq_name", "destination_partition", b"destination_partition", "fairness_key", b"fairness_key", "reason", b"reason", "sequence", b"sequence", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "count", b"count", "create_time_ms", b"create_time_ms", "destination_lmq_name", b"destination_lmq_name", "destination_partition", b"destination_partition", "fairness_key", b"fairness_key", "previous_sequence", b"previous_sequence", "reason", b"reason", "sequence", b"sequence", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

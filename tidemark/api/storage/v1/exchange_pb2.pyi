@@ -594,8 +594,8 @@ Global___AppendResult: _TypeAlias = AppendResult  # noqa: Y015
 
 @_typing.final
 class Reserve(_message.Message):
-    """Hands out messages of one queue to one group. An answer that is short of what was asked leaves
-    an interest behind: a QueueReady event follows when there is more. Errors: QUEUE_NOT_FOUND,
+    """Hands out messages of one queue to one group. An answer without `more` leaves an interest
+    behind: a QueueReady event follows when there is something. Errors: QUEUE_NOT_FOUND,
     TOPIC_NOT_FOUND, FENCED (owner epoch), PARTITION_FAULTY.
     """
 
@@ -648,6 +648,11 @@ class ReserveResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SLICES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """True if more may be ready: only the bounds of the request ended the hand-out. False leaves an
+    interest behind.
+    """
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservedSlice]:
         """What was reserved."""
@@ -656,10 +661,11 @@ class ReserveResult(_message.Message):
         self,
         *,
         slices: _abc.Iterable[Global___ReservedSlice] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["slices", b"slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "slices", b"slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1005,7 +1011,7 @@ Global___OwnershipResult: _TypeAlias = OwnershipResult  # noqa: Y015
 @_typing.final
 class PlaceGroup(_message.Message):
     """Creates a group or moves its progress; its reservations are revoked when it moves. Errors:
-    QUEUE_NOT_FOUND, FENCED.
+    TOPIC_NOT_FOUND, FENCED.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1015,7 +1021,7 @@ class PlaceGroup(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
-    """The queue."""
+    """The queue. Created if it does not exist."""
     group: _builtins.str
     """The group."""
     owner_epoch: _builtins.int
@@ -1126,7 +1132,9 @@ Global___RemoveQueue: _TypeAlias = RemoveQueue  # noqa: Y015
 
 @_typing.final
 class Purge(_message.Message):
-    """Deletes the messages of a queue that no live reservation holds. Errors: QUEUE_NOT_FOUND."""
+    """Deletes the runs of a queue of which no message is under a live reservation. Errors:
+    QUEUE_NOT_FOUND.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -198,6 +198,7 @@ class RetentionRow(_message.Message):
     RANGE_FIELD_NUMBER: _builtins.int
     BEFORE_MS_FIELD_NUMBER: _builtins.int
     TABLE_FIELD_NUMBER: _builtins.int
+    FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """The queue's identity; another one under the same name is left alone. 0 for old records."""
     lmq_name: _builtins.str
@@ -208,9 +209,11 @@ class RetentionRow(_message.Message):
     """
     table: Global___ScanTableName.ValueType
     """Old records: the table. Otherwise unspecified."""
+    fairness_key: _builtins.str
+    """The fairness key of the run."""
     @_builtins.property
     def range(self) -> _action_pb2.OffsetRange:
-        """The messages. Unset for queues and old records."""
+        """The messages: one whole run. Unset for queues and old records."""
 
     def __init__(
         self,
@@ -220,10 +223,11 @@ class RetentionRow(_message.Message):
         range: _action_pb2.OffsetRange | None = ...,
         before_ms: _builtins.int = ...,
         table: Global___ScanTableName.ValueType = ...,
+        fairness_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "fairness_key", b"fairness_key", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,6 +131,7 @@ class ClaimPartitionRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     BROKER_ADDRESS_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
+    HELD_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     cluster_id: _builtins.str
@@ -143,6 +144,10 @@ class ClaimPartitionRequest(_message.Message):
     """Where the broker answers, host:port."""
     assignment_version: _builtins.int
     """Version of the assignment that names this broker. Default 0: static settings."""
+    held_epoch: _builtins.int
+    """The epoch of the caller's last claim of this partition; 0 for its first. A broker that was
+    fenced since is refused unless a newer assignment names it: nobody is fenced in circles.
+    """
     def __init__(
         self,
         *,
@@ -152,10 +157,11 @@ class ClaimPartitionRequest(_message.Message):
         incarnation: _builtins.int = ...,
         broker_address: _builtins.str = ...,
         assignment_version: _builtins.int = ...,
+        held_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "incarnation", b"incarnation", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -404,6 +410,50 @@ class ReportSweepResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportSweepResponse: _TypeAlias = ReportSweepResponse  # noqa: Y015
+
+@_typing.final
+class ConfirmPartitionTimeRequest(_message.Message):
+    """Confirms the time of a partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmPartitionTimeRequest: _TypeAlias = ConfirmPartitionTimeRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmPartitionTimeResponse(_message.Message):
+    """The time is confirmed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_TIME_MS_FIELD_NUMBER: _builtins.int
+    partition_time_ms: _builtins.int
+    """Partition time, Unix milliseconds."""
+    def __init__(
+        self,
+        *,
+        partition_time_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_time_ms", b"partition_time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmPartitionTimeResponse: _TypeAlias = ConfirmPartitionTimeResponse  # noqa: Y015
 
 @_typing.final
 class PutTopicRequest(_message.Message):

@@ -66,6 +66,11 @@ class StorageServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepResponse.FromString,
                 _registered_method=True)
+        self.ConfirmPartitionTime = channel.unary_unary(
+                '/tidemark.api.storage.v1.StorageService/ConfirmPartitionTime',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeResponse.FromString,
+                _registered_method=True)
         self.PutTopic = channel.unary_unary(
                 '/tidemark.api.storage.v1.StorageService/PutTopic',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PutTopicRequest.SerializeToString,
@@ -156,6 +161,14 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmPartitionTime(self, request, context):
+        """Confirms the time of a partition whose wall clock jumped far ahead: deleting work, suspended
+        until then, goes on. Fails with PARTITION_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutTopic(self, request, context):
         """Creates or changes a topic in partition 0, its home. Fails with TOPIC_EXISTS, TOPIC_NOT_FOUND,
         TOPIC_VERSION_MISMATCH, PARTITION_NOT_FOUND, PARTITION_FAULTY, INVALID_ARGUMENT.
@@ -240,6 +253,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.ReportSweep,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepResponse.SerializeToString,
+            ),
+            'ConfirmPartitionTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmPartitionTime,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeResponse.SerializeToString,
             ),
             'PutTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.PutTopic,
@@ -440,6 +458,33 @@ class StorageService:
             '/tidemark.api.storage.v1.StorageService/ReportSweep',
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmPartitionTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.StorageService/ConfirmPartitionTime',
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeResponse.FromString,
             options,
             channel_credentials,
             insecure,

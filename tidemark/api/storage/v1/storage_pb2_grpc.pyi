@@ -40,6 +40,10 @@ class StorageServiceStub:
     """Tells how phase one ended; a partition serves only after a success. Fails with
     PARTITION_NOT_FOUND.
     """
+    ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_storage_pb2.ConfirmPartitionTimeRequest, _storage_pb2.ConfirmPartitionTimeResponse]
+    """Confirms the time of a partition whose wall clock jumped far ahead: deleting work, suspended
+    until then, goes on. Fails with PARTITION_NOT_FOUND.
+    """
     PutTopic: _aio.UnaryUnaryMultiCallable[_storage_pb2.PutTopicRequest, _storage_pb2.PutTopicResponse]
     """Creates or changes a topic in partition 0, its home. Fails with TOPIC_EXISTS, TOPIC_NOT_FOUND,
     TOPIC_VERSION_MISMATCH, PARTITION_NOT_FOUND, PARTITION_FAULTY, INVALID_ARGUMENT.
@@ -116,6 +120,15 @@ class StorageServiceServicer:
     ) -> _abc.Awaitable[_storage_pb2.ReportSweepResponse]:
         """Tells how phase one ended; a partition serves only after a success. Fails with
         PARTITION_NOT_FOUND.
+        """
+
+    def ConfirmPartitionTime(
+        self,
+        request: _storage_pb2.ConfirmPartitionTimeRequest,
+        context: _aio.ServicerContext[_storage_pb2.ConfirmPartitionTimeRequest, _abc.Awaitable[_storage_pb2.ConfirmPartitionTimeResponse]],
+    ) -> _abc.Awaitable[_storage_pb2.ConfirmPartitionTimeResponse]:
+        """Confirms the time of a partition whose wall clock jumped far ahead: deleting work, suspended
+        until then, goes on. Fails with PARTITION_NOT_FOUND.
         """
 
     def PutTopic(

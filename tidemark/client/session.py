@@ -1,0 +1,469 @@
+"""One session with a broker: publish, consume and settle over a single stream.
+
+Owns the stream and matches answers to those who wait for them. What is to be sent while a frame is
+being written goes into the next one, without a timer. It never reconnects and never repeats: when
+the stream ends, everybody who waits is told why.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final, Generic, Self, TypeAlias, TypeVar
+
+import grpc
+from google.rpc.status_pb2 import Status
+
+from tidemark import limits
+from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
+from tidemark.api.broker.v1.message_pb2 import (
+    Ack,
+    DeadLetter,
+    Delivery,
+    Extend,
+    Message,
+    MessageBatch,
+    Nack,
+    PublishReceipt,
+    PublishRun,
+    Release,
+    Settlement,
+    SettleResult,
+)
+from tidemark.errors import TidemarkError, Unavailable
+from tidemark.rpc.channel import open_channel
+from tidemark.rpc.statuses import from_status
+
+Action: TypeAlias = Ack | Nack | DeadLetter | Extend | Release
+Target: TypeAlias = int | bytes
+"""What is settled: a delivery tag of this session, or a receipt of any."""
+
+Range: TypeAlias = tuple[int, int]
+"""Messages of a delivery, counted from 0: first inclusive, last exclusive."""
+
+_RUN_OVERHEAD_BYTES: Final = 1024
+_ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
+_REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
+
+T = TypeVar("T")
+
+
+async def connect(
+    address: str,
+    client_id: str,
+    *,
+    producer_id: str = "",
+    credentials: grpc.ChannelCredentials | None = None,
+) -> "Session":
+    """Open a session with the broker at `host:port`; raises why there can be none."""
+    channel = open_channel(address, credentials=credentials)
+    try:
+        call = BrokerServiceStub(channel).Session()
+        hello = broker_pb2.Hello(client_id=client_id, producer_id=producer_id)
+        await call.write(broker_pb2.SessionRequest(hello=hello))
+        frames = aiter(call)
+        first = await anext(frames, None)
+        if first is None or not first.HasField("welcome"):
+            raise Unavailable("the broker ended the session without a welcome")
+    except BaseException:
+        await channel.close()
+        raise
+    return Session(channel, call, frames, first)
+
+
+class Session:
+    """A connection of one client. Close it with `close`, or use it as a context manager."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call: "grpc.aio.StreamStreamCall[broker_pb2.SessionRequest, broker_pb2.SessionResponse]",
+        frames: AsyncIterator[broker_pb2.SessionResponse],
+        first: broker_pb2.SessionResponse,
+    ) -> None:
+        self.welcome = first.welcome
+        self.errors: list[broker_pb2.SessionError] = []
+        """What went wrong and has no result of its own."""
+        self.failed_settlements: list[SettleResult] = []
+        """Settlements that nobody waited for and that failed."""
+        self.unsubscribed: list[subscription_pb2.UnsubscribeNotice] = []
+        self.go_aways: list[broker_pb2.GoAway] = []
+        self.told = asyncio.Condition()
+        """Notified when one of the four lists above has grown, and when the session ends."""
+        self._channel = channel
+        self._call = call
+        self._frames = frames
+        self._ended: TidemarkError | None = None
+        self._closing = False
+        self._last_id = 0
+        self._publishes = _Waiting[message_pb2.PublishResult]()
+        self._settles = _Waiting[SettleResult]()
+        self._syncs = _Waiting[subscription_pb2.SubscriptionSyncResult]()
+        self._opens = _Waiting[broker_pb2.OpenPublisherResult]()
+        self._consumers: dict[int, Consumer] = {}
+        self._runs: deque[PublishRun] = deque()
+        self._parts = broker_pb2.SessionRequest()
+        self._something = asyncio.Event()
+        self._reader = asyncio.create_task(self._read(first))
+        self._writer = asyncio.create_task(self._write())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    @property
+    def ended(self) -> TidemarkError | None:
+        """Why the session has ended; None while it goes on."""
+        return self._ended
+
+    async def close(self) -> None:
+        """Send what has gathered, hear the answers, and end the session."""
+        self._closing = True
+        self._something.set()
+        await asyncio.gather(self._writer, self._reader)
+        await self.abort()
+
+    async def abort(self) -> None:
+        """End the session at once, as a client that dies would."""
+        self._end(Unavailable("the session was closed"))
+        self._reader.cancel()
+        self._writer.cancel()
+        self._call.cancel()
+        await asyncio.gather(self._reader, self._writer, return_exceptions=True)
+        await self._channel.close()
+
+    async def until_ended(self) -> TidemarkError:
+        """Return why the session has ended, once it has."""
+        async with self.told:
+            await self.told.wait_for(lambda: self._ended is not None)
+        assert self._ended is not None
+        return self._ended
+
+    # --- publishing ----------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        lmq_name: str,
+        messages: MessageBatch | Sequence[bytes | Message],
+        *,
+        fairness_key: str = "",
+        delay_ms: int = 0,
+        ttl_ms: int = 0,
+        sequence: int = 0,
+        partition: int | None = None,
+        publisher_id: int = 0,
+        traceparent: str = "",
+    ) -> PublishReceipt:
+        """Store a run; returns once it is on disk, raises why it is not."""
+        run = PublishRun(
+            lmq_name=lmq_name,
+            batch=batch_of(messages),
+            fairness_key=fairness_key,
+            delay_ms=delay_ms,
+            ttl_ms=ttl_ms,
+            sequence=sequence,
+            partition=partition,
+            publisher_id=publisher_id,
+            traceparent=traceparent,
+        )
+        run.count = len(run.batch.messages)
+        return receipt_of(await self.submit(run))
+
+    def submit(self, run: PublishRun) -> "asyncio.Future[message_pb2.PublishResult]":
+        """Send a run as it is, after all that were submitted before; its result comes later."""
+        run.request_id = self._next_id()
+        self._runs.append(run)
+        return self._publishes.expect(run.request_id)
+
+    async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
+        """Have a queue materialized before the first run."""
+        request_id = self._next_id()
+        self._parts.open_publishers.add(request_id=request_id, lmq_name=lmq_name)
+        result = await self._opens.expect(request_id)
+        _check(result)
+        return result
+
+    def destroy_publisher(self, publisher_id: int) -> None:
+        """Destroy a publisher; an unknown one is told in `errors`."""
+        self._check_open()
+        self._parts.destroy_publishers.append(publisher_id)
+
+    # --- consuming -----------------------------------------------------------------------------
+
+    def open_consumer(
+        self, group: str = "", *, credit: int = 0, visibility_ms: int = 0
+    ) -> "Consumer":
+        """A consumer without queues; a failure to open it is told in `errors`."""
+        self._check_open()
+        consumer = Consumer(self, len(self._consumers) + 1, group)
+        self._consumers[consumer.consumer_id] = consumer
+        self._parts.open_consumers.add(
+            consumer_id=consumer.consumer_id,
+            group=group,
+            credit=credit,
+            visibility_ms=visibility_ms,
+        )
+        return consumer
+
+    def give_credit(self, consumer_id: int, messages: int, *, close: bool = False) -> None:
+        self._check_open()
+        self._parts.credits.add(consumer_id=consumer_id, messages=messages, close=close)
+
+    async def sync(
+        self, sync: subscription_pb2.SubscriptionSync
+    ) -> subscription_pb2.SubscriptionSyncResult:
+        """Change or confirm subscriptions; reasons are in the single results."""
+        sync.request_id = self._next_id()
+        self._parts.syncs.append(sync)
+        return await self._syncs.expect(sync.request_id)
+
+    # --- settling ------------------------------------------------------------------------------
+
+    async def settle(
+        self, target: Target, action: Action, ranges: Iterable[Range] = ()
+    ) -> SettleResult:
+        """Settle, and wait for the result; raises why it failed."""
+        request_id = self._next_id()
+        self._parts.settlements.append(settlement_of(target, action, ranges, request_id))
+        result = await self._settles.expect(request_id)
+        _check(result)
+        return result
+
+    def settle_nowait(self, target: Target, action: Action, ranges: Iterable[Range] = ()) -> None:
+        """Settle; only a failure is told, in `failed_settlements`."""
+        self._check_open()
+        self._parts.settlements.append(settlement_of(target, action, ranges))
+
+    def heartbeat(self) -> None:
+        """Tell the broker that the client is alive."""
+        self._check_open()
+        self._parts.heartbeat.SetInParent()
+
+    # --- the stream ----------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        """Everything that is sent passes here: raise if it never could be."""
+        if self._ended is not None:
+            raise self._ended
+        if self._closing:
+            raise Unavailable("the session is being closed")
+        self._something.set()
+
+    def _next_id(self) -> int:
+        self._check_open()
+        self._last_id += 1
+        return self._last_id
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._something.wait()
+                frame = self._next_frame()
+                if frame.ByteSize():
+                    await self._call.write(frame)
+                elif self._closing:
+                    await self._call.done_writing()
+                    return
+        except TidemarkError:
+            pass  # the reader hears why
+
+    def _next_frame(self) -> broker_pb2.SessionRequest:
+        """Everything that gathered, as far as it fits a frame."""
+        frame, self._parts = self._parts, broker_pb2.SessionRequest()
+        if len(frame.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
+            rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
+            self._parts.settlements.extend(rest)
+            del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
+        room_bytes = limits.FRAME_BYTES_MAX - frame.ByteSize()
+        runs = self._runs
+        while runs and len(frame.runs) < limits.FRAME_RUNS_MAX:
+            room_bytes -= runs[0].batch.ByteSize() + _RUN_OVERHEAD_BYTES
+            if frame.runs and room_bytes < 0:
+                break
+            frame.runs.append(runs.popleft())
+        if not runs and not self._parts.settlements and not self._closing:
+            self._something.clear()
+        return frame
+
+    async def _read(self, first: broker_pb2.SessionResponse) -> None:
+        error: TidemarkError = Unavailable("the broker has ended the session")
+        try:
+            await self._take(first)
+            async for frame in self._frames:
+                await self._take(frame)
+        except TidemarkError as reason:
+            error = reason
+        finally:
+            self._end(error)
+        async with self.told:
+            self.told.notify_all()
+
+    async def _take(self, frame: broker_pb2.SessionResponse) -> None:
+        for published in frame.published:
+            self._publishes.answer(published.request_id, published)
+        for settled in frame.settled:
+            if not self._settles.answer(settled.request_id, settled):
+                self.failed_settlements.append(settled)
+        for synced in frame.synced:
+            self._syncs.answer(synced.request_id, synced)
+        for opened in frame.publishers:
+            self._opens.answer(opened.request_id, opened)
+        for delivery in frame.deliveries:
+            self._consumers[delivery.consumer_id].take(delivery)
+        self.errors.extend(frame.errors)
+        self.unsubscribed.extend(frame.unsubscribed)
+        self.go_aways.extend(frame.go_aways)
+        if frame.errors or frame.settled or frame.unsubscribed or frame.go_aways:
+            async with self.told:
+                self.told.notify_all()
+
+    def _end(self, error: TidemarkError) -> None:
+        """Nothing comes any more: tell everybody who waits."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        for waiting in (self._publishes, self._settles, self._syncs, self._opens):
+            waiting.fail(error)
+        for consumer in self._consumers.values():
+            consumer.end(error)
+
+
+class Consumer:
+    """A group and a credit. Iterate over it for deliveries, in batches as they arrive."""
+
+    def __init__(self, session: Session, consumer_id: int, group: str) -> None:
+        self.consumer_id = consumer_id
+        self.group = group
+        self._session = session
+        self._arrived: list[Delivery] = []
+        self._something = asyncio.Event()
+        self._ended: TidemarkError | None = None
+
+    async def subscribe(
+        self, *lmq_names: str, start: subscription_pb2.StartPosition | None = None
+    ) -> None:
+        """Draw from queues; raises the first reason why one of them can not be."""
+        await self._sync(_ADD, lmq_names, start)
+
+    async def unsubscribe(self, *lmq_names: str) -> None:
+        await self._sync(_REMOVE, lmq_names)
+
+    def give_credit(self, messages: int) -> None:
+        """Allow that many messages in addition."""
+        self._session.give_credit(self.consumer_id, messages)
+
+    def close(self) -> None:
+        """No further deliveries; what arrived can still be settled."""
+        self._session.give_credit(self.consumer_id, 0, close=True)
+
+    async def deliveries(self) -> list[Delivery]:
+        """Whatever has arrived, at least one; raises why none will once the session has ended."""
+        while not self._arrived:
+            if self._ended is not None:
+                raise self._ended
+            self._something.clear()
+            await self._something.wait()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    async def __aiter__(self) -> AsyncIterator[list[Delivery]]:
+        while True:
+            yield await self.deliveries()
+
+    def take(self, delivery: Delivery) -> None:
+        self._arrived.append(delivery)
+        self._something.set()
+
+    def end(self, error: TidemarkError) -> None:
+        self._ended = error
+        self._something.set()
+
+    async def _sync(
+        self,
+        mode: subscription_pb2.SyncMode.ValueType,
+        lmq_names: Iterable[str],
+        start: subscription_pb2.StartPosition | None = None,
+    ) -> None:
+        sync = subscription_pb2.SubscriptionSync(
+            group=self.group, mode=mode, consumer_id=self.consumer_id
+        )
+        for lmq_name in lmq_names:
+            sync.entries.add(lmq_name=lmq_name, start=start)
+        for result in (await self._session.sync(sync)).results:
+            _check(result)
+
+
+class _Waiting(Generic[T]):
+    """Those who wait for an answer, by the number of what they asked."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, asyncio.Future[T]] = {}
+
+    def expect(self, request_id: int) -> "asyncio.Future[T]":
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._futures[request_id] = future
+        return future
+
+    def answer(self, request_id: int, result: T) -> bool:
+        """Whether somebody waited for it."""
+        future = self._futures.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_result(result)
+        return future is not None
+
+    def fail(self, error: TidemarkError) -> None:
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # looked at: whoever asked may be gone
+
+
+def batch_of(messages: MessageBatch | Sequence[bytes | Message]) -> MessageBatch:
+    """Messages as they travel; plain bytes are payloads without headers."""
+    if isinstance(messages, MessageBatch):
+        return messages
+    return MessageBatch(
+        messages=[Message(payload=each) if isinstance(each, bytes) else each for each in messages]
+    )
+
+
+def settlement_of(
+    target: Target, action: Action, ranges: Iterable[Range] = (), request_id: int = 0
+) -> Settlement:
+    settlement = Settlement(request_id=request_id)
+    if isinstance(target, bytes):
+        settlement.receipt = target
+    else:
+        settlement.delivery_tag = target
+    for start, end in ranges:
+        settlement.ranges.add(start=start, end=end)
+    match action:
+        case Ack():
+            settlement.ack.CopyFrom(action)
+        case Nack():
+            settlement.nack.CopyFrom(action)
+        case DeadLetter():
+            settlement.dead_letter.CopyFrom(action)
+        case Extend():
+            settlement.extend.CopyFrom(action)
+        case Release():
+            settlement.release.CopyFrom(action)
+    return settlement
+
+
+def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:
+    """The receipt of a run that was stored; raises why it was not."""
+    if result.HasField("error"):
+        raise from_status(result.error)
+    return result.receipt
+
+
+def _check(
+    result: SettleResult | broker_pb2.OpenPublisherResult | subscription_pb2.SubscriptionResult,
+) -> None:
+    if result.HasField("error"):
+        error: Status = result.error
+        raise from_status(error)

@@ -1,0 +1,93 @@
+"""Topics on the wire: `tidemark.topics` to and from the protos that describe them.
+
+A zero or unspecified field of a proto means the default of its setting; what leaves here always has
+its defaults filled in.
+"""
+
+from __future__ import annotations
+
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.errors import InvalidArgument
+from tidemark.topics import MaxWaitAction, Subscription, Topic, TopicSettings
+
+_SUBSCRIPTIONS = {
+    Subscription.SHARED: topic_pb2.SUBSCRIPTION_KIND_SHARED,
+    Subscription.EXCLUSIVE: topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE,
+}
+_MAX_WAIT_ACTIONS = {
+    MaxWaitAction.DELETE: topic_pb2.MAX_WAIT_ACTION_DELETE,
+    MaxWaitAction.DEAD_LETTER: topic_pb2.MAX_WAIT_ACTION_DEAD_LETTER,
+}
+_DEFAULTS = TopicSettings()
+_SUBSCRIPTION_OF = {0: _DEFAULTS.subscription} | {
+    int(value): key for key, value in _SUBSCRIPTIONS.items()
+}
+_MAX_WAIT_ACTION_OF = {0: _DEFAULTS.max_wait_action} | {
+    int(value): key for key, value in _MAX_WAIT_ACTIONS.items()
+}
+
+
+def topic_to_proto(topic: Topic) -> topic_pb2.Topic:
+    proto = topic_pb2.Topic(
+        name=topic.name, settings=settings_to_proto(topic.settings), version=topic.version
+    )
+    proto.create_time.FromMilliseconds(topic.create_time_ms)
+    proto.update_time.FromMilliseconds(topic.update_time_ms)
+    return proto
+
+
+def topic_from_proto(proto: topic_pb2.Topic) -> Topic:
+    return Topic(
+        proto.name,
+        settings_from_proto(proto.settings),
+        proto.version,
+        proto.create_time.ToMilliseconds(),
+        proto.update_time.ToMilliseconds(),
+    )
+
+
+def settings_to_proto(settings: TopicSettings) -> topic_pb2.TopicSettings:
+    return topic_pb2.TopicSettings(
+        subscription=_SUBSCRIPTIONS[settings.subscription],
+        partitions=settings.partitions,
+        visibility_timeout_ms=settings.visibility_timeout_ms,
+        max_attempts=settings.max_attempts,
+        dead_letter_topic=settings.dead_letter_topic,
+        retention_enabled=settings.retention_enabled,
+        retention_seconds=settings.retention_seconds,
+        completed_retention_seconds=settings.completed_retention_seconds,
+        max_wait_time_seconds=settings.max_wait_time_seconds,
+        max_wait_action=_MAX_WAIT_ACTIONS[settings.max_wait_action],
+        idle_after_ms=settings.idle_after_ms,
+        queue_messages_max=settings.queue_messages_max,
+        queue_bytes_max=settings.queue_bytes_max,
+        fairness_weights=dict(settings.fairness_weights),
+        default_ttl_ms=settings.default_ttl_ms,
+        consumption_records_disabled=settings.consumption_records_disabled,
+    )
+
+
+def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
+    """Raises InvalidArgument for a choice that this version does not know."""
+    if proto.subscription not in _SUBSCRIPTION_OF:
+        raise InvalidArgument("there is no such kind of subscription", field="subscription")
+    if proto.max_wait_action not in _MAX_WAIT_ACTION_OF:
+        raise InvalidArgument("there is no such action", field="max_wait_action")
+    return TopicSettings(
+        subscription=_SUBSCRIPTION_OF[proto.subscription],
+        partitions=proto.partitions or _DEFAULTS.partitions,
+        visibility_timeout_ms=proto.visibility_timeout_ms or _DEFAULTS.visibility_timeout_ms,
+        max_attempts=proto.max_attempts,
+        dead_letter_topic=proto.dead_letter_topic,
+        retention_enabled=proto.retention_enabled,
+        retention_seconds=proto.retention_seconds,
+        completed_retention_seconds=proto.completed_retention_seconds,
+        max_wait_time_seconds=proto.max_wait_time_seconds,
+        max_wait_action=_MAX_WAIT_ACTION_OF[proto.max_wait_action],
+        idle_after_ms=proto.idle_after_ms or _DEFAULTS.idle_after_ms,
+        queue_messages_max=proto.queue_messages_max,
+        queue_bytes_max=proto.queue_bytes_max,
+        fairness_weights=dict(proto.fairness_weights),
+        default_ttl_ms=proto.default_ttl_ms,
+        consumption_records_disabled=proto.consumption_records_disabled,
+    )

@@ -1,0 +1,110 @@
+"""Topics: a name plus settings, as every part of Tidemark sees them.
+
+Pure. Owns the defaults and the ranges of the settings (S7); where topics are kept, and how they
+travel, is the matter of others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+
+from tidemark import limits
+from tidemark.errors import InvalidArgument
+from tidemark.names import validate_fairness_key, validate_topic
+
+
+class Subscription(StrEnum):
+    """Who may consume a queue of the topic."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+
+
+class MaxWaitAction(StrEnum):
+    """What happens to messages that waited longer than the topic allows."""
+
+    DELETE = "delete"
+    DEAD_LETTER = "dead_letter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """The settings of a topic. A limit of 0 is off."""
+
+    subscription: Subscription = Subscription.SHARED
+    partitions: int = 1
+    visibility_timeout_ms: int = 30_000
+    max_attempts: int = 0
+    dead_letter_topic: str = ""
+    retention_enabled: bool = False
+    retention_seconds: int = 0
+    completed_retention_seconds: int = 0
+    max_wait_time_seconds: int = 0
+    max_wait_action: MaxWaitAction = MaxWaitAction.DELETE
+    idle_after_ms: int = 600_000
+    queue_messages_max: int = 0
+    queue_bytes_max: int = 0
+    fairness_weights: Mapping[str, int] = field(default_factory=dict)
+    default_ttl_ms: int = 0
+    consumption_records_disabled: bool = False
+
+    @property
+    def exclusive(self) -> bool:
+        return self.subscription is Subscription.EXCLUSIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is stored. The version grows with every change."""
+
+    name: str
+    settings: TopicSettings = field(default_factory=TopicSettings)
+    version: int = 0
+    create_time_ms: int = 0
+    update_time_ms: int = 0
+
+
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "visibility_timeout_ms": (limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX),
+    "max_attempts": (0, limits.MAX_ATTEMPTS_MAX),
+    "idle_after_ms": (limits.IDLE_AFTER_MS_MIN, limits.IDLE_AFTER_MS_MAX),
+    "default_ttl_ms": (0, limits.TTL_MS_MAX),
+}
+_AGES = ("retention_seconds", "completed_retention_seconds", "max_wait_time_seconds")
+
+
+def validate(topic: Topic, cluster_partitions: int) -> None:
+    """Raise InvalidName or InvalidArgument, with the field, for settings that cannot hold."""
+    validate_topic(topic.name)
+    settings = topic.settings
+    _check("partitions", settings.partitions, 1, cluster_partitions)
+    for name, (low, high) in _RANGES.items():
+        _check(name, getattr(settings, name), low, high)
+    for name in _AGES:
+        _check(name, getattr(settings, name), 0, limits.RETENTION_SECONDS_MAX)
+    if settings.dead_letter_topic:
+        validate_topic(settings.dead_letter_topic)
+        if settings.dead_letter_topic == topic.name:
+            _refuse("dead_letter_topic", "a topic cannot be its own dead-letter topic")
+    if settings.max_wait_action is MaxWaitAction.DEAD_LETTER and not settings.dead_letter_topic:
+        _refuse("max_wait_action", "there is no dead_letter_topic to move messages to")
+    if settings.exclusive and settings.partitions != 1:
+        _refuse("partitions", "an exclusive queue has one owner and lives in one partition")
+    if len(settings.fairness_weights) > limits.FAIRNESS_WEIGHTS_MAX:
+        _refuse("fairness_weights", f"at most {limits.FAIRNESS_WEIGHTS_MAX} weights")
+    for key, weight in settings.fairness_weights.items():
+        validate_fairness_key(key)
+        _check("fairness_weights", weight, limits.FAIRNESS_WEIGHT_MIN, limits.FAIRNESS_WEIGHT_MAX)
+
+
+SETTING_NAMES = tuple(each.name for each in fields(TopicSettings))
+"""Every setting, in the order of declaration."""
+
+
+def _check(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        _refuse(name, f"{name} is {low} to {high}, not {value}")
+
+
+def _refuse(name: str, why: str) -> None:
+    raise InvalidArgument(why, field=name)
