@@ -14,7 +14,13 @@ from bench.frame import BENCHMARKS, Bench, write_json
 from bench.machine import file_system
 from bench.tables import show
 
-MODULES: Final = ("bench.rpc",)
+MODULES: Final = (
+    "bench.rpc",
+    "bench.storage",
+    "bench.idle_queues",
+    "bench.expiry",
+    "bench.preempt",
+)
 """The modules that register benchmarks when imported."""
 
 
@@ -29,7 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-", dir=options.dir) as directory:
         bench = Bench(
-            name=options.name, directory=Path(directory), quick=options.quick, seed=options.seed
+            name=options.name,
+            directory=Path(directory),
+            quick=options.quick,
+            seed=options.seed,
+            queues=options.queues,
         )
         asyncio.run(_run(bench))
         show(bench, console)
@@ -51,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="less of everything, to try it out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     parser.add_argument("--no-bars", action="store_true", help="exit with 0 whatever the bars say")
+    parser.add_argument("--queues", type=int, metavar="N", help="how many are many queues")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn at random")
     parser.add_argument(
         "--dir", type=Path, default=_disk(), help="where to write while measuring (%(default)s)"

@@ -39,6 +39,11 @@ class Result:
         return {"name": self.name, "figures": figures}
 
 
+def once(name: str, figures: Mapping[str, float]) -> Result:
+    """What something came to that happens only once in a run."""
+    return Result(name, {figure: Figure((value,)) for figure, value in figures.items()})
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A value that must stay on the right side of a limit."""
@@ -65,6 +70,8 @@ class Bench:
     """An empty directory on a real disk, gone after the run."""
     quick: bool = False
     seed: int = 1
+    queues: int | None = None
+    """How many queues `many_queues` are, where somebody has said so."""
     settings: dict[str, object] = field(default_factory=dict)
     """What the benchmark was run with; it adds its own sizes and counts."""
     tables: list[list[Result]] = field(default_factory=list)
@@ -87,6 +94,11 @@ class Bench:
     def size(self, full: int, quick: int) -> int:
         """A count that depends on how much time there is."""
         return quick if self.quick else full
+
+    @property
+    def many_queues(self) -> int:
+        """For what must not depend on the number of queues."""
+        return self.queues or self.size(full=1_000_000, quick=10_000)
 
     async def measure(self, variants: Mapping[str, Round]) -> dict[str, Result]:
         """Measure all variants in turns (A B C, A B C, ...), after one turn that does not count.

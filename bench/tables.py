@@ -41,6 +41,8 @@ def _bars(bars: list[Bar]) -> Table:
 def _cell(figure: Figure | None) -> str:
     if figure is None:
         return ""
+    if len(figure.rounds) == 1:
+        return number(figure.median)
     return f"{number(figure.median)} ± {number(figure.spread)}"
 
 

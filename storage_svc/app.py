@@ -8,9 +8,12 @@ from contextlib import asynccontextmanager
 
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
+from storage_svc.owner_service import OwnerService
 from storage_svc.partition import Partition
-from storage_svc.service import StorageService
-from storage_svc.topics import Topics
+from storage_svc.retention_service import RetentionService
+from storage_svc.service import Partitions, StorageService
+from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
+from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
 from tidemark.rpc.server import RpcServer
@@ -24,26 +27,32 @@ async def storage(settings: StorageSettings, clock: Clock) -> AsyncIterator[RpcS
     """A storage service that serves, until the block ends."""
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engines = RocksEngines(settings.data_dir)
-    identities = [
-        Identity(settings.cluster_id, number, settings.partitions)
+    engines = RocksEngines(
+        settings.data_dir,
+        block_cache_bytes=settings.block_cache_bytes,
+        write_buffer_bytes=settings.write_buffer_bytes,
+    )
+    held = {
+        number: Partition(
+            engines,
+            Identity(settings.cluster_id, number, settings.partitions),
+            clock,
+            await_sweep=settings.await_sweep,
+            disk_free_bytes_min=settings.disk_free_bytes_min,
+        )
         for number in range(settings.partitions)
-    ]
-    opened = []
-    partitions: dict[int, Partition] = {}
+    }
+    partitions = Partitions(held)
     server = RpcServer(settings.listen, clock=clock)
+    service = StorageService(settings.cluster_id, partitions, server.stopping)
+    server.add(add_StorageServiceServicer_to_server, service)
+    server.add(add_OwnerServiceServicer_to_server, OwnerService(partitions))
+    server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
     try:
-        for identity in identities:
-            engine = await engines.open(identity)
-            opened.append(engine)
-            partitions[identity.partition] = Partition(engine, clock)
-            await partitions[identity.partition].open()
-        service = StorageService(settings.cluster_id, partitions, Topics(opened[0], clock))
-        server.add(add_StorageServiceServicer_to_server, service)
+        await asyncio.gather(*(partition.open() for partition in held.values()))
         await server.start()
         _log.info("storage serves", extra={"address": server.address})
         yield server
     finally:
         await server.stop(0)
-        await asyncio.gather(*(partition.close() for partition in partitions.values()))
-        await asyncio.gather(*(engine.close() for engine in opened))
+        await asyncio.gather(*(partition.close() for partition in held.values()))

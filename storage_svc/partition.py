@@ -1,52 +1,70 @@
 """A partition: one writer that turns whatever gathered into one durable commit, then answers.
 
-It owns the engine, the order of operations and the broker epoch. Nothing is answered before the
-commit of the batch it was computed in, and a commit that fails answers nobody with success.
+Owns the engine, the order of operations, the time, the broker epoch and the health of the
+partition; what the operations mean is in the modules of `dispatch`. Nothing is answered before the
+commit of the batch it was computed in. A commit that fails has an unknown outcome: nobody is told
+success, all memory is dropped, and the engine is opened again.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import Link
 
-from storage_svc.engines.engine import Batch, Engine, Table
-from storage_svc.engines.keys import read_u64, u64
-from storage_svc.operations import (
-    Ack,
-    Append,
-    Appended,
-    Operation,
-    Reserve,
-    Reserved,
-    Result,
-    Settled,
-    Slice,
-)
-from storage_svc.queues import Queues, Run
+from storage_svc import ledger
+from storage_svc.deadlines import Deadlines
+from storage_svc.dispatch import HANDLERS
+from storage_svc.engines.engine import Engine, Engines, Identity, Reader, Table
+from storage_svc.engines.keys import read_u64, successor
+from storage_svc.handles import Handles
+from storage_svc.health import FaultReason, Health
+from storage_svc.journal import BatchJournal, QueueGroup
+from storage_svc.operations import Append, KeepHouse, Operation, Result
+from storage_svc.partition_time import PartitionTime
+from storage_svc.producers import Producers
+from storage_svc.topics import Topics
+from storage_svc.unit import Memory, Unit
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
+    DataCorrupt,
     Fenced,
     PartitionFaulty,
-    ReservationNotFound,
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.receipts import Receipt
 from tidemark.telemetry import (
     context_from_traceparent,
     link_from_traceparent,
+    meter,
     span,
     tracer,
     tracing_enabled,
 )
 
-_BROKER_EPOCH = b"broker_epoch"
+COMMIT_BYTES_MAX = 8 * 1024 * 1024
+"""Bodies that one commit takes: what lies beyond waits for the next, so that none takes long."""
+
+HOUSEKEEPING_MS = 1000
+_REOPEN_MS_MIN = 100
+_REOPEN_MS_MAX = 10_000
+_PAGE_ROWS = 10_000
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
+_meter = meter(__name__)
+_commit_seconds = _meter.create_histogram(
+    "tidemark.storage.commit.duration", unit="s", description="From applying to durable"
+)
+_commit_operations = _meter.create_histogram(
+    "tidemark.storage.commit.operations", description="Operations that gathered for a commit"
+)
+_fenced_calls = _meter.create_counter(
+    "tidemark.storage.fenced_calls", description="Operations of brokers that no longer own"
+)
 
 
 @dataclass(slots=True)
@@ -55,194 +73,397 @@ class _Frame:
 
     operations: Sequence[Operation]
     callers: Sequence[str]  # trace contexts, one per operation
+    broker_epoch: int | None  # None: not from a broker
     results: asyncio.Future[list[Result]]
+    body_bytes: int
 
 
-@dataclass(slots=True)
-class Interest:
-    """What one exchange wants to hear: queues that a reserve came back empty from."""
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """What one exchange wants to hear once it is durable. Read and cleared by the exchange."""
 
-    waiting: set[tuple[str, str]] = field(default_factory=set)
-    ready: set[tuple[str, str]] = field(default_factory=set)
+    broker_epoch: int
+    ready: dict[QueueGroup, None] = field(default_factory=dict)
+    next_deadline_changed: bool = True
+    health_changed: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Partition:
     """The single writer of one partition. Start it with `open`, end it with `close`."""
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
-        self.number = engine.identity.partition
-        self.broker_epoch = 0
-        self._engine = engine
+    def __init__(
+        self,
+        engines: Engines,
+        identity: Identity,
+        clock: Clock,
+        *,
+        await_sweep: bool = False,
+        disk_free_bytes_min: int = 0,
+    ) -> None:
+        self.identity = identity
+        self.number = identity.partition
+        self.health = Health()
+        self.commits = 0
+        self._engines = engines
         self._clock = clock
-        self._queues = Queues(engine)
-        self._reservation_ids = 0
+        self._await_sweep = await_sweep
+        self._disk_free_bytes_min = disk_free_bytes_min
+        self._disk_full = False
+        self._memory: Memory | None = None
+        self._deadlines = Deadlines()
+        self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
         self._frames: list[_Frame] = []
         self._arrived = asyncio.Event()
-        self._interests: list[Interest] = []
-        self._closing: TidemarkError | None = None
-        self._writer: asyncio.Task[None] | None = None
+        self._watchers: set[Watcher] = set()
+        self._told_deadline_ms: int | None = None
+        self._stopping = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- life ----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        (epoch,) = await self._engine.load(Table.META, [_BROKER_EPOCH])
-        self.broker_epoch = 0 if epoch is None else read_u64(epoch)
-        # Receipts of an earlier life of this process must not match new reservations.
-        self._reservation_ids = self._clock.wall_ms() << 20
-        await self._queues.recover()
-        self._writer = asyncio.create_task(self._write())
+        """Open the engine and start the writer. Raises what keeps the engine from opening."""
+        await self._load()
+        if self._await_sweep:
+            self.health.add(FaultReason.AWAITING_SWEEP, "", self.now_ms())
+        self._tasks = [
+            asyncio.create_task(self._write()),
+            asyncio.create_task(self._housekeep()),
+        ]
 
     async def close(self) -> None:
         """Finish what was submitted, then release the engine."""
-        self._closing = self._closing or ShuttingDown("the storage service is stopping")
+        self._stopping.set()
         self._arrived.set()
-        if self._writer is not None:
-            await self._writer
-        await self._engine.close()
+        if self._tasks:
+            writer, housekeeper = self._tasks
+            housekeeper.cancel()
+            await asyncio.gather(writer, housekeeper, return_exceptions=True)
+        if self._memory is not None:
+            await self._memory.engine.close()
+            self._memory = None
 
-    async def claim(self) -> int:
-        """Raise the broker epoch durably: whoever held a lower one is fenced from now on."""
-        self.broker_epoch += 1
-        batch = Batch()
-        batch.put(Table.META, _BROKER_EPOCH, u64(self.broker_epoch))
-        await self._engine.commit(batch)
-        return self.broker_epoch
-
-    def check_epoch(self, broker_epoch: int) -> None:
-        if broker_epoch != self.broker_epoch:
-            raise Fenced(
-                f"partition {self.number} is owned under epoch {self.broker_epoch}",
-                epoch=str(self.broker_epoch),
-            )
+    # --- asking --------------------------------------------------------------------------------
 
     def submit(
-        self, operations: Sequence[Operation], callers: Sequence[str]
+        self,
+        operations: Sequence[Operation],
+        callers: Sequence[str] = (),
+        broker_epoch: int | None = None,
     ) -> asyncio.Future[list[Result]]:
         """Queue operations for the next commit; their results come in the same order."""
         results: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
-        if self._closing is not None:
-            results.set_exception(self._closing)
+        if self._stopping.is_set():
+            results.set_exception(ShuttingDown("the storage service is stopping"))
             return results
-        self._frames.append(_Frame(operations, callers, results))
+        if self._memory is None:
+            results.set_exception(self._faulty())
+            return results
+        body_bytes = sum(len(each.body) for each in operations if isinstance(each, Append))
+        self._frames.append(_Frame(operations, callers, broker_epoch, results, body_bytes))
         self._arrived.set()
         return results
 
-    def watch(self) -> Interest:
-        interest = Interest()
-        self._interests.append(interest)
-        return interest
+    async def call(self, operation: Operation, broker_epoch: int | None = None) -> Result:
+        """One operation; raises its error."""
+        (result,) = await self.submit([operation], broker_epoch=broker_epoch)
+        if isinstance(result, TidemarkError):
+            raise result
+        return result
 
-    def unwatch(self, interest: Interest) -> None:
-        self._interests.remove(interest)
+    def check_epoch(self, broker_epoch: int | None) -> None:
+        """Raise Fenced for a broker that does not own the partition (any more)."""
+        current = self.memory.counters.broker_epoch
+        if broker_epoch is not None and (broker_epoch != current or not current):
+            _fenced_calls.add(1)
+            raise Fenced(
+                f"partition {self.number} is owned under epoch {current}, not {broker_epoch}"
+                if current
+                else f"nobody has claimed partition {self.number}",
+                epoch=str(current),
+                owner=self.memory.claim.address,
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """False between a fault and the reopening that heals it."""
+        return self._memory is not None
+
+    @property
+    def memory(self) -> Memory:
+        """What the partition knows; raises PartitionFaulty while it is not open."""
+        if self._memory is None:
+            raise self._faulty()
+        return self._memory
+
+    def now_ms(self) -> int:
+        return self._time.now_ms(self._clock.wall_ms(), self._clock.monotonic_ms())
+
+    def confirm_time(self) -> None:
+        """An operator says that the time is right after a jump: deleting goes on."""
+        self._time.confirm()
+
+    def next_deadline_in_ms(self) -> int | None:
+        """How long until `ExpireDue` would find something; None if nothing waits."""
+        earliest_ms = self._deadlines.earliest_ms()
+        return None if earliest_ms is None else max(0, earliest_ms - self.now_ms())
+
+    @property
+    def reservations(self) -> int:
+        """Deadlines that are running, nack delays included."""
+        return self._deadlines.total
+
+    @property
+    def driven(self) -> bool:
+        """Whether the owner is connected and sees to what is due."""
+        if self._memory is None:
+            return False
+        epoch = self._memory.counters.broker_epoch
+        return any(watcher.broker_epoch == epoch for watcher in self._watchers)
+
+    def reader(self) -> Reader:
+        return self.memory.engine.reader()
+
+    def watch(self, broker_epoch: int) -> Watcher:
+        watcher = Watcher(broker_epoch)
+        watcher.changed.set()
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+        if self._memory is not None and not self.driven:
+            self._memory.handles.forget_trackers()
+
+    def sweep_ended(self, succeeded: bool, detail: str) -> None:
+        """Phase one of a sweep has ended (L4)."""
+        if succeeded:
+            self.health.clear(FaultReason.AWAITING_SWEEP, FaultReason.SWEEP_FAILED)
+        else:
+            self.health.add(FaultReason.SWEEP_FAILED, detail, self.now_ms())
+        self._tell_health()
+
+    # --- the writer ----------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        while self._frames or self._closing is None:
+        while True:
             if not self._frames:
+                if self._stopping.is_set():
+                    return
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            frames, self._frames = self._frames, []
+            frames = self._gather()
             try:
                 await self._commit(frames)
             except Exception as error:
-                self._fail(frames, error)
+                await self._recover(frames, error)
+
+    def _gather(self) -> list[_Frame]:
+        """What the next commit takes: everything, up to a bound."""
+        taken = body_bytes = 0
+        for frame in self._frames:
+            if taken and body_bytes + frame.body_bytes > COMMIT_BYTES_MAX:
+                break
+            taken += 1
+            body_bytes += frame.body_bytes
+        frames, self._frames = self._frames[:taken], self._frames[taken:]
+        return frames
 
     async def _commit(self, frames: list[_Frame]) -> None:
-        batch = Batch()
+        started_ns = self._clock.monotonic_ns()
+        unit = self._unit()
         with span(_tracer, "storage commit", links=_links(frames)) as commit:
-            results = [
-                [
-                    await self._apply(operation, caller, batch)
-                    for operation, caller in zip(frame.operations, frame.callers, strict=True)
-                ]
-                for frame in frames
-            ]
+            results = [await self._apply_frame(unit, frame) for frame in frames]
+            batch = unit.journal.finish()
             if len(batch):
-                await self._engine.commit(batch)
+                unit.memory.counters.commit += 1
+                unit.memory.counters.time_ms = unit.now_ms
+                unit.memory.counters.record = unit.journal.next_record
+                ledger.put_counters(batch, unit.memory.counters)
+                await unit.memory.engine.commit(batch)
+                self.commits += 1
             commit.set_attribute("tidemark.commit.bytes", batch.bytes_approx)
+        self._committed(unit)
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
-        for interest in self._interests:
-            if interest.ready:
-                interest.changed.set()
+        _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
+        _commit_operations.record(sum(len(frame.operations) for frame in frames))
 
-    def _fail(self, frames: list[_Frame], error: Exception) -> None:
-        """Nobody knows what is on disk now: answer so, and take nothing more until a restart."""
-        _log.error("partition %d: commit failed", self.number, exc_info=error)
-        self._closing = PartitionFaulty(f"a commit of partition {self.number} failed")
-        for frame in [*frames, *self._frames]:
-            if not frame.results.done():
-                frame.results.set_exception(CommitOutcomeUnknown("the commit failed"))
-        self._frames = []
-
-    async def _apply(self, operation: Operation, caller: str, batch: Batch) -> Result:
-        name = f"storage {type(operation).__name__.lower()}"
-        context = context_from_traceparent(caller) if caller else None
-        try:
-            with span(_tracer, name, context=context):
-                match operation:
-                    case Append():
-                        return self._append(operation, batch)
-                    case Reserve():
-                        return await self._reserve(operation)
-                    case Ack():
-                        return self._ack(operation, batch)
-        except TidemarkError as error:
-            return error
-
-    def _append(self, operation: Append, batch: Batch) -> Appended:
-        queue = self._queues.get_or_create(operation.lmq_name, batch)
-        run = Run(
-            queue.next_offset,
-            operation.count,
-            self._clock.wall_ms(),
-            operation.fairness_key,
-            operation.traceparent,
+    def _unit(self) -> Unit:
+        now_ms = self.now_ms()
+        memory = self.memory
+        return Unit(
+            memory,
+            BatchJournal(now_ms, self._deadlines, memory.counters.record),
+            self.number,
+            self.identity.partitions,
+            now_ms,
+            self._disk_full,
+            self.health.refusal(self.number),
+            self._time_refusal(),
         )
-        self._queues.append(queue, run, operation.body, batch)
-        for interest in self._interests:
-            for key in [each for each in interest.waiting if each[0] == operation.lmq_name]:
-                interest.waiting.discard(key)
-                interest.ready.add(key)
-        return Appended(queue.queue_id, run.first_offset)
 
-    async def _reserve(self, operation: Reserve) -> Reserved:
-        queue = self._queues.find(operation.lmq_name)
-        slices: list[Slice] = []
-        room = operation.max_messages
-        while queue is not None and queue.ready and queue.ready[0].count <= room:
-            run = queue.ready.popleft()
-            room -= run.count
-            self._reservation_ids += 1
-            queue.reserved[self._reservation_ids] = run
-            receipt = Receipt(self.number, queue.queue_id, self._reservation_ids)
-            body = await self._queues.body(queue, run)
-            slices.append(
-                Slice(
-                    self._reservation_ids,
-                    receipt.encode(),
-                    queue.queue_id,
-                    run.first_offset,
-                    run.count,
-                    body,
-                    run.publish_time_ms,
-                    run.fairness_key,
-                    run.traceparent,
-                )
+    def _time_refusal(self) -> TidemarkError | None:
+        if not self._time.suspicious:
+            return None
+        return PartitionFaulty(
+            f"the clock of partition {self.number} jumped ahead: nothing is deleted until its "
+            "time is confirmed",
+            partition=str(self.number),
+        )
+
+    async def _apply_frame(self, unit: Unit, frame: _Frame) -> list[Result]:
+        try:
+            self.check_epoch(frame.broker_epoch)
+        except Fenced as error:
+            return [error] * len(frame.operations)
+        if not tracing_enabled():
+            return [await _apply(unit, operation) for operation in frame.operations]
+        results: list[Result] = []
+        callers = frame.callers or [""] * len(frame.operations)
+        for operation, caller in zip(frame.operations, callers, strict=True):
+            context = context_from_traceparent(caller) if caller else None
+            with span(_tracer, f"storage {type(operation).__name__.lower()}", context=context):
+                results.append(await _apply(unit, operation))
+        return results
+
+    def _committed(self, unit: Unit) -> None:
+        """The commit is durable: keep what may be needed again, and tell what is new."""
+        for key, body in unit.journal.bodies.items():
+            unit.memory.bodies.add(key, body)
+        for key in unit.journal.deleted_bodies:
+            unit.memory.bodies.discard(key)
+        unit.memory.producers.trim()
+        for table, time_ms in unit.journal.indexed:
+            unit.memory.lower_mark(table, time_ms)
+        earliest_ms = self._deadlines.earliest_ms()
+        moved = earliest_ms != self._told_deadline_ms
+        self._told_deadline_ms = earliest_ms
+        epoch = unit.memory.counters.broker_epoch
+        for watcher in self._watchers:
+            watcher.ready.update(unit.journal.ready_queues)
+            watcher.next_deadline_changed = watcher.next_deadline_changed or moved
+            if watcher.ready or moved or watcher.broker_epoch != epoch:
+                watcher.changed.set()
+
+    # --- faults --------------------------------------------------------------------------------
+
+    async def _recover(self, frames: list[_Frame], error: Exception) -> None:
+        """Answer those who wait, drop all memory, and open the engine again."""
+        _log.error("a commit failed", extra={"partition": self.number}, exc_info=error)
+        reason = FaultReason.COMMIT_FAILED
+        answer: TidemarkError = CommitOutcomeUnknown(f"a commit of partition {self.number} failed")
+        if isinstance(error, DataCorrupt):
+            reason = FaultReason.DATA_CORRUPT
+            answer = error
+        elif not isinstance(error, CommitOutcomeUnknown):
+            # It broke before the commit: nothing was stored, so a repeat is safe.
+            answer = PartitionFaulty(f"partition {self.number} failed to apply a frame")
+        self.health.add(reason, str(error), self.now_ms())
+        self._tell_health()
+        self._answer_all(frames, answer)
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            await memory.engine.close()
+        self._answer_all(self._frames, self._faulty())
+        self._frames = []
+        await self._reopen()
+
+    async def _reopen(self) -> None:
+        wait_ms = _REOPEN_MS_MIN
+        while not self._stopping.is_set():
+            try:
+                await self._load()
+            except (TidemarkError, OSError) as error:
+                self.health.add(FaultReason.OPEN_FAILED, str(error), self.now_ms())
+                _log.warning("not reopened", extra={"partition": self.number, "why": str(error)})
+                with suppress(TimeoutError):
+                    await self._clock.wait_for(self._stopping.wait(), wait_ms)
+                wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
+                continue
+            self.health.clear(FaultReason.COMMIT_FAILED, FaultReason.OPEN_FAILED)
+            self.health.clear(FaultReason.DATA_CORRUPT)
+            self._tell_health()
+            return
+
+    async def _load(self) -> None:
+        """Read what every operation may need: counters, claim, topics, deadlines. No queue."""
+        engine = await self._engines.open(self.identity)
+        try:
+            counters, claim = await ledger.load(engine)
+            topics = Topics()
+            await topics.load(engine)
+            self._deadlines = Deadlines()
+            for table in (Table.DEADLINES, Table.DELAYS):
+                await self._read_deadlines(engine, table)
+        except BaseException:
+            await engine.close()
+            raise
+        handles = Handles(engine, topics, counters)
+        self._memory = Memory(engine, counters, claim, topics, handles, Producers(engine))
+        committed_ms, suspicious = max(counters.time_ms, self.now_ms()), self._time.suspicious
+        self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
+        self._time.suspicious = suspicious
+        self._check_disk()
+
+    async def _read_deadlines(self, engine: Engine, table: Table) -> None:
+        start = b""
+        while page := await engine.scan(table, start, None, limit=_PAGE_ROWS):
+            for key, _ in page:
+                self._deadlines.add(read_u64(key))
+            start = successor(page[-1][0])
+
+    # --- housekeeping --------------------------------------------------------------------------
+
+    async def _housekeep(self) -> None:
+        while True:
+            await self._clock.sleep_ms(HOUSEKEEPING_MS)
+            await self.housekeep_once()
+
+    async def housekeep_once(self) -> None:
+        """Look at the disk, unload queues that nobody tracks, forget old producers."""
+        if self._memory is None:
+            return
+        self._check_disk()
+        with suppress(TidemarkError):  # whoever closes or reopens the partition says so
+            await self.submit([KeepHouse()])
+
+    def _check_disk(self) -> None:
+        usage = self.memory.engine.usage()
+        full = usage.disk_free_bytes < self._disk_free_bytes_min
+        if full != self._disk_full:
+            _log.warning(
+                "the disk is past its watermark" if full else "the disk has room again",
+                extra={"partition": self.number, "free_bytes": usage.disk_free_bytes},
             )
-        if not slices:
-            for interest in self._interests:
-                interest.waiting.add((operation.lmq_name, operation.group))
-        return Reserved(tuple(slices))
+        self._disk_full = full
 
-    def _ack(self, operation: Ack, batch: Batch) -> Settled:
-        receipt = Receipt.decode(operation.receipt)
-        queue = self._queues.by_id(receipt.queue_id)
-        run = None if queue is None else queue.reserved.pop(receipt.reservation_id, None)
-        if queue is None or run is None:
-            raise ReservationNotFound("there is no such reservation")
-        self._queues.delete(queue, run, batch)
-        return Settled(run.count)
+    def _tell_health(self) -> None:
+        for watcher in self._watchers:
+            watcher.health_changed = True
+            watcher.changed.set()
+
+    def _answer_all(self, frames: list[_Frame], error: TidemarkError) -> None:
+        for frame in frames:
+            if not frame.results.done():
+                frame.results.set_exception(error)
+
+    def _faulty(self) -> TidemarkError:
+        return self.health.refusal(self.number) or PartitionFaulty(
+            f"partition {self.number} is not open", partition=str(self.number)
+        )
+
+
+async def _apply(unit: Unit, operation: Operation) -> Result:
+    try:
+        return await HANDLERS[type(operation)](unit, operation)
+    except DataCorrupt:
+        raise
+    except TidemarkError as error:
+        return error
 
 
 def _links(frames: list[_Frame]) -> Iterator[Link | None]:

@@ -1,66 +1,81 @@
-"""The storage API: translates between protos and the operations of a partition.
+"""The storage API: translates between protos and the partitions that this process holds.
 
-Owns the life of an exchange (bind, frames in, results and events out) and nothing that is stored.
+Nothing is stored or decided here; an exchange has a module of its own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 
-from storage_svc.operations import (
-    Ack,
-    Append,
-    Appended,
-    Operation,
-    Reserve,
-    Reserved,
-    Result,
-    Settled,
-    Slice,
-)
-from storage_svc.partition import Interest, Partition
-from storage_svc.topics import Topics
+from storage_svc import looking, scanning, wire
+from storage_svc import operations as op
+from storage_svc.engines.engine import FORMAT_VERSION
+from storage_svc.exchange import Exchange
+from storage_svc.ledger import Claim
+from storage_svc.looking import GroupView, QueueView
+from storage_svc.partition import Partition
+from storage_svc.scanning import ScanKind
+from tidemark import limits, topics
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
 from tidemark.errors import (
     ClusterMismatch,
     InvalidArgument,
+    PartitionFaulty,
     PartitionNotFound,
-    TidemarkError,
-    Unimplemented,
 )
-from tidemark.rpc.statuses import to_status
+from tidemark.names import LmqName
+from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_FRAMES_IN_FLIGHT_MAX = 8
-_SERVING = partition_pb2.PartitionHealth(state=topic_pb2.PARTITION_STATE_SERVING)
+_HOME = 0
+"""The partition in which topics have their home."""
+
+_HELD_MAX = 10_000_000
+_HELD_PER_PAGE_MAX = 10_000
+_SCAN_PREFIX = "SCAN_KIND_"
+
+
+class Partitions:
+    """The partitions of this process, by number."""
+
+    def __init__(self, held: Mapping[int, Partition]) -> None:
+        self.held = held
+
+    def get(self, number: int) -> Partition:
+        """Raises PartitionNotFound for one that is held elsewhere, or nowhere."""
+        try:
+            return self.held[number]
+        except KeyError:
+            raise PartitionNotFound(
+                f"partition {number} is not held here", partition=str(number)
+            ) from None
 
 
 class StorageService(storage_pb2_grpc.StorageServiceServicer):
-    """One storage process: the partitions it holds."""
+    """Claims, exchanges, topics, and reads beside the writer."""
 
-    def __init__(
-        self, cluster_id: str, partitions: Mapping[int, Partition], topics: Topics
-    ) -> None:
+    def __init__(self, cluster_id: str, partitions: Partitions, stopping: asyncio.Event) -> None:
         self._cluster_id = cluster_id
         self._partitions = partitions
-        self._topics = topics
+        self._stopping = stopping
+
+    # --- partitions ----------------------------------------------------------------------------
 
     async def DescribeStorage(
         self, request: storage_pb2.DescribeStorageRequest, context: Context
     ) -> storage_pb2.DescribeStorageResponse:
-        held = [
-            topic_pb2.PartitionInfo(
-                partition=number, state=_SERVING.state, broker_epoch=partition.broker_epoch
-            )
-            for number, partition in self._partitions.items()
-        ]
+        held = self._partitions.held
         return storage_pb2.DescribeStorageResponse(
-            cluster_id=self._cluster_id, partitions=len(self._partitions), held=held
+            cluster_id=self._cluster_id,
+            partitions=next((each.identity.partitions for each in held.values()), 0),
+            held=map(_partition_info, held.values()),
+            format_version=FORMAT_VERSION,
+            engine="rocksdb",
         )
 
     async def ClaimPartition(
@@ -68,181 +83,250 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.ClaimPartitionResponse:
         if request.cluster_id != self._cluster_id:
             raise ClusterMismatch(f"this is cluster {self._cluster_id}", cluster=self._cluster_id)
-        epoch = await self._partition(request.partition).claim()
-        return storage_pb2.ClaimPartitionResponse(broker_epoch=epoch, health=_SERVING)
+        if not request.broker_id:
+            raise InvalidArgument("a claim names its broker", field="broker_id")
+        partition = self._partitions.get(request.partition)
+        claim = Claim(
+            request.broker_id,
+            request.broker_address,
+            request.incarnation,
+            request.assignment_version,
+        )
+        claimed = await partition.call(op.ClaimPartition(claim, request.held_epoch))
+        assert isinstance(claimed, op.Claimed)
+        return storage_pb2.ClaimPartitionResponse(
+            broker_epoch=claimed.broker_epoch,
+            health=wire.health_to(partition.health),
+            report_required=claimed.same_incarnation,
+        )
+
+    async def ReportHeldReservations(
+        self,
+        request_iterator: AsyncIterator[storage_pb2.ReportHeldReservationsRequest],
+        context: Context,
+    ) -> storage_pb2.ReportHeldReservationsResponse:
+        first = await anext(request_iterator, None)
+        if first is None:
+            raise InvalidArgument("a report names its partition", field="partition")
+        partition = self._partitions.get(first.partition)
+        held = _held(first)
+        async for page in request_iterator:
+            held |= _held(page)
+            if len(held) > _HELD_MAX:
+                raise InvalidArgument(f"at most {_HELD_MAX} reservations", field="reservation_ids")
+        operation = op.ReleaseUnreported(frozenset(held))
+        released = await partition.call(operation, first.broker_epoch)
+        assert isinstance(released, op.Removed)
+        return storage_pb2.ReportHeldReservationsResponse(released=released.messages)
 
     async def Exchange(
-        self, request_iterator: AsyncIterator[exchange_pb2.ExchangeRequest], context: Context
-    ) -> AsyncIterator[exchange_pb2.ExchangeResponse]:
+        self, request_iterator: AsyncIterator[Any], context: Context
+    ) -> AsyncIterator[Any]:
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("bind"):
             raise InvalidArgument("the first frame of an exchange carries `bind`", field="bind")
-        partition = self._partition(first.bind.partition)
+        partition = self._partitions.get(first.bind.partition)
         partition.check_epoch(first.bind.broker_epoch)
-        exchange = _Exchange(partition, first.bind.broker_epoch)
+        exchange = Exchange(partition, first.bind.broker_epoch, self._stopping)
         async with aclosing(exchange.frames(request_iterator)) as frames:
             async for frame in frames:
                 yield frame
 
+    # --- sweeps --------------------------------------------------------------------------------
+
+    async def ScanPartition(
+        self, request: storage_pb2.ScanPartitionRequest, context: Context
+    ) -> storage_pb2.ScanPartitionResponse:
+        partition = self._partitions.get(request.partition)
+        kind = _scan_kind(request.kind)
+        limit = _page_size(request.page_size, limits.PAGE_SIZE_MAX)
+        page = await scanning.scan(partition, kind, request.page_token, limit)
+        response = storage_pb2.ScanPartitionResponse(
+            next_page_token=page.next_token,
+            partition_time_ms=page.now_ms,
+            owner_address=partition.memory.claim.address,
+        )
+        for due in page.due:
+            response.facts.add(action=wire.action_to(due.action), due_ms=due.due_ms)
+        if page.next_due_ms is not None:
+            response.next_due_in_ms = max(0, page.next_due_ms - page.now_ms)
+        return response
+
+    async def ReportSweep(
+        self, request: storage_pb2.ReportSweepRequest, context: Context
+    ) -> storage_pb2.ReportSweepResponse:
+        partition = self._partitions.get(request.partition)
+        partition.sweep_ended(request.succeeded, request.detail)
+        return storage_pb2.ReportSweepResponse(health=wire.health_to(partition.health))
+
+    async def ConfirmPartitionTime(
+        self, request: storage_pb2.ConfirmPartitionTimeRequest, context: Context
+    ) -> storage_pb2.ConfirmPartitionTimeResponse:
+        partition = self._partitions.get(request.partition)
+        partition.confirm_time()
+        return storage_pb2.ConfirmPartitionTimeResponse(partition_time_ms=partition.now_ms())
+
+    # --- topics --------------------------------------------------------------------------------
+
     async def PutTopic(
         self, request: storage_pb2.PutTopicRequest, context: Context
     ) -> storage_pb2.PutTopicResponse:
-        if not request.create:
-            raise Unimplemented("topics can not be changed yet", rpc="PutTopic")
-        topic = await self._topics.create(request.topic)
-        return storage_pb2.PutTopicResponse(topic=topic)
+        home = self._partitions.get(_HOME)
+        topic = topic_from_proto(request.topic)
+        topics.validate(topic, home.identity.partitions)
+        operation = op.PutTopic(topic, request.create, request.expected_version)
+        stored = await home.call(operation)
+        assert isinstance(stored, op.TopicStored)
+        assert stored.topic is not None, "what was put is there"
+        return storage_pb2.PutTopicResponse(topic=topic_to_proto(stored.topic))
+
+    async def DeleteTopic(
+        self, request: storage_pb2.DeleteTopicRequest, context: Context
+    ) -> storage_pb2.DeleteTopicResponse:
+        stored = await self._partitions.get(_HOME).call(op.DropTopic(request.name))
+        assert isinstance(stored, op.TopicStored)
+        return storage_pb2.DeleteTopicResponse(version=stored.version)
 
     async def GetTopic(
         self, request: storage_pb2.GetTopicRequest, context: Context
     ) -> storage_pb2.GetTopicResponse:
-        return storage_pb2.GetTopicResponse(topic=await self._topics.get(request.name))
+        topic = self._partitions.get(request.partition).memory.topics.get(request.name)
+        return storage_pb2.GetTopicResponse(topic=topic_to_proto(topic))
 
-    def _partition(self, number: int) -> Partition:
+    async def ListTopics(
+        self, request: storage_pb2.ListTopicsRequest, context: Context
+    ) -> storage_pb2.ListTopicsResponse:
+        known = self._partitions.get(request.partition).memory.topics
+        limit = _page_size(request.page_size)
+        names = [name for name in known.names() if name > request.page_token]
+        response = storage_pb2.ListTopicsResponse(
+            topics=[topic_to_proto(known.get(name)) for name in names[:limit]]
+        )
+        if len(names) > limit:
+            response.next_page_token = names[limit - 1]
+        return response
+
+    # --- queues --------------------------------------------------------------------------------
+
+    async def ListQueues(
+        self, request: storage_pb2.ListQueuesRequest, context: Context
+    ) -> storage_pb2.ListQueuesResponse:
+        partition = self._partitions.get(request.partition)
         try:
-            return self._partitions[number]
-        except KeyError:
-            raise PartitionNotFound(
-                f"partition {number} is not held here", partition=str(number)
-            ) from None
+            token = bytes.fromhex(request.page_token)
+        except ValueError:
+            raise InvalidArgument("not a page token of this call", field="page_token") from None
+        limit = _page_size(request.page_size)
+        if request.lite_prefix and not request.topic:
+            raise InvalidArgument("a prefix is that of a topic's queues", field="lite_prefix")
+        views, next_token = await looking.list_queues(
+            partition, request.topic, request.lite_prefix, token, limit
+        )
+        return storage_pb2.ListQueuesResponse(
+            queues=[_queue(partition, view) for view in views], next_page_token=next_token.hex()
+        )
 
+    async def GetQueue(
+        self, request: storage_pb2.GetQueueRequest, context: Context
+    ) -> storage_pb2.GetQueueResponse:
+        LmqName.parse(request.lmq_name)
+        partition = self._partitions.get(request.partition)
+        view, groups = await looking.get_queue(partition, request.lmq_name)
+        return storage_pb2.GetQueueResponse(
+            queue=_queue(partition, view), groups=[_group(partition, each) for each in groups]
+        )
 
-class _Exchange:
-    """One stream of one broker, bound to one partition."""
-
-    def __init__(self, partition: Partition, broker_epoch: int) -> None:
-        self._partition = partition
-        self._broker_epoch = broker_epoch
-        self._out: asyncio.Queue[exchange_pb2.ExchangeResponse | TidemarkError | None]
-        self._out = asyncio.Queue(_FRAMES_IN_FLIGHT_MAX)
-
-    async def frames(
-        self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
-    ) -> AsyncGenerator[exchange_pb2.ExchangeResponse, None]:
-        interest = self._partition.watch()
-        tasks = [
-            asyncio.create_task(self._take(requests)),
-            asyncio.create_task(self._tell(interest)),
-        ]
-        try:
-            yield exchange_pb2.ExchangeResponse(health=_SERVING)
-            while (frame := await self._out.get()) is not None:
-                if isinstance(frame, TidemarkError):
-                    raise frame
-                yield frame
-        finally:
-            self._partition.unwatch(interest)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _take(self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]) -> None:
-        """Submit frames as they come; several are under way at a time, answered in order."""
-        answering: asyncio.Queue[tuple[list[int], asyncio.Future[list[Result]]] | None]
-        answering = asyncio.Queue(_FRAMES_IN_FLIGHT_MAX)
-        answers = asyncio.create_task(self._answer(answering))
-        try:
-            async for request in requests:
-                self._partition.check_epoch(self._broker_epoch)
-                known = [each for each in request.operations if _is_known(each)]
-                await self._refuse(each for each in request.operations if not _is_known(each))
-                operations = [_operation(each) for each in known]
-                results = self._partition.submit(operations, [each.traceparent for each in known])
-                await answering.put(([each.request_id for each in known], results))
-            await answering.put(None)
-            await answers
-            await self._out.put(None)
-        except TidemarkError as error:
-            await self._out.put(error)
-        finally:
-            answers.cancel()
-
-    async def _answer(
-        self, answering: asyncio.Queue[tuple[list[int], asyncio.Future[list[Result]]] | None]
-    ) -> None:
-        while (entry := await answering.get()) is not None:
-            request_ids, pending = entry
-            try:
-                results = await pending
-            except TidemarkError as error:
-                results = [error] * len(request_ids)
-            await self._out.put(
-                exchange_pb2.ExchangeResponse(results=map(_operation_result, request_ids, results))
+    async def PeekQueue(
+        self, request: storage_pb2.PeekQueueRequest, context: Context
+    ) -> storage_pb2.PeekQueueResponse:
+        LmqName.parse(request.lmq_name)
+        partition = self._partitions.get(request.partition)
+        limit = _page_size(request.max_messages)
+        peeked = await looking.peek(
+            partition, request.lmq_name, request.offset, limit, request.group
+        )
+        response = storage_pb2.PeekQueueResponse()
+        for each in peeked:
+            added = response.messages.add(
+                offset=each.offset,
+                message=each.message,
+                fairness_key=each.run.fairness_key,
+                partition=partition.number,
             )
-
-    async def _refuse(self, operations: Any) -> None:
-        results = [
-            exchange_pb2.OperationResult(
-                request_id=each.request_id,
-                error=to_status(Unimplemented("not implemented yet", rpc="Exchange")),
-            )
-            for each in operations
-        ]
-        if results:
-            await self._out.put(exchange_pb2.ExchangeResponse(results=results))
-
-    async def _tell(self, interest: Interest) -> None:
-        while True:
-            await interest.changed.wait()
-            interest.changed.clear()
-            ready, interest.ready = interest.ready, set()
-            events = [exchange_pb2.QueueReady(lmq_name=name, group=group) for name, group in ready]
-            await self._out.put(exchange_pb2.ExchangeResponse(ready=events))
+            added.publish_time.FromMilliseconds(each.run.publish_time_ms)
+        return response
 
 
-def _is_known(operation: exchange_pb2.Operation) -> bool:
-    match operation.WhichOneof("kind"):
-        case "append":
-            append = operation.append
-            return not (append.delay_ms or append.ttl_ms or append.sequence)
-        case "reserve":
-            return operation.reserve.group == "default" and not operation.reserve.owner_epoch
-        case "settle":
-            settle = operation.settle
-            return settle.action == exchange_pb2.SETTLE_ACTION_ACK and not settle.index_ranges
-    return False
+def _scan_kind(kind: int) -> ScanKind:
+    try:
+        name = storage_pb2.ScanKind.Name(kind)  # type: ignore[arg-type]
+        return ScanKind(name.removeprefix(_SCAN_PREFIX))
+    except ValueError:
+        raise InvalidArgument("a scan looks for one of the closed set", field="kind") from None
 
 
-def _operation(operation: exchange_pb2.Operation) -> Operation:
-    match operation.WhichOneof("kind"):
-        case "append":
-            append = operation.append
-            return Append(
-                append.lmq_name, append.count, append.body, append.fairness_key, append.traceparent
-            )
-        case "reserve":
-            reserve = operation.reserve
-            return Reserve(reserve.lmq_name, reserve.group, reserve.max_messages)
-        case _:
-            return Ack(operation.settle.receipt)
+def _held(page: storage_pb2.ReportHeldReservationsRequest) -> set[int]:
+    if len(page.reservation_ids) > _HELD_PER_PAGE_MAX:
+        raise InvalidArgument(
+            f"at most {_HELD_PER_PAGE_MAX} reservations a page", field="reservation_ids"
+        )
+    return set(page.reservation_ids)
 
 
-def _operation_result(request_id: int, result: Result) -> exchange_pb2.OperationResult:
-    match result:
-        case Appended():
-            appended = exchange_pb2.AppendResult(
-                queue_id=result.queue_id, first_offset=result.first_offset
-            )
-            return exchange_pb2.OperationResult(request_id=request_id, append=appended)
-        case Reserved():
-            reserved = exchange_pb2.ReserveResult(slices=map(_slice, result.slices))
-            return exchange_pb2.OperationResult(request_id=request_id, reserve=reserved)
-        case Settled():
-            settled = exchange_pb2.SettleReservationResult(messages=result.messages)
-            return exchange_pb2.OperationResult(request_id=request_id, settle=settled)
-        case _:
-            return exchange_pb2.OperationResult(request_id=request_id, error=to_status(result))
+def _page_size(asked: int, default: int = limits.PAGE_SIZE_DEFAULT) -> int:
+    if asked > limits.PAGE_SIZE_MAX:
+        raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+    return asked or default
 
 
-def _slice(slice_: Slice) -> exchange_pb2.ReservedSlice:
-    return exchange_pb2.ReservedSlice(
-        reservation_id=slice_.reservation_id,
-        receipt=slice_.receipt,
-        queue_id=slice_.queue_id,
-        first_offset=slice_.first_offset,
-        count=slice_.count,
-        body=slice_.body,
-        delivery_count=1,
-        publish_time_ms=slice_.publish_time_ms,
-        fairness_key=slice_.fairness_key,
-        traceparent=slice_.traceparent,
+def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
+    health = wire.health_to(partition.health)
+    info = topic_pb2.PartitionInfo(
+        partition=partition.number,
+        state=health.state,
+        faults=health.faults,
+        reservations=partition.reservations,
+        commits=partition.commits,
+    )
+    try:
+        memory = partition.memory
+    except PartitionFaulty:
+        return info
+    info.broker_id = memory.claim.broker_id
+    info.broker_address = memory.claim.address
+    info.broker_epoch = memory.counters.broker_epoch
+    info.queues = memory.counters.queues
+    info.materialized_queues = len(memory.handles)
+    return info
+
+
+def _queue(partition: Partition, view: QueueView) -> topic_pb2.Queue:
+    record = view.record
+    loaded = topic_pb2.QUEUE_ACTIVITY_MATERIALIZED
+    queue = topic_pb2.Queue(
+        lmq_name=record.lmq_name,
+        queue_id=record.queue_id,
+        partition=partition.number,
+        activity=loaded if view.materialized else topic_pb2.QUEUE_ACTIVITY_IDLE,
+        messages=record.messages + record.scheduled,
+        bytes=record.body_bytes,
+        inflight=view.inflight,
+        next_offset=record.next_offset,
+    )
+    queue.last_activity_time.FromMilliseconds(record.last_activity_ms)
+    queue.create_time.FromMilliseconds(record.create_time_ms)
+    if view.oldest_publish_time_ms is not None:
+        queue.oldest_publish_time.FromMilliseconds(view.oldest_publish_time_ms)
+    return queue
+
+
+def _group(partition: Partition, view: GroupView) -> topic_pb2.Group:
+    return topic_pb2.Group(
+        name=view.name,
+        cursor=view.cursor,
+        unsettled=view.unsettled,
+        inflight=view.inflight,
+        owner_client_id=view.owner_client_id,
+        owner_epoch=view.owner_epoch,
+        partition=partition.number,
     )

@@ -1,40 +1,106 @@
-"""Topics: names and settings, kept in their home partition."""
+"""The topics that a partition knows: all of them, in memory, with the versions they came in.
+
+Partition 0 is the home where versions are given; the others are brought newer ones and ignore older
+ones, so that the fan-out may repeat itself and arrive in any order. A deleted topic leaves its
+version behind for the same reason.
+"""
+
+from dataclasses import replace
 
 from storage_svc.engines.engine import Batch, Engine, Table
-from storage_svc.engines.keys import text
+from storage_svc.engines.keys import successor, text
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.clock import Clock
-from tidemark.errors import TopicExists, TopicNotFound
+from tidemark.errors import TopicExists, TopicNotFound, TopicVersionMismatch
+from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
+from tidemark.topics import Topic
+
+_PAGE_ROWS = 1000
+_LIVE, _DELETED = b"\x01", b"\x00"
 
 
 class Topics:
-    """The topics of the cluster. A topic is stored as the proto that describes it."""
+    """The topics of one partition. Changes are written to the batch of the commit under way."""
 
-    def __init__(self, home: Engine, clock: Clock) -> None:
-        self._home = home
-        self._clock = clock
+    def __init__(self) -> None:
+        self._live: dict[str, Topic] = {}
+        self._deleted: dict[str, int] = {}
 
-    async def create(self, topic: topic_pb2.Topic) -> topic_pb2.Topic:
-        """Store a new topic; one with equal settings that exists already is a success."""
-        stored = await self._find(topic.name)
+    async def load(self, engine: Engine) -> None:
+        start = b""
+        while page := await engine.scan(Table.TOPICS, start, None, limit=_PAGE_ROWS):
+            for _, value in page:
+                topic = topic_from_proto(topic_pb2.Topic.FromString(value[1:]))
+                if value[:1] == _LIVE:
+                    self._live[topic.name] = topic
+                else:
+                    self._deleted[topic.name] = topic.version
+            start = successor(page[-1][0])
+
+    def get(self, name: str) -> Topic:
+        try:
+            return self._live[name]
+        except KeyError:
+            raise TopicNotFound(f"there is no topic {name}", topic=name) from None
+
+    def find(self, name: str) -> Topic | None:
+        return self._live.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self._live)
+
+    def version(self, name: str) -> int:
+        """The newest version known, also of a deleted topic; 0 for one never heard of."""
+        topic = self._live.get(name)
+        return self._deleted.get(name, 0) if topic is None else topic.version
+
+    def create(self, topic: Topic, version: int, now_ms: int, batch: Batch) -> Topic:
+        """A new topic; one that exists with equal settings is left as it is."""
+        stored = self._live.get(topic.name)
         if stored is not None:
             if stored.settings == topic.settings:
                 return stored
             raise TopicExists(f"topic {topic.name} exists with other settings", topic=topic.name)
-        stored = topic_pb2.Topic(name=topic.name, settings=topic.settings, version=1)
-        stored.create_time.FromMilliseconds(self._clock.wall_ms())
-        stored.update_time.CopyFrom(stored.create_time)
-        batch = Batch()
-        batch.put(Table.TOPICS, text(topic.name.encode()), stored.SerializeToString())
-        await self._home.commit(batch)
-        return stored
+        return self._put(replace(topic, version=version, create_time_ms=now_ms), now_ms, batch)
 
-    async def get(self, name: str) -> topic_pb2.Topic:
-        topic = await self._find(name)
-        if topic is None:
-            raise TopicNotFound(f"there is no topic {name}", topic=name)
+    def update(
+        self, topic: Topic, expected_version: int, version: int, now_ms: int, batch: Batch
+    ) -> Topic:
+        """Other settings for a topic that exists."""
+        stored = self.get(topic.name)
+        if expected_version not in (0, stored.version):
+            raise TopicVersionMismatch(
+                f"topic {topic.name} has version {stored.version}, not {expected_version}",
+                version=str(stored.version),
+            )
+        changed = replace(stored, settings=topic.settings, version=version)
+        return self._put(changed, now_ms, batch)
+
+    def delete(self, name: str, version: int, batch: Batch) -> None:
+        """The topic is gone; its version stays."""
+        self._remove(replace(self.get(name), version=version), batch)
+
+    def apply(self, topic: Topic, deleted: bool, batch: Batch) -> bool:
+        """Take a version from the home partition; returns whether it was newer."""
+        if topic.version <= self.version(topic.name):
+            return False
+        if deleted:
+            self._remove(topic, batch)
+        else:
+            self._put(topic, topic.update_time_ms, batch)
+        return True
+
+    def _put(self, topic: Topic, now_ms: int, batch: Batch) -> Topic:
+        topic = replace(topic, update_time_ms=now_ms)
+        self._live[topic.name] = topic
+        self._deleted.pop(topic.name, None)
+        batch.put(Table.TOPICS, _key(topic), _LIVE + topic_to_proto(topic).SerializeToString())
         return topic
 
-    async def _find(self, name: str) -> topic_pb2.Topic | None:
-        (stored,) = await self._home.load(Table.TOPICS, [text(name.encode())])
-        return None if stored is None else topic_pb2.Topic.FromString(stored)
+    def _remove(self, topic: Topic, batch: Batch) -> None:
+        self._live.pop(topic.name, None)
+        self._deleted[topic.name] = topic.version
+        batch.put(Table.TOPICS, _key(topic), _DELETED + topic_to_proto(topic).SerializeToString())
+
+
+def _key(topic: Topic) -> bytes:
+    return text(topic.name.encode())

@@ -23,31 +23,34 @@ class Table(StrEnum):
     time in milliseconds, `text` is escape-terminated, and a `queue` is the queue_id, which is never
     used again; a `run` is named by the offset of its first message.
 
-    | table          | key                             | value                                     |
-    | -------------- | ------------------------------- | ----------------------------------------- |
-    | META           | name                            | identity, broker epoch, counters, time    |
-    | TOPICS         | text topic                      | settings and their version                |
-    | CATALOG        | text topic, text lite           | queue_id of the lmq_name                  |
-    | QUEUES         | queue                           | names, next offset, last activity         |
-    | RUN_HEADERS    | queue, text fairness key, run   | count, bytes, publish time, deadlines     |
-    | RUN_BODIES     | queue, run                      | the messages, as they were published      |
-    | GROUPS         | queue, text group               | cursor of the group                       |
-    | SETTLED        | queue, text group, first offset | end of a settled range beyond the cursor  |
-    | EXCEPTIONS     | queue, text group, first offset | range with its attempts and not-before    |
-    | RESERVATIONS   | queue, reservation id           | group, ranges, deadline, client, epochs   |
-    | DEADLINES      | time, queue, reservation id     | empty: index of RESERVATIONS by deadline  |
-    | DELAYS         | time, queue, text group, offset | empty: index of EXCEPTIONS by not-before  |
-    | SCHEDULE       | time, queue, sequence           | a scheduled run, without offset until due |
-    | TTL            | time, queue, run                | empty: index of runs by dead_deadline     |
-    | OWNERS         | text group, text lmq_name       | client and owner epoch                    |
-    | OUTBOX         | text destination, sequence      | a slice on its way to a dead-letter topic |
-    | HIGH_WATER     | text source                     | highest outbox sequence that was appended |
-    | PRODUCERS      | text producer_id, sequence      | the first answer, for a repeat            |
-    | PRODUCER_INDEX | time, text producer_id          | empty: producers by last use, to forget   |
-    | SNAPSHOTS      | queue                           | state of a handle, for a quick start      |
-    | HISTORY        | time, sequence                  | a row of retention_history                |
-    | CONSUMED       | time, sequence                  | a row of messages_consumed                |
-    | METRICS        | time, text service              | a row of system_metrics                   |
+    | table           | key                             | value                                    |
+    | --------------- | ------------------------------- | ---------------------------------------- |
+    | META            | name                            | identity, claim, counters, time          |
+    | TOPICS          | text topic                      | settings and their version               |
+    | CATALOG         | text topic, text lite           | queue_id, next offset, counts, activity  |
+    | QUEUES          | queue                           | lmq_name                                 |
+    | RUN_HEADERS     | queue, text fairness key, run   | count, bytes, publish time, deadlines    |
+    | RUN_BODIES      | queue, run                      | the messages, as they were published     |
+    | GROUPS          | queue, text group               | base, counts, owner, mark of lane ""     |
+    | LANES           | queue, text group, text key     | mark: run and offset to hand out next    |
+    | EXCEPTIONS      | queue, text group, first offset | messages that came back: attempts, delay |
+    | BURIED          | queue, text group, first offset | empty: exceptions not handed out again   |
+    | DELAYS          | time, queue, text group, offset | empty: exceptions by not-before          |
+    | RESERVATIONS    | queue, reservation id           | slice, deadline, epochs, what is open    |
+    | DEADLINES       | time, queue, reservation id     | empty: live reservations by deadline     |
+    | SCHEDULE        | time, schedule id               | a scheduled run, no offset until due     |
+    | SCHEDULED       | queue, schedule id              | when the run is due                      |
+    | SCHEDULE_BODIES | schedule id                     | the messages of a scheduled run          |
+    | TTL             | time, queue, run                | fairness key: runs by dead deadline      |
+    | OUTBOX          | sequence                        | a slice on its way to another queue      |
+    | OUTBOX_TAILS    | text destination                | sequence of its last outbox entry        |
+    | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |
+    | PRODUCERS       | text producer_id, sequence      | the first answer, for a repeat           |
+    | PRODUCER_INDEX  | time, text producer_id          | empty: producers by last use, to forget  |
+    | HISTORY         | time, number                    | a row of retention_history               |
+    | PASSES          | text pass_id, text type, name   | key of the pass's row in HISTORY         |
+    | CONSUMED        | time, number                    | a row of messages_consumed               |
+    | METRICS         | time, number                    | a row of system_metrics                  |
     """
 
     META = "meta"
@@ -57,20 +60,23 @@ class Table(StrEnum):
     RUN_HEADERS = "run_headers"
     RUN_BODIES = "run_bodies"
     GROUPS = "groups"
-    SETTLED = "settled"
+    LANES = "lanes"
     EXCEPTIONS = "exceptions"
+    BURIED = "buried"
+    DELAYS = "delays"
     RESERVATIONS = "reservations"
     DEADLINES = "deadlines"
-    DELAYS = "delays"
     SCHEDULE = "schedule"
+    SCHEDULED = "scheduled"
+    SCHEDULE_BODIES = "schedule_bodies"
     TTL = "ttl"
-    OWNERS = "owners"
     OUTBOX = "outbox"
+    OUTBOX_TAILS = "outbox_tails"
     HIGH_WATER = "high_water"
     PRODUCERS = "producers"
     PRODUCER_INDEX = "producer_index"
-    SNAPSHOTS = "snapshots"
     HISTORY = "history"
+    PASSES = "passes"
     CONSUMED = "consumed"
     METRICS = "metrics"
 

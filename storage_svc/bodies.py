@@ -1,0 +1,67 @@
+"""Bodies of runs: the only place in storage that looks inside one, and only to cut it.
+
+A run that is handed out whole travels as the bytes that were published. One that must be sliced is
+parsed and cut in C, without a Python object per message.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from google.protobuf.message import DecodeError
+
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
+
+CACHE_BYTES_MAX = 8 * 1024 * 1024
+
+
+def count(body: bytes) -> int | None:
+    """How many messages a body holds; None if it is not a body."""
+    try:
+        return len(MessageBatch.FromString(body).messages)
+    except DecodeError:
+        return None
+
+
+def cut(body: bytes, start: int, end: int) -> bytes:
+    """The messages from index `start` to, not including, `end`."""
+    batch = MessageBatch.FromString(body)
+    del batch.messages[end:]
+    del batch.messages[:start]
+    return batch.SerializeToString()
+
+
+def label(body: bytes, headers: Mapping[str, str], first_offset: int, offset_name: str) -> bytes:
+    """The same messages, each with more headers and its own offset in one of them."""
+    batch = MessageBatch.FromString(body)
+    for offset, message in enumerate(batch.messages, first_offset):
+        for name, value in headers.items():
+            message.headers[name] = value
+        message.headers[offset_name] = str(offset)
+    return batch.SerializeToString()
+
+
+class BodyCache:
+    """Bodies that were stored or read lately: most messages are consumed soon after."""
+
+    __slots__ = ("_bodies", "_bytes")
+
+    def __init__(self) -> None:
+        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._bodies.get(key)
+
+    def add(self, key: bytes, body: bytes) -> None:
+        if len(body) > CACHE_BYTES_MAX // 8 or key in self._bodies:
+            return
+        self._bodies[key] = body
+        self._bytes += len(body)
+        while self._bytes > CACHE_BYTES_MAX:
+            _, oldest = self._bodies.popitem(last=False)
+            self._bytes -= len(oldest)
+
+    def discard(self, key: bytes) -> None:
+        body = self._bodies.pop(key, None)
+        if body is not None:
+            self._bytes -= len(body)

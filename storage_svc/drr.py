@@ -1,0 +1,72 @@
+"""Deficit round robin: which fairness key is served next, and how much of it (V7).
+
+Pure. Owns the order of the active keys and the bytes each may still send in its present visit;
+what a key holds is the caller's matter. A visit earns the key `quantum x weight` bytes; what it
+does not use up it keeps for its next visit, but only for as long as it stays active.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+QUANTUM_BYTES = 64 * 1024
+
+
+class Ring:
+    """The active keys, in turn. A key that becomes active waits for at most one round."""
+
+    __slots__ = ("_deficits", "_order", "_quantum_bytes", "_visiting", "weights")
+
+    def __init__(
+        self, weights: Mapping[str, int] | None = None, quantum_bytes: int = QUANTUM_BYTES
+    ) -> None:
+        self.weights: Mapping[str, int] = weights or {}
+        self._quantum_bytes = quantum_bytes
+        self._order: deque[str] = deque()
+        self._deficits: dict[str, int] = {}
+        self._visiting = False
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._deficits
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to be fair to."""
+        return len(self._order) == 1
+
+    def activate(self, key: str) -> None:
+        """The key has something to send; a key that was active already keeps its place."""
+        if key not in self._deficits:
+            self._deficits[key] = 0
+            self._order.append(key)
+
+    def current(self) -> str | None:
+        """The key whose turn it is. A key that has just come to its turn earns its quantum."""
+        if not self._order:
+            return None
+        key = self._order[0]
+        if not self._visiting:
+            self._visiting = True
+            self._deficits[key] += self._quantum_bytes * self.weights.get(key, 1)
+        return key
+
+    def allowance_bytes(self) -> int:
+        """What the current key may still send in this visit."""
+        return self._deficits[self._order[0]]
+
+    def spend(self, sent_bytes: int) -> None:
+        """The current key sent that much. Alone it owes nothing to anybody."""
+        key = self._order[0]
+        self._deficits[key] = 0 if self.alone else self._deficits[key] - sent_bytes
+
+    def rotate(self) -> None:
+        """The visit is over: the next key's turn."""
+        self._order.rotate(-1)
+        self._visiting = False
+
+    def retire(self) -> None:
+        """The current key has nothing left: it leaves the ring and loses what it had earned."""
+        del self._deficits[self._order.popleft()]
+        self._visiting = False

@@ -1,0 +1,73 @@
+"""The ledger of a partition: its durable counters and its claim, one small record each.
+
+Counters only grow, also over deletions and restarts: a queue_id, a reservation id or an epoch is
+never given twice. The record is written with every commit, so it costs no read and no block of ids.
+"""
+
+from dataclasses import dataclass, fields
+from struct import Struct
+
+from storage_svc.engines.engine import Batch, Engine, Table
+from storage_svc.engines.keys import read_text, read_u64x2, text, u64x2
+
+_COUNTERS_KEY = b"counters"
+_CLAIM_KEY = b"claim"
+
+
+@dataclass(slots=True)
+class Counters:
+    """The last number given of each kind, and the time of the last commit."""
+
+    commit: int = 0
+    time_ms: int = 0
+    broker_epoch: int = 0
+    owner_epoch: int = 0
+    queue_id: int = 0
+    reservation_id: int = 0
+    schedule_id: int = 0
+    outbox_sequence: int = 0
+    record: int = 0
+    topic_version: int = 0
+    queues: int = 0  # that exist: not a number given, but kept here because it changes with them
+
+
+_COUNTERS = Struct(f">{len(fields(Counters))}Q")
+_NAMES = tuple(each.name for each in fields(Counters))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The broker that owns the partition."""
+
+    broker_id: str
+    address: str
+    incarnation: int
+    assignment_version: int
+
+
+NOBODY = Claim("", "", 0, 0)
+
+
+async def load(engine: Engine) -> tuple[Counters, Claim]:
+    """What the last commit left behind; zeros and nobody for a new partition."""
+    counters, claim = await engine.load(Table.META, [_COUNTERS_KEY, _CLAIM_KEY])
+    return (
+        Counters() if counters is None else Counters(*_COUNTERS.unpack(counters)),
+        NOBODY if claim is None else _read_claim(claim),
+    )
+
+
+def put_counters(batch: Batch, counters: Counters) -> None:
+    values = [getattr(counters, name) for name in _NAMES]
+    batch.put(Table.META, _COUNTERS_KEY, _COUNTERS.pack(*values))
+
+
+def put_claim(batch: Batch, claim: Claim) -> None:
+    value = u64x2(claim.incarnation, claim.assignment_version) + text(claim.broker_id.encode())
+    batch.put(Table.META, _CLAIM_KEY, value + claim.address.encode())
+
+
+def _read_claim(value: bytes) -> Claim:
+    incarnation, assignment_version = read_u64x2(value)
+    broker_id, at = read_text(value, 16)
+    return Claim(broker_id.decode(), value[at:].decode(), incarnation, assignment_version)

@@ -1,0 +1,147 @@
+"""Looking: queues and groups as people see them, without waking any.
+
+Reads beside the writer. What is in memory for a loaded queue is shown as it is; an idle queue is
+described from what is stored and stays idle.
+"""
+
+from typing import NamedTuple
+
+from storage_svc import rows
+from storage_svc.engines.engine import Reader, Table
+from storage_svc.engines.keys import prefix_end, read_u64, successor, u64x2
+from storage_svc.group_state import Group
+from storage_svc.handles import fairness_keys
+from storage_svc.lanes import Run
+from storage_svc.partition import Partition
+from storage_svc.queue_state import QueueRecord, QueueState
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
+from tidemark.errors import InvalidArgument
+from tidemark.limits import RUN_MESSAGES_MAX
+
+PEEK_BYTES_MAX = 4 * 1024 * 1024
+"""Bodies after which a look is enough; an answer must fit one frame."""
+
+_KEYS_LOOKED_AT_MAX = 16
+_RUNS_PER_READ = 2
+
+
+class QueueView(NamedTuple):
+    """One queue."""
+
+    record: QueueRecord
+    materialized: bool
+    inflight: int
+    oldest_publish_time_ms: int | None
+
+
+class GroupView(NamedTuple):
+    """One group of a queue."""
+
+    name: str
+    cursor: int
+    unsettled: int
+    inflight: int
+    owner_client_id: str
+    owner_epoch: int
+
+
+class Peeked(NamedTuple):
+    """One stored message."""
+
+    offset: int
+    message: Message
+    run: Run
+
+
+async def list_queues(
+    partition: Partition, topic: str, lite_prefix: str, token: bytes, limit: int
+) -> tuple[list[QueueView], bytes]:
+    """A page of queues by name, and where the next begins."""
+    start, end = rows.topic_range(topic, lite_prefix) if topic else (b"", None)
+    if token and (token < start or (end is not None and token >= end)):
+        raise InvalidArgument("not a page token of this call", field="page_token")
+    with partition.reader() as reader:
+        found = await reader.scan(Table.CATALOG, token or start, end, limit=limit)
+        views = [
+            await _view(partition, reader, rows.read_queue(rows.lmq_name_of(key), value))
+            for key, value in found
+        ]
+    return views, successor(found[-1][0]) if len(found) == limit else b""
+
+
+async def get_queue(partition: Partition, lmq_name: str) -> tuple[QueueView, list[GroupView]]:
+    """One queue and its groups."""
+    state = await partition.memory.handles.glimpse(lmq_name)
+    with partition.reader() as reader:
+        view = await _view(partition, reader, state.record)
+    return view, [_group_view(state, group) for group in state.groups.values()]
+
+
+async def peek(
+    partition: Partition, lmq_name: str, offset: int, limit: int, group: str
+) -> list[Peeked]:
+    """Messages by offset, from `offset` on; those not settled by a group, if one is named."""
+    state = await partition.memory.handles.glimpse(lmq_name)
+    only_for = state.group(group) if group else None
+    peeked: list[Peeked] = []
+    looked_at_bytes = 0
+    start = u64x2(state.record.queue_id, max(0, offset - RUN_MESSAGES_MAX))
+    _, end = rows.queue_range(state.record.queue_id)
+    with partition.reader() as reader:
+        keys = await fairness_keys(reader, state.record.queue_id)
+        while len(peeked) < limit:
+            page = await reader.scan(Table.RUN_BODIES, start, end, limit=_RUNS_PER_READ)
+            for key, body in page:
+                run = await _header(reader, state.record.queue_id, keys, read_u64(key, 8))
+                if run is None or run.end <= offset:
+                    continue
+                for at, message in enumerate(MessageBatch.FromString(body).messages):
+                    number = run.first_offset + at
+                    settled = only_for is not None and only_for.has_settled_message(run, number)
+                    if number >= offset and not settled:
+                        peeked.append(Peeked(number, message, run))
+                looked_at_bytes += len(body)
+            if len(page) < _RUNS_PER_READ or looked_at_bytes > PEEK_BYTES_MAX:
+                break
+            start = successor(page[-1][0])
+    return peeked[:limit]
+
+
+async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> QueueView:
+    handle = partition.memory.handles.peek(record.lmq_name)
+    if handle is not None:
+        record = handle.state.record
+    oldest = await _oldest_publish_time_ms(reader, record) if record.messages else None
+    inflight = 0 if handle is None else handle.state.inflight
+    return QueueView(record, handle is not None, inflight, oldest)
+
+
+def _group_view(state: QueueState, group: Group) -> GroupView:
+    next_offset = state.record.next_offset
+    return GroupView(
+        group.name,
+        group.cursor(next_offset),
+        next_offset - group.base - group.settled,
+        sum(each.open_messages for each in group.live.values()),
+        group.owner_client_id,
+        group.owner_epoch,
+    )
+
+
+async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | None:
+    """The first run of each of the first fairness keys: exact unless a queue has many keys."""
+    times: list[int] = []
+    for key in await fairness_keys(reader, record.queue_id, _KEYS_LOOKED_AT_MAX):
+        prefix = rows.lane_prefix(record.queue_id, key)
+        first = await reader.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
+        times += (rows.read_run(*row).publish_time_ms for row in first)
+    return min(times, default=None)
+
+
+async def _header(reader: Reader, queue_id: int, keys: list[str], first_offset: int) -> Run | None:
+    wanted = [rows.run_key_of(queue_id, key, first_offset) for key in keys]
+    found = await reader.load(Table.RUN_HEADERS, wanted)
+    for key, value in zip(wanted, found, strict=True):
+        if value is not None:
+            return rows.read_run(key, value)
+    return None

@@ -1,0 +1,34 @@
+"""Partition time: milliseconds that never go back, whatever happens to the wall clock.
+
+Pure: the readings are arguments. Time is the larger of the last committed time and the wall clock,
+and advances by the monotonic clock while the wall clock stands behind. A wall clock that jumps far
+ahead moves it too, but suspends deleting work until somebody confirms: a wrong date must not expire
+everything that is stored.
+"""
+
+FORWARD_JUMP_MS_MAX = 60 * 60 * 1000
+"""A larger jump of the wall clock, while the process runs, is suspicious."""
+
+
+class PartitionTime:
+    """The clock of one partition, seeded with the time of its last commit."""
+
+    __slots__ = ("_base_ms", "_monotonic_ms", "suspicious")
+
+    def __init__(self, committed_ms: int, wall_ms: int, monotonic_ms: int) -> None:
+        self._base_ms = max(committed_ms, wall_ms)
+        self._monotonic_ms = monotonic_ms
+        # A service that was down for a week is not suspicious, so the first reading is trusted.
+        self.suspicious = False
+
+    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
+        now_ms = self._base_ms + max(0, monotonic_ms - self._monotonic_ms)
+        if wall_ms > now_ms:
+            self.suspicious = self.suspicious or wall_ms - now_ms > FORWARD_JUMP_MS_MAX
+            now_ms = wall_ms
+        self._base_ms, self._monotonic_ms = now_ms, monotonic_ms
+        return now_ms
+
+    def confirm(self) -> None:
+        """An operator says that the time is right."""
+        self.suspicious = False

@@ -1,0 +1,140 @@
+"""Idempotent publishing: a repeat of (producer, sequence) gets the first answer (S11).
+
+Remembers the last sequences of each producer, independently of retention, for a bounded window: as
+many runs as `limits.PRODUCER_SEQUENCES_MAX`, and for as long as `limits.PRODUCER_WINDOW_MS` after
+the producer's last run. What is older is refused, never stored a second time.
+"""
+
+import zlib
+from collections import OrderedDict
+from struct import Struct
+from typing import NamedTuple
+
+from storage_svc.engines.engine import Batch, Engine, Table
+from storage_svc.engines.keys import prefix_end, read_text, read_u64, text, u64
+from tidemark.errors import SequenceConflict, SequenceTooOld
+from tidemark.limits import PRODUCER_SEQUENCES_MAX, PRODUCER_WINDOW_MS
+
+_CACHED_MAX = 4096
+_DAY_MS = 24 * 60 * 60 * 1000
+_ANSWER = Struct(">QQQII")
+
+
+class Answer(NamedTuple):
+    """What the first try was answered with, and what tells its run from another."""
+
+    queue_id: int
+    first_offset: int
+    schedule_id: int
+    messages: int
+    checksum: int
+
+
+def checksum(lmq_name: str, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(lmq_name.encode()))
+
+
+class _Producer:
+    __slots__ = ("answers", "day", "highest")
+
+    def __init__(self) -> None:
+        self.answers: OrderedDict[int, Answer] = OrderedDict()
+        self.highest = 0
+        self.day = 0  # of its last run, as in PRODUCER_INDEX
+
+    def add(self, sequence: int, answer: Answer) -> None:
+        self.answers[sequence] = answer
+        self.highest = max(self.highest, sequence)
+
+
+class Producers:
+    """The producers that published lately, a bounded number of them in memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._cached: OrderedDict[str, _Producer] = OrderedDict()
+
+    async def find(self, producer_id: str, sequence: int, mine: Answer) -> Answer | None:
+        """The first answer if this run was stored before; None if it never was.
+
+        Raises SequenceConflict for another run under the same sequence, SequenceTooOld for one
+        that lies before the window.
+        """
+        producer = await self._producer(producer_id)
+        first = producer.answers.get(sequence)
+        if first is not None:
+            if (first.messages, first.checksum) != (mine.messages, mine.checksum):
+                raise SequenceConflict(
+                    f"producer {producer_id} used sequence {sequence} for another run",
+                    sequence=str(sequence),
+                )
+            return first
+        if sequence <= producer.highest - PRODUCER_SEQUENCES_MAX:
+            raise SequenceTooOld(
+                f"sequence {sequence} lies before the window of producer {producer_id}",
+                highest=str(producer.highest),
+            )
+        return None
+
+    async def remember(
+        self, producer_id: str, sequence: int, answer: Answer, now_ms: int, batch: Batch
+    ) -> None:
+        """Keep the answer of a run that the commit under way stores."""
+        producer = await self._producer(producer_id)
+        producer.add(sequence, answer)
+        prefix = text(producer_id.encode())
+        batch.put(Table.PRODUCERS, prefix + u64(sequence), _ANSWER.pack(*answer))
+        oldest = producer.highest - PRODUCER_SEQUENCES_MAX
+        while producer.answers and (first := next(iter(producer.answers))) <= oldest:
+            del producer.answers[first]
+            batch.delete(Table.PRODUCERS, prefix + u64(first))
+        day = now_ms // _DAY_MS
+        if day != producer.day:
+            if producer.day:
+                batch.delete(Table.PRODUCER_INDEX, u64(producer.day) + prefix)
+            producer.day = day
+            batch.put(Table.PRODUCER_INDEX, u64(day) + prefix, b"")
+            batch.put(Table.PRODUCERS, prefix, u64(day))
+
+    async def forget_old(self, now_ms: int, limit: int, batch: Batch) -> int:
+        """Forget producers that published nothing for the whole window; returns how many."""
+        before = max(0, now_ms - PRODUCER_WINDOW_MS) // _DAY_MS
+        old = await self._engine.scan(Table.PRODUCER_INDEX, b"", u64(before), limit=limit)
+        for key, _ in old:
+            producer_id, _ = read_text(key, 8)
+            prefix = text(producer_id)
+            producer = await self._producer(producer_id.decode())
+            if producer.day != read_u64(key):
+                continue  # it has published since; its entry moves with this commit
+            batch.delete(Table.PRODUCER_INDEX, key)
+            batch.delete(Table.PRODUCERS, prefix)
+            for sequence in producer.answers:
+                batch.delete(Table.PRODUCERS, prefix + u64(sequence))
+            del self._cached[producer_id.decode()]
+        return len(old)
+
+    def trim(self) -> None:
+        """Bound the memory. Only after a commit: what it wrote cannot be read back before."""
+        while len(self._cached) > _CACHED_MAX:
+            self._cached.popitem(last=False)
+
+    async def _producer(self, producer_id: str) -> _Producer:
+        producer = self._cached.get(producer_id)
+        if producer is None:
+            producer = await self._load(producer_id)
+            self._cached[producer_id] = producer
+        else:
+            self._cached.move_to_end(producer_id)
+        return producer
+
+    async def _load(self, producer_id: str) -> _Producer:
+        producer = _Producer()
+        prefix = text(producer_id.encode())
+        for key, value in await self._engine.scan(
+            Table.PRODUCERS, prefix, prefix_end(prefix), limit=2 * PRODUCER_SEQUENCES_MAX
+        ):
+            if key == prefix:
+                producer.day = read_u64(value)
+            else:
+                producer.add(read_u64(key, len(prefix)), Answer(*_ANSWER.unpack(value)))
+        return producer

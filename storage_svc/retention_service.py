@@ -1,0 +1,138 @@
+"""The retention API: bounded deletions and their history."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from storage_svc import history, tables
+from storage_svc import operations as op
+from storage_svc.engines.engine import Table
+from storage_svc.service import Partitions
+from storage_svc.tables import TableName
+from tidemark import limits
+from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
+from tidemark.clock import Clock
+from tidemark.errors import BatchTooLarge, InvalidArgument
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+ROWS_PER_CALL_MAX = 10_000
+BATCH_ROWS_MAX = 65_536
+BATCH_ROWS_DEFAULT = 8_192
+_TABLE_PREFIX = "SCAN_TABLE_NAME_"
+_TYPE_PREFIX = "RETENTION_TYPE_"
+
+
+class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
+    """What passes ask of storage. Metrics are not built yet."""
+
+    def __init__(self, partitions: Partitions, clock: Clock) -> None:
+        self._partitions = partitions
+        self._clock = clock
+
+    async def ScanTable(
+        self, request: retention_pb2.ScanTableRequest, context: Context
+    ) -> AsyncIterator[retention_pb2.ScanTableResponse]:
+        if request.batch_rows > BATCH_ROWS_MAX:
+            raise InvalidArgument(f"at most {BATCH_ROWS_MAX} rows a batch", field="batch_rows")
+        wanted = tables.Filter(
+            request.columns,
+            request.topic,
+            request.after_time.ToMilliseconds(),
+            request.before_time.ToMilliseconds(),
+        )
+        partition = self._partitions.get(request.partition)
+        batch_rows = request.batch_rows or BATCH_ROWS_DEFAULT
+        async with aclosing(
+            tables.scan(partition, _table(request.table), wanted, batch_rows, self._clock)
+        ) as batches:
+            async for arrow, rows in batches:
+                yield retention_pb2.ScanTableResponse(arrow=arrow, rows=rows)
+
+    async def ApplyRetention(
+        self, request: retention_pb2.ApplyRetentionRequest, context: Context
+    ) -> retention_pb2.ApplyRetentionResponse:
+        if not request.pass_id or len(request.pass_id) > limits.PRODUCER_ID_BYTES_MAX:
+            raise InvalidArgument("a pass has an id", field="pass_id")
+        if len(request.rows) > ROWS_PER_CALL_MAX:
+            raise BatchTooLarge(f"at most {ROWS_PER_CALL_MAX} rows a call")
+        if not request.rows:
+            raise InvalidArgument("there is nothing to apply", field="rows")
+        partition = self._partitions.get(request.partition)
+        operation = op.ApplyRetention(
+            request.pass_id, _type(request.type), tuple(map(_row, request.rows))
+        )
+        applied = await partition.call(operation)
+        assert isinstance(applied, op.RetentionApplied)
+        return retention_pb2.ApplyRetentionResponse(
+            messages=applied.messages,
+            bytes=applied.body_bytes,
+            queues=applied.queues,
+            stale=applied.stale,
+        )
+
+    async def ListRetentionHistory(
+        self, request: retention_pb2.ListRetentionHistoryRequest, context: Context
+    ) -> retention_pb2.ListRetentionHistoryResponse:
+        if request.page_size > limits.PAGE_SIZE_MAX:
+            raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+        held = self._partitions.held
+        numbers = [request.partition] if request.HasField("partition") else sorted(held)
+        rows = []
+        for number in numbers:
+            partition = self._partitions.get(number)
+            with partition.reader() as reader:
+                async for chunk in reader.scan_chunks(Table.HISTORY, b"", None):
+                    rows += [(number, history.read(*row)) for row in chunk]
+        rows.sort(key=lambda row: row[1].executed_at_ms, reverse=True)
+        wanted = [row for row in rows if not request.type or row[1].type is _type(request.type)]
+        limit = request.page_size or limits.PAGE_SIZE_DEFAULT
+        token = request.page_token or "0"
+        if not (token.isascii() and token.isdigit()):
+            raise InvalidArgument("not a page token of this call", field="page_token")
+        first = int(token)
+        response = retention_pb2.ListRetentionHistoryResponse()
+        for number, row in wanted[first : first + limit]:
+            added = response.rows.add(
+                partition=number,
+                lmq_name=row.lmq_name,
+                messages=row.messages,
+                bytes=row.body_bytes,
+                type=retention_pb2.RetentionType.Value(_TYPE_PREFIX + row.type.name),
+                pass_id=row.pass_id,
+            )
+            added.execute_time.FromMilliseconds(row.executed_at_ms)
+        if len(wanted) > first + limit:
+            response.next_page_token = str(first + limit)
+        return response
+
+
+def _table(proto: retention_pb2.ScanTableName.ValueType) -> TableName:
+    try:
+        return TableName(retention_pb2.ScanTableName.Name(proto).removeprefix(_TABLE_PREFIX))
+    except ValueError:
+        raise InvalidArgument("not a table that can be read", field="table") from None
+
+
+def _type(proto: retention_pb2.RetentionType.ValueType) -> op.RetentionType:
+    try:
+        return op.RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
+    except (KeyError, ValueError):
+        raise InvalidArgument("a retention type is one of the closed set", field="type") from None
+
+
+def _row(proto: retention_pb2.RetentionRow) -> op.RetentionRow:
+    try:
+        table = retention_pb2.ScanTableName.Name(proto.table).removeprefix(_TABLE_PREFIX).lower()
+    except ValueError:
+        raise InvalidArgument("there is no such table", field="table") from None
+    return op.RetentionRow(
+        proto.queue_id,
+        proto.lmq_name,
+        proto.fairness_key,
+        proto.range.start,
+        proto.before_ms,
+        table,
+    )

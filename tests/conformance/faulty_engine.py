@@ -1,0 +1,82 @@
+"""An engine whose commits can be told to wait, and to fail before or after they reach the disk.
+
+Wraps the engines of any `Engines`, so that everything else happens for real. A failed commit breaks
+the engine for good, as the protocol says: it must be opened again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum
+
+from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table, Usage
+from tidemark.errors import CommitOutcomeUnknown
+
+
+class Fault(Enum):
+    """What becomes of a commit; its caller cannot tell the two apart."""
+
+    BEFORE_WRITING = "nothing is written"
+    AFTER_WRITING = "everything is on disk"
+
+
+class FaultyEngines:
+    """Opens engines that obey `next_commit`."""
+
+    def __init__(self, engines: Engines) -> None:
+        self.next_commit: Fault | None = None
+        """How the next commit fails, of whichever engine; None after it has, and by default."""
+        self.commits = 0
+        """Commits that succeeded."""
+        self.gate = asyncio.Event()
+        """While it is clear, commits wait before they write."""
+        self.gate.set()
+        self.waiting = asyncio.Event()
+        """Set once a commit waits at the gate."""
+        self._engines = engines
+
+    async def open(self, identity: Identity) -> "FaultyEngine":
+        return FaultyEngine(await self._engines.open(identity), self)
+
+
+class FaultyEngine:
+    """One open partition."""
+
+    def __init__(self, engine: Engine, controls: FaultyEngines) -> None:
+        self._engine = engine
+        self._controls = controls
+        self._broken = False
+
+    @property
+    def identity(self) -> Identity:
+        return self._engine.identity
+
+    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._engine.load(table, keys)
+
+    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
+        return await self._engine.scan(table, start, end, limit=limit)
+
+    async def commit(self, batch: Batch) -> None:
+        if not self._controls.gate.is_set():
+            self._controls.waiting.set()
+            await self._controls.gate.wait()
+        fault, self._controls.next_commit = self._controls.next_commit, None
+        if fault is Fault.BEFORE_WRITING or self._broken:
+            self._fail()
+        await self._engine.commit(batch)
+        if fault is Fault.AFTER_WRITING:
+            self._fail()
+        self._controls.commits += 1
+
+    def reader(self) -> Reader:
+        return self._engine.reader()
+
+    def usage(self) -> Usage:
+        return self._engine.usage()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    def _fail(self) -> None:
+        self._broken = True
+        raise CommitOutcomeUnknown("the disk failed, as it was told to")

@@ -1,0 +1,545 @@
+"""A partition against its model: random operations, faults and restarts, checked step by step.
+
+Proves on a real RocksDB that nothing answered is lost and nothing settled comes back (S2), that
+attempts, deliveries, order and payloads agree (V2, V8), that receipts stay good over reopening
+(V4), and that ready, reserved, delayed, buried and settled always add up to what was published.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from storage_svc import delivering, group_state, handles, lanes, looking, queue_state, scanning
+from storage_svc import operations as op
+from storage_svc.engines.engine import Identity
+from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.operations import Result
+from storage_svc.partition import Partition, Watcher
+from storage_svc.partition_time import FORWARD_JUMP_MS_MAX
+from storage_svc.reservations import Ending, Span
+from storage_svc.scanning import ScanKind
+from tests.conformance.faulty_engine import Fault, FaultyEngines
+from tests.conformance.partition_audit import audit
+from tests.conformance.partition_model import PartitionModel
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.clock import ManualClock
+from tidemark.errors import CommitOutcomeUnknown
+from tidemark.receipts import Receipt
+from tidemark.topics import Subscription, Topic, TopicSettings
+
+T = TypeVar("T")
+
+IDENTITY = Identity("model", 0, 1)
+TOPICS = {
+    "dead": TopicSettings(),
+    "jobs": TopicSettings(dead_letter_topic="dead", max_attempts=3, visibility_timeout_ms=1000),
+    "kept": TopicSettings(retention_enabled=True),
+    "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
+}
+QUEUES = ("jobs", "jobs/a", "kept/a", "own/a")
+SETTLEMENTS = (
+    Ending.ACK,
+    Ending.ACK,
+    Ending.NACK,
+    Ending.RELEASE,
+    Ending.DISCONNECT,
+    Ending.DEAD_LETTER,
+)
+DAY_MS = 24 * 60 * 60 * 1000
+TURN_MS_MAX = 10_000
+NEWEST = 1
+"""Stands for the newest activity stamp that is known."""
+ALL = 10_000
+"""As many due entries as there may be."""
+
+# Bounds that a short example reaches: what lies beyond them is read again, page by page.
+RUN_MESSAGES_MAX = 20
+SMALL_BOUNDS = [
+    (lanes, "LANE_RUNS_MAX", 2),
+    (handles, "LANE_RUNS_MAX", 2),
+    (handles, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
+    (handles, "_PAGE_ROWS", 2),
+    (group_state, "PASSED_MAX", 2),
+    (delivering, "PASSED_MAX", 2),
+    (queue_state, "REMEMBERED_MAX", 12),
+]
+
+
+class Run(NamedTuple):
+    """What to publish."""
+
+    queue: str
+    messages: int
+    fairness_key: str
+    ttl_ms: int
+    delay_ms: int
+    padding: int
+    sequence: int
+
+
+class Settlement(NamedTuple):
+    """What to settle, and how."""
+
+    pick: int
+    ending: Ending
+    cuts: list[int]
+    delay_ms: int
+    epoch: int
+
+
+class Held(NamedTuple):
+    """A receipt, good or not, and how many messages it was for."""
+
+    receipt: bytes
+    messages: int
+
+
+queues = st.sampled_from(("jobs", "jobs", "jobs", *QUEUES))
+groups = st.sampled_from(("g", "g", "h"))
+keys = st.sampled_from(("", "", "a", "b"))
+clients = st.sampled_from("AB")
+epochs = st.integers(0, 5)
+picks = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 6, 9))
+"""Which of many: mostly the newest."""
+more = st.booleans()
+"""Whether an operation waits for others to go into the same commit."""
+runs = st.builds(
+    Run,
+    queues,
+    st.integers(1, RUN_MESSAGES_MAX),
+    keys,
+    ttl_ms=st.sampled_from((0, 0, 0, 500, 3000)),
+    delay_ms=st.sampled_from((0, 0, 0, 0, 700)),
+    padding=st.sampled_from((0, 0, 0, 30_000)),
+    sequence=st.sampled_from((0, 0, 0, 1, 2, 3, 1026)),
+)
+cuts = st.lists(st.integers(0, RUN_MESSAGES_MAX), max_size=4, unique=True).map(sorted)
+starts = st.one_of(
+    st.none(),
+    st.sampled_from((op.Start(op.StartAt.EARLIEST), op.Start(op.StartAt.LATEST))),
+    st.builds(op.Start, st.sampled_from((op.StartAt.LAST, op.StartAt.OFFSET)), st.integers(1, 30)),
+)
+settlements = st.builds(
+    Settlement,
+    picks,
+    st.sampled_from(SETTLEMENTS),
+    cuts,
+    delay_ms=st.sampled_from((0, 300)),
+    epoch=picks,
+)
+limits = st.sampled_from((1, ALL, ALL, ALL))
+administrations = st.one_of(
+    st.builds(op.PlaceGroup, queues, groups, starts, st.sampled_from((0, 0, 0, 1))),
+    st.builds(op.RemoveGroup, queues, groups),
+    st.builds(op.RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
+    st.builds(op.Purge, queues),
+    st.builds(op.Unschedule, queues, st.integers(1, 6)),
+    st.builds(op.Materialize, queues, st.booleans()),
+    st.builds(op.Unmaterialize, queues, st.sampled_from((0, NEWEST))),
+    st.builds(op.TakeOwnership, st.just("own/a"), groups, clients, starts),
+    st.builds(op.ConfirmOwnership, st.just("own/a"), groups, clients, epochs),
+    st.builds(op.DropOwnership, st.just("own/a"), groups, clients, epochs),
+    st.integers(0, 3).map(
+        lambda max_attempts: op.PutTopic(
+            Topic("jobs", replace(TOPICS["jobs"], max_attempts=max_attempts)), create=False
+        )
+    ),
+)
+
+
+class StillClock(ManualClock):
+    """Wakes nobody: housekeeping happens when a rule asks for it, so that an example repeats."""
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+def _is_settled_in(machine: "PartitionMachine") -> bool:
+    """Whether enough has happened since it was opened: opening takes as long as many commits."""
+    return machine.partition.commits >= 3
+
+
+class PartitionMachine(RuleBasedStateMachine):
+    """One partition in one directory, and what it must be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bounds = pytest.MonkeyPatch()
+        for module, name, bound in SMALL_BOUNDS:
+            self._bounds.setattr(module, name, bound)
+        self.loop = asyncio.new_event_loop()
+        self.home = Path(tempfile.mkdtemp(prefix="tidemark-model-"))
+        self.lives = 0
+        self.clock = StillClock()
+        self.model = PartitionModel(TOPICS, queue_state.REMEMBERED_MAX)
+        self.frame: list[op.Operation] = []
+        self.numbered: list[op.Append] = []
+        self.held: list[Held] = []
+        self.epochs = [0]
+        self.plan: list[op.Operation] = []
+        self.published = 0
+        self.committed_ms = 0
+        self.partition, self.engines, self.watcher = self.run(self._open())
+        for name, each in TOPICS.items():
+            self.run(self.partition.call(op.PutTopic(Topic(name, each), create=True)))
+
+    @initialize(backlog=st.lists(runs, min_size=3, max_size=8), taken=st.lists(queues, max_size=3))
+    def begin_with_a_backlog(self, backlog: list[Run], taken: list[str]) -> None:
+        """So that the first operations have something to work on."""
+        self.add([self._append(run) for run in backlog])
+        self.add([op.Reserve(queue, "g", 10) for queue in taken])
+
+    def teardown(self) -> None:
+        try:
+            self.send()
+        finally:
+            self.run(self.partition.close())
+            self.loop.close()
+            self._bounds.undo()
+            shutil.rmtree(self.home)
+
+    # --- publishing ----------------------------------------------------------------------------
+
+    @rule(runs=st.lists(runs, min_size=1, max_size=3), more=more)
+    def publish(self, runs: list[Run], more: bool) -> None:
+        self.add([self._append(run) for run in runs], more)
+
+    @precondition(lambda self: self.numbered)
+    @rule(pick=picks, more=more)
+    def publish_again(self, pick: int, more: bool) -> None:
+        self.add([_pick(self.numbered, pick)], more)
+
+    # --- delivering ----------------------------------------------------------------------------
+
+    @rule(
+        queue=st.one_of(queues, queues, st.just("dead")),
+        group=groups,
+        messages=st.sampled_from((1, 3, 10, 1000, 1000)),
+        bytes_max=st.sampled_from((1, 100, 70_000, 4_000_000, 4_000_000)),
+        visibility_ms=st.sampled_from((0, 50, 2000)),
+        epoch=picks,
+        more=more,
+    )
+    def reserve(
+        self,
+        queue: str,
+        group: str,
+        messages: int,
+        bytes_max: int,
+        visibility_ms: int,
+        epoch: int,
+        more: bool,
+    ) -> None:
+        # Which messages are handed out is for storage to say, so its answer may only be lost as the
+        # last of its commit: then what it was can be read back.
+        last = self.engines.next_commit is Fault.AFTER_WRITING
+        owner_epoch = _pick(self.epochs, epoch) if queue == "own/a" else 0
+        reserve = op.Reserve(
+            queue, group, messages, bytes_max, visibility_ms, owner_epoch=owner_epoch
+        )
+        self.add([reserve], more and not last)
+
+    @precondition(lambda self: self.held)
+    @rule(settlements=st.lists(settlements, min_size=1, max_size=3), more=more)
+    def settle(self, settlements: list[Settlement], more: bool) -> None:
+        self.add([self._settle(each) for each in settlements], more)
+
+    @precondition(lambda self: self.held)
+    @rule(pick=picks, visibility_ms=st.sampled_from((0, 50, 5000)), more=more)
+    def extend(self, pick: int, visibility_ms: int, more: bool) -> None:
+        self.add([op.Extend(_pick(self.held, pick).receipt, visibility_ms)], more)
+
+    # --- groups, owners, queues ----------------------------------------------------------------
+
+    @rule(operation=administrations, more=more)
+    def administer(self, operation: op.Operation, more: bool) -> None:
+        if isinstance(operation, op.PutTopic):
+            self.send()  # what it makes undeliverable, and when, must be clear
+        if isinstance(operation, op.Unmaterialize) and operation.expected_activity_stamp:
+            known = self.model.queues.get(operation.lmq_name)
+            stamps = [] if known is None else list(known.stamps)
+            operation = op.Unmaterialize(operation.lmq_name, stamps[-1] if stamps else 0)
+        self.add([operation], more)
+
+    # --- sweeps --------------------------------------------------------------------------------
+
+    @rule(kinds=st.lists(st.sampled_from(ScanKind), min_size=1, max_size=6, unique=True))
+    def plan_a_sweep(self, kinds: list[ScanKind]) -> None:
+        self.send()
+        for kind in kinds:
+            page = self.run(scanning.scan(self.partition, kind, b"", 100))
+            self.plan += (due.action for due in page.due)
+            self.plan += (
+                op.ClearOutbox(due.action.entry.sequence)
+                for due in page.due
+                if isinstance(due.action, op.AppendFromOutbox)
+            )
+
+    @precondition(lambda self: self.plan)
+    @rule(count=st.integers(1, 8), again=st.booleans(), more=more)
+    def act_on_the_plan(self, count: int, again: bool, more: bool) -> None:
+        """At once or much later, and sometimes twice: what has moved on is left alone (L8)."""
+        if any(isinstance(each, op.Reserve) for each in self.frame):
+            self.send()  # it may have buried what an action is about
+        self.add(self.plan[:count], more)
+        if not again:
+            del self.plan[:count]
+
+    # --- time ----------------------------------------------------------------------------------
+
+    @rule(step_ms=st.sampled_from((60, 300, 1100, 1100, 5000)), limit=limits, more=more)
+    def time_passes(self, step_ms: int, limit: int, more: bool) -> None:
+        """What is due expires, together with what has gathered and often with what comes next."""
+        if limit != ALL:
+            self.send()  # which of many are expired is only clear if nothing else happens
+        self.run(self.clock.advance_ms(step_ms))
+        self.add([op.ExpireDue(limit)], more and limit == ALL)
+
+    @rule(step_ms=st.sampled_from((1_300_000, 9 * DAY_MS)), run=runs, more=more)
+    def nothing_happens_for_long(self, step_ms: int, run: Run, more: bool) -> None:
+        """Then somebody keeps house, and somebody publishes."""
+        self.send()
+        self.run(self.clock.advance_ms(step_ms))
+        self.add([op.KeepHouse()])
+        self.add([self._append(run)], more)
+
+    @rule(jump_ms=st.sampled_from((-DAY_MS, -2000, 900, 2 * FORWARD_JUMP_MS_MAX)))
+    def the_wall_clock_jumps(self, jump_ms: int) -> None:
+        """If somebody finds that suspicious, the next jump comes with a confirmation."""
+        self.send()
+        if self.model.time_is_suspicious:
+            self.partition.confirm_time()
+            self.model.time_is_suspicious = False
+        before_ms = self.partition.now_ms()
+        self.clock.set_wall_ms(self.clock.wall_ms() + jump_ms)
+        moved_ms = self.partition.now_ms() - before_ms
+        assert moved_ms >= 0
+        self.model.time_is_suspicious |= moved_ms > FORWARD_JUMP_MS_MAX
+
+    # --- faults --------------------------------------------------------------------------------
+
+    @precondition(_is_settled_in)
+    @rule(fault=st.sampled_from(Fault))
+    def the_next_commit_fails(self, fault: Fault) -> None:
+        if any(isinstance(each, op.Reserve) for each in self.frame):
+            self.send()
+        self.engines.next_commit = fault
+
+    @precondition(_is_settled_in)
+    @rule(dies=st.booleans())
+    def reopen(self, dies: bool) -> None:
+        """If it dies, the files as they are now are what its next life finds."""
+        self.send()
+        if dies:
+            _copy(self._directory, self.home / str(self.lives + 1))
+            self.lives += 1
+        self.run(self.partition.close())
+        self._begin_a_life()
+
+    # --- looking -------------------------------------------------------------------------------
+
+    @rule(queue=queues, group=groups)
+    def look(self, queue: str, group: str) -> None:
+        self.send()
+        known = self.model.queues.get(queue)
+        if known is None or group not in known.groups:
+            return
+        loaded = known.loaded
+        peeked = self.run(looking.peek(self.partition, queue, 0, 10_000, group))
+        view, views = self.run(looking.get_queue(self.partition, queue))
+        unsettled = known.groups[group].unsettled
+        assert [each.offset for each in peeked] == unsettled
+        standings = known.groups[group].standings
+        for each in peeked:
+            run = standings[each.offset].run
+            assert each.message.payload == run.payloads[each.offset - run.first_offset]
+        assert view.materialized == loaded
+        (of_group,) = (each for each in views if each.name == group)
+        assert of_group.unsettled == len(unsettled)
+        assert of_group.cursor <= min([known.next_offset, *unsettled])
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def add(self, operations: Sequence[op.Operation], more: bool = False) -> None:
+        self.frame += operations
+        if not more:
+            self.send()
+
+    def send(self) -> None:
+        """Submit what has gathered, as two frames of one commit, and compare everything."""
+        if not self.frame:
+            return
+        operations, self.frame = self.frame, []
+        fault = self.engines.next_commit
+        now_ms = self.partition.now_ms()
+        assert now_ms >= self.committed_ms, "partition time never goes back"
+        commits = self.engines.commits
+        answers = self.run(self._submit(operations))
+        self.engines.next_commit = None
+        written = self.engines.commits != commits
+        if answers is None:
+            written = fault is Fault.AFTER_WRITING
+        if written:
+            self.committed_ms = now_ms
+        told = set(self.watcher.ready)
+        self.watcher.ready.clear()
+        self.model.begin(now_ms, told)
+        if answers is not None:
+            for operation, answer in zip(operations, answers, strict=True):
+                self._learn(answer)
+                self.model.perform(operation, answer)
+        else:
+            for operation in operations if written else ():
+                self.model.perform(operation, self._read_back(operation))
+            self.model.reloaded()
+        self.run(audit(self.partition, self.model))
+
+    async def _submit(self, operations: list[op.Operation]) -> list[Result] | None:
+        """The answers; None if the commit failed and the partition has opened again."""
+        half = len(operations) // 2
+        first, second = (
+            self.partition.submit(operations[:half]),
+            self.partition.submit(operations[half:]),
+        )
+        try:
+            return [*await first, *await second]
+        except CommitOutcomeUnknown:
+            with pytest.raises(CommitOutcomeUnknown):
+                await second
+            while self.partition.health.faults:
+                self.watcher.changed.clear()
+                await self.watcher.changed.wait()
+            return None
+
+    def _learn(self, answer: Result) -> None:
+        match answer:
+            case op.Reserved(slices):
+                self.held += (Held(each.receipt, each.messages) for each in slices)
+            case op.Ownership(epoch=epoch) if epoch not in self.epochs:
+                self.epochs.append(epoch)
+
+    def _read_back(self, operation: op.Operation) -> Result | None:
+        """What a hand-out must have been, of which the answer was lost."""
+        known = isinstance(operation, op.Reserve) and self.model.queues.get(operation.lmq_name)
+        if not isinstance(operation, op.Reserve) or not known:
+            return None
+        state = self.run(self.partition.memory.handles.glimpse(operation.lmq_name))
+        slices = [
+            op.ReservedSlice(
+                reservation_id=each.reservation_id,
+                receipt=Receipt(0, known.queue_id, each.reservation_id, each.owner_epoch).encode(),
+                queue_id=known.queue_id,
+                first_offset=each.slice.start,
+                messages=each.slice.messages,
+                body=b"",
+                attempt_count=each.slice.attempts,
+                delivery_count=each.slice.deliveries,
+                owner_epoch=each.owner_epoch,
+                visibility_ms=each.deadline_ms - self.model.now_ms,
+                publish_time_ms=0,
+                fairness_key=each.slice.run.fairness_key,
+                traceparent="",
+            )
+            for each in state.reservations.values()
+            if each.reservation_id > self.model.reservation_id
+        ]
+        answer = op.Reserved(tuple(slices))
+        self._learn(answer)
+        return answer
+
+    def _append(self, run: Run) -> op.Append:
+        messages = min(run.messages, 5) if run.padding else run.messages
+        append = op.Append(
+            run.queue,
+            messages,
+            self._body(messages, run.padding),
+            run.fairness_key,
+            delay_ms=run.delay_ms,
+            ttl_ms=run.ttl_ms,
+            producer_id="p" if run.sequence else "",
+            sequence=run.sequence,
+        )
+        if append.sequence:
+            self.numbered.append(append)
+        return append
+
+    def _settle(self, settlement: Settlement) -> op.Settle:
+        held = _pick(self.held, settlement.pick)
+        return op.Settle(
+            held.receipt,
+            settlement.ending,
+            _spans(settlement.cuts, held.messages),
+            settlement.delay_ms if settlement.ending is Ending.NACK else 0,
+            owner_epoch=_pick(self.epochs, settlement.epoch) if settlement.epoch > 1 else 0,
+        )
+
+    def _body(self, messages: int, padding: int) -> bytes:
+        batch = MessageBatch()
+        for _ in range(messages):
+            self.published += 1
+            batch.messages.add(payload=b"%d" % self.published + b"." * padding)
+        return batch.SerializeToString()
+
+    def _begin_a_life(self) -> None:
+        self.partition, self.engines, self.watcher = self.run(self._open())
+        assert self.partition.now_ms() >= self.committed_ms, "partition time never goes back"
+        self.model.begin(self.partition.now_ms(), set())
+        self.model.reloaded()
+        self.model.time_is_suspicious = False
+        self.run(audit(self.partition, self.model))
+
+    async def _open(self) -> tuple[Partition, FaultyEngines, Watcher]:
+        engines = FaultyEngines(RocksEngines(self._directory))
+        partition = Partition(engines, IDENTITY, self.clock)
+        await partition.open()
+        return partition, engines, partition.watch(0)
+
+    @property
+    def _directory(self) -> Path:
+        return self.home / str(self.lives)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        async def bounded() -> T:
+            async with asyncio.timeout(TURN_MS_MAX / 1000):
+                return await work
+
+        return self.loop.run_until_complete(bounded())
+
+
+def _copy(source: Path, target: Path) -> None:
+    """The files of one moment, although the store tidies them up in the background."""
+    while True:
+        before = sorted(source.rglob("*"))
+        with suppress(shutil.Error):  # a file went away
+            shutil.copytree(source, target)
+            if sorted(source.rglob("*")) == before:
+                return
+        shutil.rmtree(target)
+
+
+def _pick(choices: list[T], pick: int) -> T:
+    """The newest for 0, then older ones."""
+    return choices[-1 - pick % len(choices)]
+
+
+def _spans(cuts: list[int], messages: int) -> tuple[Span, ...]:
+    """Pairs of cuts that lie within a slice; most are good, some are not."""
+    inside = [cut for cut in cuts if cut <= messages]
+    return tuple(zip(inside[::2], inside[1::2], strict=False))
+
+
+TestPartition = PartitionMachine.TestCase
+TestPartition.settings = settings(
+    max_examples=2000 if settings.get_current_profile_name() == "long" else 60,
+    stateful_step_count=80 if settings.get_current_profile_name() == "long" else 50,
+)
