@@ -2,19 +2,41 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
+from broker_svc.cleanup import Cleanup
+from broker_svc.clients import UnaryClients
+from broker_svc.deliveries import DeliveryDirectory
+from broker_svc.expiry import ExpiryTimer
+from broker_svc.feeds import Feeds
+from broker_svc.leases import Leases
+from broker_svc.listener import LinkListener
+from broker_svc.markers import EvictionMarkers
+from broker_svc.owner_service import OwnerService
+from broker_svc.ownership import Ownerships
 from broker_svc.partition_link import PartitionLink
+from broker_svc.publishers import PublisherRegistry
+from broker_svc.publishing import Publishing
 from broker_svc.service import BrokerService
+from broker_svc.settling import Settling
+from broker_svc.subscriptions import Subscriptions
+from broker_svc.topic_cache import TopicCache
 from broker_svc.topic_service import TopicService
+from broker_svc.tracking import Tracking
+from broker_svc.workshop import Workshop
 from tidemark.api.broker.v1.broker_pb2_grpc import add_BrokerServiceServicer_to_server
 from tidemark.api.broker.v1.topic_pb2_grpc import add_TopicServiceServicer_to_server
+from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import BrokerSettings
+
+EXPIRE_EVERY_MS = 1_000
 
 _log = logging.getLogger(__name__)
 _BROKER_SERVICE = "tidemark.api.broker.v1.BrokerService"
@@ -26,17 +48,30 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
     server = RpcServer(settings.listen, clock=clock)
     async with open_channel(settings.storage_address) as channel:
         storage = StorageServiceStub(channel)
-        links = [
-            PartitionLink(number, settings, storage, clock) for number in range(settings.partitions)
-        ]
-        server.add(add_BrokerServiceServicer_to_server, BrokerService(links, clock))
-        server.add(add_TopicServiceServicer_to_server, TopicService(storage))
+        workshop, timers = build_workshop(settings, storage, clock)
+        clients = UnaryClients(workshop.directory, workshop.settling, workshop.subscriptions)
+        # Ids of an earlier life of this broker must not mean anything in this one.
+        service = BrokerService(workshop, clients, first_session_id=random.getrandbits(48) << 12)
+        server.add(add_BrokerServiceServicer_to_server, service)
+        server.add(add_TopicServiceServicer_to_server, TopicService(workshop, storage))
+        server.add(add_OwnerServiceServicer_to_server, OwnerService(workshop.links))
         server.set_serving(_BROKER_SERVICE, False)
-        tasks = [asyncio.create_task(link.run()) for link in links]
-        tasks.append(asyncio.create_task(_report_health(server, links)))
+        links = list(workshop.links.values())
+        tasks: list[asyncio.Task[None]] = []
         try:
             await server.start()
+            for link in links:
+                link.address = server.address
             _log.info("broker listens", extra={"address": server.address})
+            running = [
+                *(link.run() for link in links),
+                *(timer.run() for timer in timers),
+                workshop.cleanup.run(),
+                _expire(service, clock),
+                _report_health(server, links),
+                _drain(server, service),
+            ]
+            tasks = [asyncio.create_task(each) for each in running]
             yield server
         finally:
             await server.stop(0)
@@ -45,8 +80,67 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _report_health(server: RpcServer, links: list[PartitionLink]) -> None:
+def build_workshop(
+    settings: BrokerSettings, storage: StorageServiceStub, clock: Clock
+) -> tuple[Workshop, Sequence[ExpiryTimer]]:
+    """The parts of a broker, connected to each other and to nothing else yet."""
+    incarnation = random.getrandbits(63)
+    links = {
+        number: PartitionLink(number, settings, incarnation, storage, clock)
+        for number in range(settings.partitions)
+    }
+    tracking = Tracking()
+    leases = Leases(links, tracking, clock)
+    topics = TopicCache(storage, links)
+    directory = DeliveryDirectory()
+    feeds = Feeds(links)
+    ownerships = Ownerships(links, feeds, directory)
+    workshop = Workshop(
+        settings=settings,
+        clock=clock,
+        links=links,
+        topics=topics,
+        tracking=tracking,
+        leases=leases,
+        cleanup=Cleanup(links, tracking, clock),
+        publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
+        publishing=Publishing(links, topics, leases, clock),
+        directory=directory,
+        settling=Settling(links, directory),
+        feeds=feeds,
+        subscriptions=Subscriptions(
+            settings, links, topics, leases, feeds, ownerships, EvictionMarkers()
+        ),
+    )
+    timers = {
+        number: ExpiryTimer(link, clock, partial(_expired, directory, number))
+        for number, link in links.items()
+    }
+    listener = LinkListener(leases, feeds, workshop.subscriptions, tracking, directory, timers)
+    for link in links.values():
+        link.listen(listener)
+    return workshop, list(timers.values())
+
+
+def _expired(directory: DeliveryDirectory, partition: int, reservation_ids: Sequence[int]) -> None:
+    for reservation_id in reservation_ids:
+        directory.ended((partition, reservation_id))
+
+
+async def _expire(service: BrokerService, clock: Clock) -> None:
+    """Clients that fell silent, publishers that nobody uses."""
+    while True:
+        await clock.sleep_ms(EXPIRE_EVERY_MS)
+        service.expire(clock.monotonic_ms())
+
+
+async def _report_health(server: RpcServer, links: Sequence[PartitionLink]) -> None:
     """Healthy from the moment at which every partition was claimed; links mend by themselves."""
     await asyncio.gather(*(link.connected.wait() for link in links))
     server.set_serving(_BROKER_SERVICE, True)
     _log.info("broker serves", extra={"partitions": len(links)})
+
+
+async def _drain(server: RpcServer, service: BrokerService) -> None:
+    await server.stopping.wait()
+    service.drain()

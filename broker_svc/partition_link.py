@@ -1,30 +1,50 @@
 """The link to one partition: its claim, and one exchange that carries everything asked of it.
 
-Operations that arrive while a frame is being written go into the next one. Whoever waits for an
-answer gets one: a link that breaks answers all of them with UNAVAILABLE and connects again.
+Operations that arrive while a frame is being written go into the next one, with a bounded number
+of frames under way. Whoever waits for an answer gets exactly one: a link that breaks answers all of
+them with UNAVAILABLE, claims again and reports what the broker still holds. A broker that was
+fenced lets go of the partition for good; only a newer assignment brings it back.
 """
 
 import asyncio
 import logging
-import random
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
 
 import grpc
 
-from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
-from tidemark.errors import TidemarkError, Unavailable
+from tidemark.errors import Fenced, NotOwner, PartitionFaulty, TidemarkError, Unavailable
+from tidemark.limits import FRAME_BYTES_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings
-from tidemark.telemetry import current_traceparent
+from tidemark.telemetry import current_traceparent, meter
 
-_RECONNECT_AFTER_MS = 200
-
-_log = logging.getLogger(__name__)
+FRAMES_IN_FLIGHT_MAX: Final = 8
+FRAME_OPERATIONS_MAX: Final = 10_000
+_HELD_PER_PAGE: Final = 10_000
+_RECONNECT_MS_MIN: Final = 50
+_RECONNECT_MS_MAX: Final = 2_000
 
 Stream = grpc.aio.StreamStreamCall[exchange_pb2.ExchangeRequest, exchange_pb2.ExchangeResponse]
+Answer = asyncio.Future[exchange_pb2.OperationResult]
 
-QueueKey = tuple[str, str]
-"""lmq_name and group."""
+_log = logging.getLogger(__name__)
+_reconnects = meter(__name__).create_counter(
+    "tidemark.broker.link_reconnects", description="Claims after a link was lost"
+)
+
+
+class Listener(Protocol):
+    """Who is told what happens on a link."""
+
+    def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
+    def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
+    def link_up(self, partition: int) -> None: ...
+    def link_down(self, partition: int) -> None: ...
+    def held_reservations(self, partition: int) -> Iterable[int]: ...
 
 
 class PartitionLink:
@@ -34,60 +54,112 @@ class PartitionLink:
         self,
         partition: int,
         settings: BrokerSettings,
+        incarnation: int,
         storage: storage_pb2_grpc.StorageServiceStub,
         clock: Clock,
     ) -> None:
         self.partition = partition
         self.connected = asyncio.Event()
+        self.owner_address = ""
+        self.address = settings.listen
+        """Where this broker answers, as told to storage and to other brokers."""
         self._settings = settings
+        self._incarnation = incarnation
         self._storage = storage
         self._clock = clock
-        self._incarnation = random.getrandbits(63)
+        self._listener: Listener | None = None
+        self._fenced = False
+        self._health = partition_pb2.PartitionHealth()
         self._request_ids = 0
         self._gathered: list[exchange_pb2.Operation] = []
         self._something = asyncio.Event()
-        self._answers: dict[int, asyncio.Future[exchange_pb2.OperationResult]] = {}
-        self._ready: dict[QueueKey, asyncio.Event] = {}
+        self._in_flight = asyncio.Semaphore(FRAMES_IN_FLIGHT_MAX)
+        self._frame_ends: set[int] = set()
+        self._answers: dict[int, Answer] = {}
+        self._held_epoch = 0
 
-    async def call(self, operation: exchange_pb2.Operation) -> exchange_pb2.OperationResult:
-        """Send one operation; raises what storage answered, or UNAVAILABLE."""
+    def listen(self, listener: Listener) -> None:
+        self._listener = listener
+
+    @property
+    def serving(self) -> bool:
+        """Whether the partition takes its share of requests (L4)."""
+        serving = self._health.state == topic_pb2.PARTITION_STATE_SERVING
+        return self.connected.is_set() and serving
+
+    @property
+    def waiting(self) -> int:
+        """Operations that are not answered yet."""
+        return len(self._answers)
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def send(self, operation: exchange_pb2.Operation) -> Answer:
+        """Queue one operation; its answer may hold an error. Never blocks, never raises."""
+        answer: Answer = asyncio.get_running_loop().create_future()
         if not self.connected.is_set():
-            raise self._broken()
+            answer.set_exception(self.refusal())
+            return answer
         self._request_ids += 1
         operation.request_id = self._request_ids
         operation.traceparent = current_traceparent()
-        answer: asyncio.Future[exchange_pb2.OperationResult]
-        answer = asyncio.get_running_loop().create_future()
         self._answers[operation.request_id] = answer
         self._gathered.append(operation)
         self._something.set()
-        try:
-            result = await answer
-        finally:
-            self._answers.pop(operation.request_id, None)
+        return answer
+
+    async def call(self, operation: exchange_pb2.Operation) -> exchange_pb2.OperationResult:
+        """Send one operation; raises what storage answered, or UNAVAILABLE."""
+        result = await self.send(operation)
         if result.HasField("error"):
             raise from_status(result.error)
         return result
 
-    def when_ready(self, key: QueueKey) -> asyncio.Event:
-        """Set when storage tells that the queue has ready messages. Take it before reserving."""
-        return self._ready.setdefault(key, asyncio.Event())
+    def refusal(self) -> TidemarkError:
+        """Why nothing can be asked of the partition now."""
+        number = str(self.partition)
+        if self._fenced:
+            return NotOwner(
+                f"another broker owns partition {number}",
+                partition=number,
+                owner=self.owner_address,
+            )
+        return Unavailable(f"the link to partition {number} is broken", partition=number)
 
-    def forget_ready(self, key: QueueKey) -> None:
-        self._ready.pop(key, None)
+    def check_serving(self) -> None:
+        """Raise for a faulty partition; why one that starts takes no publishes, storage says."""
+        if not self.connected.is_set():
+            raise self.refusal()
+        if self._health.state == topic_pb2.PARTITION_STATE_FAULTY:
+            reasons = ",".join(fault.reason for fault in self._health.faults)
+            raise PartitionFaulty(
+                f"partition {self.partition} does not serve: {reasons}",
+                partition=str(self.partition),
+                reasons=reasons,
+            )
+
+    # --- staying connected ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Claim, exchange, and again after every fault."""
-        while True:
+        """Claim, exchange, and again after every fault; ends when fenced."""
+        wait_ms = _RECONNECT_MS_MIN
+        while not self._fenced:
             try:
-                await self._exchange(await self._claim())
+                epoch = await self._claim()
+                wait_ms = _RECONNECT_MS_MIN
+                await self._exchange(epoch)
+            except Fenced as error:
+                self._fenced = True
+                self.owner_address = error.metadata.get("owner", "")
+                _log.warning("fenced", extra={"partition": self.partition})
             except TidemarkError as error:
-                _log.warning(
-                    "link lost", extra={"partition": self.partition, "reason": error.reason}
-                )
+                _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
             finally:
                 self._drop_callers()
-            await self._clock.sleep_ms(_RECONNECT_AFTER_MS)
+            if not self._fenced:
+                _reconnects.add(1)
+                await self._clock.sleep_ms(wait_ms)
+                wait_ms = min(2 * wait_ms, _RECONNECT_MS_MAX)
 
     async def _claim(self) -> int:
         claim = storage_pb2.ClaimPartitionRequest(
@@ -95,49 +167,98 @@ class PartitionLink:
             cluster_id=self._settings.cluster_id,
             broker_id=self._settings.broker_id,
             incarnation=self._incarnation,
+            broker_address=self.address,
+            held_epoch=self._held_epoch,
         )
-        return (await self._storage.ClaimPartition(claim)).broker_epoch
+        claimed = await self._storage.ClaimPartition(claim)
+        self._held_epoch = claimed.broker_epoch
+        if claimed.report_required:
+            await self._storage.ReportHeldReservations(self._report(claimed.broker_epoch))
+        return claimed.broker_epoch
+
+    def _report(self, broker_epoch: int) -> Iterator[storage_pb2.ReportHeldReservationsRequest]:
+        """What this broker still holds, in pages; the first names partition and epoch."""
+        listener = self._listener
+        held = [] if listener is None else list(listener.held_reservations(self.partition))
+        yield storage_pb2.ReportHeldReservationsRequest(
+            partition=self.partition, broker_epoch=broker_epoch
+        )
+        for at in range(0, len(held), _HELD_PER_PAGE):
+            page = held[at : at + _HELD_PER_PAGE]
+            yield storage_pb2.ReportHeldReservationsRequest(reservation_ids=page)
 
     async def _exchange(self, broker_epoch: int) -> None:
-        stream = self._storage.Exchange()
+        stream: Stream = self._storage.Exchange()
         bind = exchange_pb2.Bind(partition=self.partition, broker_epoch=broker_epoch)
         await stream.write(exchange_pb2.ExchangeRequest(bind=bind))
+        self._in_flight = asyncio.Semaphore(FRAMES_IN_FLIGHT_MAX)
+        self._frame_ends.clear()
         writer = asyncio.create_task(self._write(stream))
         try:
             async for frame in stream:
-                self.connected.set()
                 self._take(frame)
         finally:
             writer.cancel()
             stream.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-        raise self._broken()
+        raise self.refusal()
 
     async def _write(self, stream: Stream) -> None:
         while True:
             await self._something.wait()
+            await self._in_flight.acquire()
+            await stream.write(exchange_pb2.ExchangeRequest(operations=self._next_frame()))
+
+    def _next_frame(self) -> list[exchange_pb2.Operation]:
+        """Everything that gathered, as far as it fits a frame."""
+        size = taken = 0
+        for operation in self._gathered:
+            size += operation.ByteSize()
+            if taken and (size > FRAME_BYTES_MAX or taken == FRAME_OPERATIONS_MAX):
+                break
+            taken += 1
+        frame, self._gathered = self._gathered[:taken], self._gathered[taken:]
+        if not self._gathered:
             self._something.clear()
-            operations, self._gathered = self._gathered, []
-            await stream.write(exchange_pb2.ExchangeRequest(operations=operations))
+        self._frame_ends.add(frame[-1].request_id)
+        return frame
 
     def _take(self, frame: exchange_pb2.ExchangeResponse) -> None:
         for result in frame.results:
-            answer = self._answers.get(result.request_id)
+            if result.request_id in self._frame_ends:
+                self._frame_ends.remove(result.request_id)
+                self._in_flight.release()
+            answer = self._answers.pop(result.request_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(result)
+        was_serving = self.serving
+        if frame.HasField("health"):
+            self._health = frame.health
+        listener = self._listener
+        if not self.connected.is_set():
+            self.connected.set()
+            _log.info("link up", extra={"partition": self.partition})
+        if listener is None:
+            return
+        if self.serving and not was_serving:
+            # Storage has opened the partition anew: it knows of nobody who waits.
+            listener.link_up(self.partition)
         for event in frame.ready:
-            ready = self._ready.get((event.lmq_name, event.group))
-            if ready is not None:
-                ready.set()
+            listener.queue_ready(self.partition, event.lmq_name, event.group)
+        if frame.HasField("next_deadline"):
+            deadline = frame.next_deadline
+            in_ms = deadline.in_ms if deadline.HasField("in_ms") else None
+            listener.next_deadline(self.partition, in_ms)
 
     def _drop_callers(self) -> None:
+        was_connected = self.connected.is_set()
         self.connected.clear()
         self._gathered.clear()
-        for answer in self._answers.values():
+        self._something.clear()
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
             if not answer.done():
-                answer.set_exception(self._broken())
-
-    def _broken(self) -> Unavailable:
-        return Unavailable(
-            f"the link to partition {self.partition} is broken", partition=str(self.partition)
-        )
+                answer.set_exception(self.refusal())
+                answer.exception()  # looked at: whoever asked may be gone
+        if was_connected and self._listener is not None:
+            self._listener.link_down(self.partition)

@@ -1,166 +1,200 @@
-"""The broker API in its unary form: publish, pull, settle.
+"""The broker API: sessions, and unary calls for clients that do not stay.
 
-Translates between clients and partition links, one operation per run; it keeps no state.
+Translates and checks; what the calls mean is in the modules of the workshop.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
 
 import grpc
 
-from broker_svc.partition_link import PartitionLink
+from broker_svc.clients import UnaryClients
+from broker_svc.publishers import PublisherCache
+from broker_svc.pulling import Pull
+from broker_svc.session import DEFAULT_GROUP, Session
+from broker_svc.workshop import Workshop
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, broker_pb2_grpc, message_pb2
-from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.clock import Clock
-from tidemark.errors import (
-    BatchTooLarge,
-    InvalidArgument,
-    PartitionNotFound,
-    TidemarkError,
-    Unimplemented,
-)
-from tidemark.names import LmqName, partition_of, validate_group
-from tidemark.receipts import Receipt
-from tidemark.rpc.statuses import to_status
+from tidemark.errors import InvalidArgument, QuotaExceeded, ShuttingDown
+from tidemark.names import LmqName, validate_client_id, validate_group, validate_producer_id
+from tidemark.rpc.deadline import remaining_ms
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_DEFAULT_GROUP = "default"
+UNARY_PUBLISHERS_MAX = 1_000_000
 _PULL_MESSAGES_DEFAULT = 100
+_DEADLINE_MARGIN_MS = 100
+_DRAIN_MS = 1_000
+
+R = TypeVar("R")
 
 
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
-    """What plain gRPC clients call. Sessions are not built yet."""
+    """What clients call."""
 
-    def __init__(self, links: Sequence[PartitionLink], clock: Clock) -> None:
-        self._links = links
-        self._clock = clock
+    def __init__(self, workshop: Workshop, clients: UnaryClients, first_session_id: int) -> None:
+        self._shop = workshop
+        self._clients = clients
+        self._unary_publishers = PublisherCache(workshop.publishers, UNARY_PUBLISHERS_MAX)
+        self._sessions: dict[int, Session] = {}
+        self._last_session_id = first_session_id
+        self._draining = False
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    def drain(self) -> None:
+        """The broker is stopping: tell every client, and take no new sessions."""
+        self._draining = True
+        for session in self._sessions.values():
+            session.drain(_DRAIN_MS)
+
+    def expire(self, now_ms: int) -> None:
+        """Drop what was idle or silent for too long. Called now and then."""
+        settings = self._shop.settings
+        self._unary_publishers.expire(now_ms, settings.unary_publisher_idle_timeout_ms)
+        self._clients.expire(now_ms, settings.client_timeout_ms)
+        for session in list(self._sessions.values()):
+            session.check_alive(now_ms)
+            if settings.publisher_cache_idle_timeout_ms:
+                session.expire_publishers(now_ms, settings.publisher_cache_idle_timeout_ms)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[broker_pb2.SessionRequest], context: Context
+    ) -> AsyncIterator[broker_pb2.SessionResponse]:
+        if self._draining:
+            raise ShuttingDown("the broker is stopping")
+        if len(self._sessions) >= limits.OPEN_STREAMS_MAX:
+            raise QuotaExceeded(f"at most {limits.OPEN_STREAMS_MAX} sessions a broker")
+        self._last_session_id += 1
+        session = Session(self._last_session_id, self._shop)
+        self._sessions[session.session_id] = session
+        try:
+            async with aclosing(session.frames(request_iterator)) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            del self._sessions[session.session_id]
 
     async def Publish(
         self, request: broker_pb2.PublishRequest, context: Context
     ) -> broker_pb2.PublishResponse:
         if not 1 <= len(request.runs) <= limits.FRAME_RUNS_MAX:
             raise InvalidArgument(f"1 to {limits.FRAME_RUNS_MAX} runs a call", field="runs")
-        results = await asyncio.gather(*(self._publish(run) for run in request.runs))
-        return broker_pb2.PublishResponse(results=results)
+        if request.client_id:
+            validate_client_id(request.client_id)
+        producer_id = request.producer_id or request.client_id
+        if producer_id:
+            validate_producer_id(producer_id)
+        collected = _Collected[message_pb2.PublishResult](len(request.runs))
+        for at, run in enumerate(request.runs):
+            self._shop.publishing.submit(run, self._unary_publishers, producer_id, collected.at(at))
+        return broker_pb2.PublishResponse(results=await collected.all())
 
     async def Pull(
         self, request: broker_pb2.PullRequest, context: Context
     ) -> broker_pb2.PullResponse:
+        validate_client_id(request.client_id)
         LmqName.parse(request.lmq_name)
-        group = request.group or _DEFAULT_GROUP
+        group = request.group or DEFAULT_GROUP
         validate_group(group)
-        max_messages = request.max_messages or _PULL_MESSAGES_DEFAULT
-        if max_messages > limits.PULL_MESSAGES_MAX:
-            raise InvalidArgument(
-                f"at most {limits.PULL_MESSAGES_MAX} messages a call", field="max_messages"
-            )
-        if request.wait_ms > limits.PULL_WAIT_MS_MAX:
-            raise InvalidArgument(f"at most {limits.PULL_WAIT_MS_MAX} ms", field="wait_ms")
-        link = self._links[partition_of(request.lmq_name, len(self._links))]
-        reserve = exchange_pb2.Reserve(
-            lmq_name=request.lmq_name, group=group, max_messages=max_messages
-        )
-        slices = await self._reserve(link, reserve, request.wait_ms)
-        deliveries = [_delivery(each, request.lmq_name, group, link.partition) for each in slices]
-        return broker_pb2.PullResponse(deliveries=deliveries)
+        messages_max = request.max_messages or _PULL_MESSAGES_DEFAULT
+        _at_most("max_messages", messages_max, limits.PULL_MESSAGES_MAX)
+        _at_most("wait_ms", request.wait_ms, limits.PULL_WAIT_MS_MAX)
+        if request.visibility_ms:
+            _at_most("visibility_ms", request.visibility_ms, limits.VISIBILITY_TIMEOUT_MS_MAX)
+            if request.visibility_ms < limits.VISIBILITY_TIMEOUT_MS_MIN:
+                raise InvalidArgument(
+                    f"at least {limits.VISIBILITY_TIMEOUT_MS_MIN} ms", field="visibility_ms"
+                )
+        # The answer must be out before the call is cut off.
+        left_ms = remaining_ms(context)
+        wait_ms = request.wait_ms
+        if left_ms is not None:
+            wait_ms = min(wait_ms, max(0, left_ms - _DEADLINE_MARGIN_MS))
+        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        pull = Pull(self._shop, client)
+        client.calls += 1
+        try:
+            deliveries, state = await pull.messages(request, group, messages_max, wait_ms)
+        finally:
+            client.calls -= 1
+            self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        return broker_pb2.PullResponse(deliveries=deliveries, subscription_state=state)
 
     async def Settle(
         self, request: broker_pb2.SettleRequest, context: Context
     ) -> broker_pb2.SettleResponse:
-        results = await asyncio.gather(*(self._settle(each) for each in request.settlements))
-        return broker_pb2.SettleResponse(results=results)
-
-    async def _publish(self, run: message_pb2.PublishRun) -> message_pb2.PublishResult:
-        async def attempt() -> message_pb2.PublishResult:
-            _check_run(run)
-            link = self._links[partition_of(run.lmq_name, len(self._links))]
-            append = exchange_pb2.Append(
-                lmq_name=run.lmq_name,
-                count=run.count,
-                body=run.batch.SerializeToString(),
-                fairness_key=run.fairness_key,
-                delay_ms=run.delay_ms,
-                ttl_ms=run.ttl_ms,
-                sequence=run.sequence,
-                traceparent=run.traceparent,
+        validate_client_id(request.client_id)
+        if not 1 <= len(request.settlements) <= limits.SETTLEMENTS_PER_FRAME_MAX:
+            raise InvalidArgument(
+                f"1 to {limits.SETTLEMENTS_PER_FRAME_MAX} settlements a call", field="settlements"
             )
-            result = (await link.call(exchange_pb2.Operation(append=append))).append
-            receipt = message_pb2.PublishReceipt(
-                partition=link.partition,
-                queue_id=result.queue_id,
-                first_offset=result.first_offset,
-            )
-            return message_pb2.PublishResult(request_id=run.request_id, receipt=receipt)
+        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        collected = _Collected[message_pb2.SettleResult](len(request.settlements))
+        for at, settlement in enumerate(request.settlements):
+            self._shop.settling.submit(settlement, client.deliveries, collected.at(at))
+        return broker_pb2.SettleResponse(results=await collected.all())
 
-        try:
-            return await attempt()
-        except TidemarkError as error:
-            return message_pb2.PublishResult(request_id=run.request_id, error=to_status(error))
-
-    async def _settle(self, settlement: message_pb2.Settlement) -> message_pb2.SettleResult:
-        request_id = settlement.request_id
-        try:
-            if not settlement.HasField("ack") or settlement.ranges:
-                raise Unimplemented("only whole deliveries can be acknowledged yet", rpc="Settle")
-            partition = Receipt.decode(settlement.receipt).partition
-            if partition >= len(self._links):
-                raise PartitionNotFound("there is no such partition", partition=str(partition))
-            settle = exchange_pb2.SettleReservation(
-                receipt=settlement.receipt, action=exchange_pb2.SETTLE_ACTION_ACK
-            )
-            result = await self._links[partition].call(exchange_pb2.Operation(settle=settle))
-            return message_pb2.SettleResult(request_id=request_id, messages=result.settle.messages)
-        except TidemarkError as error:
-            return message_pb2.SettleResult(request_id=request_id, error=to_status(error))
-
-    async def _reserve(
-        self, link: PartitionLink, reserve: exchange_pb2.Reserve, wait_ms: int
-    ) -> Sequence[exchange_pb2.ReservedSlice]:
-        until_ms = self._clock.monotonic_ms() + wait_ms
-        key = (reserve.lmq_name, reserve.group)
-        while True:
-            ready = link.when_ready(key)
-            slices = (await link.call(exchange_pb2.Operation(reserve=reserve))).reserve.slices
-            if slices or not await self._in_time(ready.wait(), until_ms):
-                return slices
-            link.forget_ready(key)
-
-    async def _in_time(self, event: Awaitable[bool], until_ms: int) -> bool:
-        try:
-            return await self._clock.wait_for(event, max(until_ms - self._clock.monotonic_ms(), 0))
-        except TimeoutError:
-            return False
-
-
-def _check_run(run: message_pb2.PublishRun) -> None:
-    LmqName.parse(run.lmq_name)
-    if run.count != len(run.batch.messages) or not run.count:
-        raise InvalidArgument(
-            f"count says {run.count}, the batch has {len(run.batch.messages)}", field="count"
+    async def SyncSubscriptions(
+        self, request: broker_pb2.SyncSubscriptionsRequest, context: Context
+    ) -> broker_pb2.SyncSubscriptionsResponse:
+        validate_client_id(request.client_id)
+        group = request.sync.group or DEFAULT_GROUP
+        validate_group(group)
+        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        result = await self._shop.subscriptions.sync(
+            client.subscriber, request.sync, group, consumer=None
         )
-    if run.count > limits.RUN_MESSAGES_MAX or run.batch.ByteSize() > limits.RUN_BYTES_MAX:
-        raise BatchTooLarge(
-            f"a run has at most {limits.RUN_MESSAGES_MAX} messages and {limits.RUN_BYTES_MAX} bytes"
+        return broker_pb2.SyncSubscriptionsResponse(result=result)
+
+    async def Heartbeat(
+        self, request: broker_pb2.HeartbeatRequest, context: Context
+    ) -> broker_pb2.HeartbeatResponse:
+        validate_client_id(request.client_id)
+        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        response = broker_pb2.HeartbeatResponse(
+            client_timeout_ms=self._shop.settings.client_timeout_ms
         )
+        for held in request.held:
+            group = held.group or DEFAULT_GROUP
+            response.unsubscribed.extend(
+                self._shop.subscriptions.heartbeat(client.subscriber, group, held.entries)
+            )
+        return response
+
+    async def DestroyPublisher(
+        self, request: broker_pb2.DestroyPublisherRequest, context: Context
+    ) -> broker_pb2.DestroyPublisherResponse:
+        self._shop.publishers.destroy(request.publisher_id)
+        return broker_pb2.DestroyPublisherResponse()
 
 
-def _delivery(
-    slice_: exchange_pb2.ReservedSlice, lmq_name: str, group: str, partition: int
-) -> message_pb2.Delivery:
-    return message_pb2.Delivery(
-        receipt=slice_.receipt,
-        lmq_name=lmq_name,
-        group=group,
-        first_offset=slice_.first_offset,
-        count=slice_.count,
-        batch=message_pb2.MessageBatch.FromString(slice_.body),
-        attempt_count=slice_.attempt_count,
-        delivery_count=slice_.delivery_count,
-        publish_time_ms=slice_.publish_time_ms,
-        fairness_key=slice_.fairness_key,
-        traceparent=slice_.traceparent,
-        partition=partition,
-    )
+class _Collected(Generic[R]):
+    """Results that come one by one, awaited together and kept in order."""
+
+    def __init__(self, count: int) -> None:
+        self._results: list[R | None] = [None] * count
+        self._missing = count
+        self._complete = asyncio.Event()
+
+    def at(self, index: int) -> Callable[[R], None]:
+        def put(result: R) -> None:
+            self._results[index] = result
+            self._missing -= 1
+            if not self._missing:
+                self._complete.set()
+
+        return put
+
+    async def all(self) -> list[R]:
+        await self._complete.wait()
+        return [result for result in self._results if result is not None]
+
+
+def _at_most(field: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidArgument(f"{field} is at most {most}, not {value}", field=field)

@@ -1,0 +1,146 @@
+"""Cleanup: queues that nobody uses are unloaded from storage and forgotten here (I3, I4, I6).
+
+The automatic path looks at queues whose idle window has elapsed; the direct one is a diagnostic
+that asks storage about any queue. Both keep the same guards and answer with the same closed
+outcomes; a link that breaks is UNAVAILABLE and no outcome at all.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from enum import Enum
+
+from broker_svc.partition_link import PartitionLink
+from broker_svc.tracking import QueueKey, TrackedQueue, Tracking
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.clock import Clock
+from tidemark.errors import TidemarkError
+from tidemark.telemetry import meter
+
+CANDIDATES_PER_PASS_MAX = 1000
+
+_log = logging.getLogger(__name__)
+_evictions = meter(__name__).create_counter(
+    "tidemark.broker.evictions", description="Attempts to unload a queue, by outcome"
+)
+
+
+class EvictionOutcome(Enum):
+    """What came of an attempt to unload a queue. Closed (I4)."""
+
+    NOT_TRACKED = "NOT_TRACKED"
+    ACTIVE = "ACTIVE"
+    NOT_IDLE_ENOUGH = "NOT_IDLE_ENOUGH"
+    PENDING_SETTLEMENTS = "PENDING_SETTLEMENTS"
+    HAS_DELIVERIES = "HAS_DELIVERIES"
+    EVICTED = "EVICTED"
+    NOT_PRESENT = "NOT_PRESENT"
+    NOT_MATERIALIZED = "NOT_MATERIALIZED"
+    HAS_INFLIGHT = "HAS_INFLIGHT"
+    RACE_LOST = "RACE_LOST"
+
+
+_UNLOADED = (
+    EvictionOutcome.EVICTED,
+    EvictionOutcome.NOT_PRESENT,
+    EvictionOutcome.NOT_MATERIALIZED,
+)
+
+
+class Cleanup:
+    """Unloads idle queues. `run` serves the automatic path until cancelled."""
+
+    def __init__(
+        self, links: Mapping[int, PartitionLink], tracking: Tracking, clock: Clock
+    ) -> None:
+        self._links = links
+        self._tracking = tracking
+        self._clock = clock
+
+    async def run(self) -> None:
+        while True:
+            await self._until_candidate()
+            await self.run_once()
+
+    async def run_once(self) -> list[EvictionOutcome]:
+        """Try every candidate whose idle window has elapsed."""
+        now_ms = self._clock.monotonic_ms()
+        due = self._tracking.take_candidates(now_ms, CANDIDATES_PER_PASS_MAX)
+        outcomes = await asyncio.gather(*(self._clean(queue) for queue in due))
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    async def evict(self, key: QueueKey) -> EvictionOutcome:
+        """The direct call: keeps the guards, and asks storage about queues not tracked here."""
+        while True:
+            queue = self._tracking.find(key)
+            outcome = await (self._ask_storage(key) if queue is None else self._try(queue))
+            if outcome is not EvictionOutcome.NOT_TRACKED:
+                _evictions.add(1, {"outcome": outcome.value})
+                return outcome
+
+    async def _clean(self, queue: TrackedQueue) -> EvictionOutcome | None:
+        """The automatic path: what is not unloaded is looked at again after another window."""
+        outcome = None
+        try:
+            outcome = await self._try(queue)
+        except TidemarkError as error:
+            _log.info("not unloaded", extra={"queue": queue.lmq_name, "why": error.reason})
+        if outcome is EvictionOutcome.NOT_IDLE_ENOUGH:
+            self._tracking.watch(queue, queue.idle_since_ms + queue.idle_after_ms)
+        elif outcome not in (*_UNLOADED, EvictionOutcome.ACTIVE, EvictionOutcome.NOT_TRACKED):
+            self._tracking.watch(queue, self._clock.monotonic_ms() + queue.idle_after_ms)
+        _evictions.add(1, {"outcome": "none" if outcome is None else outcome.value})
+        return outcome
+
+    async def _try(self, queue: TrackedQueue) -> EvictionOutcome:
+        while queue.cleaning is not None:
+            await asyncio.shield(queue.cleaning)
+        if self._tracking.find(queue.key) is not queue:
+            return EvictionOutcome.NOT_TRACKED
+        guard = self._guard(queue)
+        if guard is not None:
+            return guard
+        # From here to the answer nobody gets a lease: see leases.py.
+        queue.cleaning = asyncio.get_running_loop().create_future()
+        try:
+            outcome = await self._ask_storage(queue.key)
+            if outcome in _UNLOADED:
+                queue.loading = None
+                self._tracking.forget(queue)
+            return outcome
+        finally:
+            cleaning, queue.cleaning = queue.cleaning, None
+            cleaning.set_result(None)
+
+    def _guard(self, queue: TrackedQueue) -> EvictionOutcome | None:
+        if queue.leases:
+            return EvictionOutcome.ACTIVE
+        if self._clock.monotonic_ms() - queue.idle_since_ms < queue.idle_after_ms:
+            return EvictionOutcome.NOT_IDLE_ENOUGH
+        if queue.pending_settlements:
+            return EvictionOutcome.PENDING_SETTLEMENTS
+        if queue.deliveries:
+            return EvictionOutcome.HAS_DELIVERIES
+        return None
+
+    async def _ask_storage(self, key: QueueKey) -> EvictionOutcome:
+        partition, lmq_name = key
+        unmaterialize = exchange_pb2.Unmaterialize(lmq_name=lmq_name)
+        operation = exchange_pb2.Operation(unmaterialize=unmaterialize)
+        result = await self._links[partition].call(operation)
+        name = topic_pb2.EvictionOutcome.Name(result.unmaterialize.outcome)
+        return EvictionOutcome(name.removeprefix("EVICTION_OUTCOME_"))
+
+    async def _until_candidate(self) -> None:
+        while True:
+            self._tracking.earlier_candidate.clear()
+            due_ms = self._tracking.next_candidate_ms()
+            now_ms = self._clock.monotonic_ms()
+            if due_ms is not None and due_ms <= now_ms:
+                return
+            timeout_ms = None if due_ms is None else due_ms - now_ms
+            try:
+                await self._clock.wait_for(self._tracking.earlier_candidate.wait(), timeout_ms)
+            except TimeoutError:
+                return

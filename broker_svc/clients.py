@@ -1,0 +1,60 @@
+"""Unary clients: those that call and go, known by their client id and when they were last heard.
+
+What a unary client has pulled and not settled goes back when it was silent for too long (V6).
+"""
+
+from broker_svc.deliveries import Deliveries, DeliveryDirectory
+from broker_svc.settling import Settling
+from broker_svc.subscriptions import Subscriber, Subscriptions
+
+
+class UnaryClient:
+    """One client without a session."""
+
+    __slots__ = ("calls", "deliveries", "last_heard_ms", "subscriber")
+
+    def __init__(self, client_id: str, directory: DeliveryDirectory, now_ms: int) -> None:
+        self.deliveries = Deliveries(directory)
+        self.last_heard_ms = now_ms
+        self.calls = 0
+        """Calls in progress: a client that waits for an answer is not silent."""
+        # It cannot be told anything by itself: its heartbeats and pulls are answered instead.
+        self.subscriber = Subscriber(client_id, 0, lambda _notice: None)
+
+
+class UnaryClients:
+    """The unary clients that hold something or were heard lately."""
+
+    def __init__(
+        self, directory: DeliveryDirectory, settling: Settling, subscriptions: Subscriptions
+    ) -> None:
+        self._directory = directory
+        self._settling = settling
+        self._subscriptions = subscriptions
+        self._clients: dict[str, UnaryClient] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def heard(self, client_id: str, now_ms: int) -> UnaryClient:
+        """The client is alive."""
+        client = self._clients.get(client_id)
+        if client is None:
+            client = UnaryClient(client_id, self._directory, now_ms)
+            self._clients[client_id] = client
+            self._subscriptions.attach(client.subscriber)
+        client.last_heard_ms = now_ms
+        return client
+
+    def expire(self, now_ms: int, timeout_ms: int) -> int:
+        """Give back what silent clients hold, and forget them; returns how many there were."""
+        silent = [
+            client_id
+            for client_id, client in self._clients.items()
+            if not client.calls and now_ms - client.last_heard_ms > timeout_ms
+        ]
+        for client_id in silent:
+            client = self._clients.pop(client_id)
+            self._subscriptions.detach(client.subscriber)
+            self._settling.give_back(client.deliveries.take_all(), failed=True)
+        return len(silent)

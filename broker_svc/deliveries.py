@@ -1,0 +1,166 @@
+"""Deliveries: what clients hold, by delivery tag or by receipt.
+
+A tag is the broker's number for one delivery on one connection, standing for the receipt. Counts
+tags and settlements under way on the tracked queue, so that cleanup sees them (I4). When a client
+is gone, everything it holds goes back at once (V6).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from broker_svc.tracking import TrackedQueue
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import UnknownDeliveryTag
+
+ReservationKey = tuple[int, int]
+"""Partition and reservation id: ids are given per partition."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldDelivery:
+    """One reservation in the hands of a client."""
+
+    reservation_id: int
+    receipt: bytes
+    queue: TrackedQueue
+    messages: int
+    open_messages: int
+    owner_epoch: int
+    revoked: bool = False
+
+    @staticmethod
+    def of(slice_: exchange_pb2.ReservedSlice, queue: TrackedQueue) -> "HeldDelivery":
+        """What a client holds from now on of a reserved slice."""
+        return HeldDelivery(
+            slice_.reservation_id,
+            slice_.receipt,
+            queue,
+            slice_.count,
+            slice_.count,
+            slice_.owner_epoch,
+        )
+
+    @property
+    def key(self) -> ReservationKey:
+        return self.queue.partition, self.reservation_id
+
+
+class Deliveries:
+    """What one client holds. Tags count up and are never used again on a connection."""
+
+    def __init__(self, directory: "DeliveryDirectory") -> None:
+        self._directory = directory
+        self._by_tag: dict[int, HeldDelivery] = {}
+        self._tags: dict[ReservationKey, int] = {}
+        self._last_tag = 0
+
+    def __len__(self) -> int:
+        return len(self._by_tag)
+
+    def __iter__(self) -> Iterator[HeldDelivery]:
+        return iter(self._by_tag.values())
+
+    def add(self, held: HeldDelivery) -> int:
+        """Issue the tag of a new delivery."""
+        self._last_tag += 1
+        self._by_tag[self._last_tag] = held
+        self._tags[held.key] = self._last_tag
+        held.queue.deliveries += 1
+        self._directory.add(held, self)
+        return self._last_tag
+
+    def get(self, tag: int) -> HeldDelivery:
+        """Raises UnknownDeliveryTag for one never issued here, or settled or expired since."""
+        held = self._by_tag.get(tag)
+        if held is None:
+            raise UnknownDeliveryTag(
+                f"delivery tag {tag} is not held by this connection", delivery_tag=str(tag)
+            )
+        return held
+
+    def find(self, key: ReservationKey) -> HeldDelivery | None:
+        tag = self._tags.get(key)
+        return None if tag is None else self._by_tag[tag]
+
+    def drop(self, key: ReservationKey) -> None:
+        """The reservation has ended; a second time is harmless."""
+        tag = self._tags.pop(key, None)
+        if tag is not None:
+            held = self._by_tag.pop(tag)
+            if not held.revoked:
+                held.queue.deliveries -= 1
+                self._directory.drop(held)
+
+    def revoke(self, key: ReservationKey) -> None:
+        """Another client took the queue: the tag stays, so that settling it is told FENCED."""
+        held = self.find(key)
+        if held is not None and not held.revoked:
+            held.revoked = True
+            held.queue.deliveries -= 1
+            self._directory.drop(held)
+
+    def take_all(self) -> list[HeldDelivery]:
+        """Everything the client holds, which it holds no longer."""
+        held = list(self._by_tag.values())
+        for each in held:
+            self.drop(each.key)
+        return [each for each in held if not each.revoked]
+
+
+class DeliveryDirectory:
+    """Which client holds which reservation, over all connections of the broker."""
+
+    def __init__(self) -> None:
+        self._holders: dict[ReservationKey, Deliveries] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, held: HeldDelivery, holder: Deliveries) -> None:
+        self._holders[held.key] = holder
+
+    def drop(self, held: HeldDelivery) -> None:
+        self._holders.pop(held.key, None)
+
+    def holder(self, key: ReservationKey) -> Deliveries | None:
+        return self._holders.get(key)
+
+    def ended(self, key: ReservationKey) -> None:
+        """Storage ended a reservation: it expired."""
+        holder = self._holders.get(key)
+        if holder is not None:
+            holder.drop(key)
+
+    def revoked(self, key: ReservationKey) -> None:
+        """Storage took a reservation back for another owner."""
+        holder = self._holders.get(key)
+        if holder is not None:
+            holder.revoke(key)
+
+    def reservation_ids(self, partition: int) -> list[int]:
+        return [reservation for held_in, reservation in self._holders if held_in == partition]
+
+
+def fill_delivery(
+    delivery: message_pb2.Delivery,
+    slice_: exchange_pb2.ReservedSlice,
+    lmq_name: str,
+    group: str,
+    partition: int,
+) -> None:
+    """What a client is told of a reserved slice; tag and consumer are the connection's."""
+    delivery.receipt = slice_.receipt
+    delivery.lmq_name = lmq_name
+    delivery.group = group
+    delivery.first_offset = slice_.first_offset
+    delivery.count = slice_.count
+    delivery.batch.MergeFromString(slice_.body)
+    delivery.attempt_count = slice_.attempt_count
+    delivery.delivery_count = slice_.delivery_count
+    delivery.epoch = slice_.owner_epoch
+    delivery.visibility_ms = slice_.visibility_ms
+    delivery.publish_time_ms = slice_.publish_time_ms
+    delivery.fairness_key = slice_.fairness_key
+    delivery.traceparent = slice_.traceparent
+    delivery.partition = partition

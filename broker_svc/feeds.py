@@ -1,0 +1,334 @@
+"""Feeds: from queues with ready messages to consumers with credit, driven by demand alone.
+
+A feed is one (partition, queue, group). It is ready until a reserve comes back short, and again
+when storage says so. A consumer reserves from its ready feeds for as long as it has credit and its
+connection has room; both are spent before the reserve, and what was not needed is given back, so
+that nobody gets more than it asked for or can take. Nothing here waits on a timer.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from broker_svc.leases import Lease
+from broker_svc.partition_link import Answer, PartitionLink
+from broker_svc.tracking import TrackedQueue
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import QueueNotFound, TidemarkError
+from tidemark.limits import PULL_MESSAGES_MAX
+from tidemark.rpc.statuses import from_status
+from tidemark.telemetry import meter
+
+FeedKey = tuple[int, str, str]
+"""Partition, lmq_name, group."""
+
+RESERVE_BYTES_MAX: Final = 1024 * 1024
+RESERVE_BYTES_MIN: Final = 64 * 1024
+
+_discarded = meter(__name__).create_counter(
+    "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
+)
+
+
+class Room:
+    """Bytes that a connection can still take: unsent and on their way both count."""
+
+    __slots__ = ("bytes_max", "taken_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.taken_bytes = 0
+
+    def for_reserve(self) -> int:
+        """What the next reserve may ask for; 0 if the connection must be read from first."""
+        left_bytes = self.bytes_max - self.taken_bytes
+        if left_bytes <= 0:
+            return 0
+        return min(RESERVE_BYTES_MAX, max(RESERVE_BYTES_MIN, left_bytes // 4))
+
+
+class _Asked(NamedTuple):
+    """The bounds of a reserve, and how often its feed had been woken when it was sent."""
+
+    messages: int
+    bytes_max: int
+    wakeups: int
+
+
+Slices = Sequence[exchange_pb2.ReservedSlice]
+Deliver = Callable[["Consumer", "Feed", Slices], None]
+
+
+class Feed:
+    """One queue of one group in one partition, as its consumers see it."""
+
+    __slots__ = (
+        "consumers",
+        "group",
+        "lmq_name",
+        "owner_epoch",
+        "partition",
+        "paused",
+        "queue",
+        "ready",
+        "wakeups",
+    )
+
+    def __init__(self, queue: TrackedQueue, group: str) -> None:
+        self.queue = queue
+        self.partition = queue.partition
+        self.lmq_name = queue.lmq_name
+        self.group = group
+        self.consumers: deque[Consumer] = deque()
+        self.ready = True
+        """Whether a reserve may find something."""
+        self.wakeups = 0
+        """Counts what storage said: an answer computed before a wake-up must not undo it."""
+        self.owner_epoch = 0
+        """Stamped on every reserve of an exclusive queue; 0 on a shared one."""
+        self.paused = False
+        """Whether ownership is on its way to another client: nothing is delivered meanwhile."""
+
+    @property
+    def key(self) -> FeedKey:
+        return self.partition, self.lmq_name, self.group
+
+
+class Consumer:
+    """Somebody who wants messages: a credit, and the feeds it draws from."""
+
+    def __init__(
+        self,
+        consumer_id: int,
+        group: str,
+        session_id: int,
+        visibility_ms: int,
+        deliver: Deliver,
+        room: Room,
+    ) -> None:
+        self.consumer_id = consumer_id
+        self.group = group
+        self.session_id = session_id
+        self.visibility_ms = visibility_ms
+        self.credit = 0
+        self.closed = False
+        self.leases: dict[str, Lease] = {}
+        """The activity lease of each subscribed queue."""
+        self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
+        self.deliver = deliver
+        self.room = room
+        self.reserving = 0
+        self.quiet = asyncio.Event()
+        """Set while no reserve is under way."""
+        self.quiet.set()
+
+
+class Feeds:
+    """All feeds of a broker."""
+
+    def __init__(self, links: Mapping[int, PartitionLink]) -> None:
+        self._links = links
+        self._feeds: dict[FeedKey, Feed] = {}
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    # --- who wants what ------------------------------------------------------------------------
+
+    def subscribe(self, consumer: Consumer, lease: Lease, owner_epoch: int = 0) -> None:
+        """Let a consumer draw from a queue, in all its partitions."""
+        lmq_name = lease.queues[0].lmq_name
+        consumer.leases[lmq_name] = lease
+        for queue in lease.queues:
+            key = (queue.partition, lmq_name, consumer.group)
+            feed = self._feeds.get(key)
+            if feed is None:
+                feed = self._feeds[key] = Feed(queue, consumer.group)
+            feed.consumers.append(consumer)
+            feed.owner_epoch = owner_epoch
+            feed.ready = True
+            consumer.ready_feeds[key] = feed
+        self.pump(consumer)
+
+    def pause(self, key: FeedKey) -> None:
+        """Ownership is being transferred: wake-ups and answers wait, or go back."""
+        feed = self._feeds.get(key)
+        if feed is not None:
+            feed.paused = True
+
+    def resume(self, key: FeedKey) -> None:
+        """Ownership stayed where it was."""
+        feed = self._feeds.get(key)
+        if feed is not None:
+            feed.paused = False
+            feed.ready = True
+            self._offer(feed)
+
+    def evict(self, key: FeedKey) -> None:
+        """All consumers of an exclusive queue have lost it."""
+        feed = self._feeds.get(key)
+        if feed is not None:
+            feed.paused = False
+            for consumer in list(feed.consumers):
+                self.unsubscribe(consumer, feed.lmq_name)
+
+    def unsubscribe(self, consumer: Consumer, lmq_name: str) -> None:
+        """The consumer draws no longer from a queue; what it holds of it stays with it."""
+        lease = consumer.leases.pop(lmq_name, None)
+        if lease is None:
+            return
+        for queue in lease.queues:
+            key = (queue.partition, lmq_name, consumer.group)
+            feed = self._feeds[key]
+            feed.consumers.remove(consumer)
+            consumer.ready_feeds.pop(key, None)
+            if not feed.consumers:
+                del self._feeds[key]
+            elif feed.ready:
+                self._offer(feed)
+        lease.release()
+
+    def close(self, consumer: Consumer) -> None:
+        consumer.closed = True
+        for lmq_name in list(consumer.leases):
+            self.unsubscribe(consumer, lmq_name)
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def queue_ready(self, key: FeedKey) -> None:
+        """Storage has messages again."""
+        feed = self._feeds.get(key)
+        if feed is not None:
+            feed.ready = True
+            feed.wakeups += 1
+            self._offer(feed)
+
+    def queue_forgotten(self, lmq_name: str) -> None:
+        """A queue or a group was deleted under its consumers: they ask for it anew."""
+        for feed in list(self._feeds.values()):
+            if feed.lmq_name == lmq_name:
+                self.queue_ready(feed.key)
+
+    def link_up(self, partition: int) -> None:
+        """Storage has forgotten who waits: everybody asks again."""
+        for feed in list(self._feeds.values()):
+            if feed.partition == partition:
+                feed.ready = True
+                self._offer(feed)
+
+    def pump(self, consumer: Consumer) -> None:
+        """Reserve for a consumer for as long as it has credit and something may be ready."""
+        room = consumer.room
+        while consumer.credit > 0 and consumer.ready_feeds and (bytes_max := room.for_reserve()):
+            _, feed = consumer.ready_feeds.popitem(last=False)
+            link = self._links[feed.partition]
+            if not feed.ready or feed.paused or not link.connected.is_set():
+                continue
+            share = consumer.credit // (len(consumer.ready_feeds) + 1)
+            messages = max(1, min(share, PULL_MESSAGES_MAX))
+            consumer.credit -= messages
+            room.taken_bytes += bytes_max
+            consumer.reserving += 1
+            consumer.quiet.clear()
+            answer = link.send(_reserve_operation(consumer, feed, messages, bytes_max))
+            asked = _Asked(messages, bytes_max, feed.wakeups)
+            answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
+
+    def _offer(self, feed: Feed) -> None:
+        """Give a ready feed to the next consumer with credit, or to all for whoever gets some."""
+        if feed.paused:
+            return
+        for _ in range(len(feed.consumers)):
+            consumer = feed.consumers[0]
+            feed.consumers.rotate(-1)
+            if consumer.credit > 0 and consumer.room.for_reserve():
+                consumer.ready_feeds[feed.key] = feed
+                self.pump(consumer)
+                return
+        for consumer in feed.consumers:
+            consumer.ready_feeds[feed.key] = feed
+
+    def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
+        consumer.room.taken_bytes -= asked.bytes_max
+        consumer.reserving -= 1
+        self._answered(consumer, feed, asked, answer)
+        if not consumer.reserving:
+            consumer.quiet.set()
+
+    def _answered(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
+        error = answer.exception()
+        if error is not None:  # the link broke; it asks again when it is up
+            consumer.credit += asked.messages
+            return
+        result = answer.result()
+        if result.HasField("error"):
+            consumer.credit += asked.messages
+            self._refused(feed, from_status(result.error))
+            return
+        slices = result.reserve.slices
+        consumer.credit += asked.messages - sum(each.count for each in slices)
+        gone = (
+            consumer.closed
+            or feed.paused
+            or feed.lmq_name not in consumer.leases
+            or self._feeds.get(feed.key) is not feed
+            or any(each.owner_epoch != feed.owner_epoch for each in slices)
+        )
+        if gone:
+            consumer.credit += sum(each.count for each in slices)  # it got nothing for it
+            self._release(feed, slices)
+        elif slices:
+            consumer.deliver(consumer, feed, slices)
+        if self._feeds.get(feed.key) is not feed:
+            self.pump(consumer)
+            return
+        if not gone:
+            feed.ready = result.reserve.more or feed.wakeups != asked.wakeups
+        if feed.ready:
+            if not gone:
+                consumer.ready_feeds[feed.key] = feed
+            self._offer(feed)
+        self.pump(consumer)
+
+    def _refused(self, feed: Feed, error: TidemarkError) -> None:
+        """Whatever it is, asking again at once would not help: the next event does."""
+        if isinstance(error, QueueNotFound):  # deleted under its consumers: create it anew
+            materialize = exchange_pb2.Materialize(lmq_name=feed.lmq_name, create=True)
+            operation = exchange_pb2.Operation(materialize=materialize)
+            answer = self._links[feed.partition].send(operation)
+            answer.add_done_callback(partial(self._created, feed))
+        else:
+            feed.ready = False
+
+    def _created(self, feed: Feed, answer: Answer) -> None:
+        if answer.exception() is None and not answer.result().HasField("error"):
+            self.queue_ready(feed.key)
+
+    def _release(self, feed: Feed, slices: Slices) -> None:
+        """Nobody is there to take them any more: they were not tried."""
+        for each in slices:
+            _discarded.add(1)
+            settle = exchange_pb2.SettleReservation(
+                receipt=each.receipt,
+                action=exchange_pb2.SETTLE_ACTION_RELEASE,
+                owner_epoch=each.owner_epoch,
+            )
+            answer = self._links[feed.partition].send(exchange_pb2.Operation(settle=settle))
+            answer.add_done_callback(asyncio.Future.exception)
+
+
+def _reserve_operation(
+    consumer: Consumer, feed: Feed, messages: int, bytes_max: int
+) -> exchange_pb2.Operation:
+    operation = exchange_pb2.Operation()
+    reserve = operation.reserve
+    reserve.lmq_name = feed.lmq_name
+    reserve.group = feed.group
+    reserve.max_messages = messages
+    reserve.max_bytes = bytes_max
+    reserve.visibility_ms = consumer.visibility_ms
+    reserve.session_id = consumer.session_id
+    reserve.owner_epoch = feed.owner_epoch
+    return operation

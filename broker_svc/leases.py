@@ -1,0 +1,131 @@
+"""Activity leases: "somebody is using this queue", in memory (I2, I3).
+
+Creating a lease is serialized with cleanup of that queue: a lease counts from the moment it is
+asked for, and one that finds a cleanup under way waits for its end. The queue is loaded before
+anything else that is asked of it, because a link keeps the order; if that fails, the lease is
+dropped and whoever wanted it is told why.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from broker_svc.partition_link import Answer, PartitionLink
+from broker_svc.tracking import TrackedQueue, Tracking
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.clock import Clock
+from tidemark.rpc.statuses import from_status
+from tidemark.telemetry import meter
+
+_active = meter(__name__).create_up_down_counter(
+    "tidemark.broker.activity_leases", description="Publisher and subscriber leases"
+)
+
+
+class Lease:
+    """Holds a queue, in all its partitions, until it is released."""
+
+    __slots__ = ("_leases", "queues")
+
+    def __init__(self, leases: "Leases", queues: tuple[TrackedQueue, ...]) -> None:
+        self._leases: Leases | None = leases
+        self.queues = queues
+
+    @property
+    def failed(self) -> bool:
+        """Whether storage could not load the queue, or may have forgotten it since."""
+        return any(queue.loading is None or _has_failed(queue.loading) for queue in self.queues)
+
+    async def loaded(self) -> None:
+        """Return once storage has loaded the queue; raise if it could not, or the link broke."""
+        # All of them before the first wait: a link that breaks meanwhile forgets its own.
+        loading = [queue.loading for queue in self.queues]
+        for answer in loading:
+            assert answer is not None, "a lease begins with loading its queue"
+            result = await asyncio.shield(answer)
+            if result.HasField("error"):
+                raise from_status(result.error)
+
+    def release(self) -> None:
+        """Give it up; a second time is harmless."""
+        leases, self._leases = self._leases, None
+        if leases is not None:
+            leases.drop(self.queues)
+
+
+class Leases:
+    """Makes and drops leases."""
+
+    def __init__(
+        self, links: Mapping[int, PartitionLink], tracking: Tracking, clock: Clock
+    ) -> None:
+        self._links = links
+        self._tracking = tracking
+        self._clock = clock
+
+    async def create(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease:
+        """A lease on a queue that storage has loaded, created if it did not exist."""
+        while (lease := self.begin(lmq_name, partitions, idle_after_ms)) is None:
+            await self._cleaned(lmq_name, partitions)
+        try:
+            await lease.loaded()
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    def begin(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease | None:
+        """A lease whose queue is being loaded: what is asked of it from now on comes after that.
+
+        None while a cleanup of the queue is under way: wait for it, or use `create`.
+        """
+        now_ms = self._clock.monotonic_ms()
+        keys = [(partition, lmq_name) for partition in partitions]
+        queues = [self._tracking.get(key, idle_after_ms, now_ms) for key in keys]
+        if any(queue.cleaning is not None for queue in queues):
+            return None
+        for queue in queues:
+            queue.leases += 1
+            _active.add(1)
+            if queue.loading is None or _has_failed(queue.loading):
+                queue.loading = self._load(queue)
+        return Lease(self, tuple(queues))
+
+    def reload(self, partition: int) -> None:
+        """Storage may have forgotten what it had loaded: load what is leased again."""
+        for queue in self._tracking:
+            if queue.partition == partition and queue.leases:
+                queue.loading = self._load(queue)
+
+    def drop(self, queues: tuple[TrackedQueue, ...]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        for queue in queues:
+            queue.leases -= 1
+            _active.add(-1)
+            if not queue.leases:
+                queue.idle_since_ms = now_ms
+                self._tracking.watch(queue, now_ms + queue.idle_after_ms)
+
+    def _load(self, queue: TrackedQueue) -> Answer:
+        materialize = exchange_pb2.Materialize(lmq_name=queue.lmq_name, create=True)
+        operation = exchange_pb2.Operation(materialize=materialize)
+        loading = self._links[queue.partition].send(operation)
+        loading.add_done_callback(_look_at)
+        return loading
+
+    async def _cleaned(self, lmq_name: str, partitions: tuple[int, ...]) -> None:
+        for partition in partitions:
+            queue = self._tracking.find((partition, lmq_name))
+            if queue is not None and queue.cleaning is not None:
+                await asyncio.shield(queue.cleaning)
+
+
+def _look_at(loading: Answer) -> None:
+    """Whoever waited for it may be gone; asyncio would report its error as lost."""
+    if not loading.cancelled():
+        loading.exception()
+
+
+def _has_failed(loading: Answer) -> bool:
+    return loading.done() and (
+        loading.cancelled() or loading.exception() is not None or loading.result().HasField("error")
+    )

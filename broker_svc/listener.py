@@ -1,0 +1,40 @@
+"""What happens on the links, told to whom it concerns."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from broker_svc.deliveries import DeliveryDirectory
+from broker_svc.expiry import ExpiryTimer
+from broker_svc.feeds import Feeds
+from broker_svc.leases import Leases
+from broker_svc.subscriptions import Subscriptions
+from broker_svc.tracking import Tracking
+
+
+@dataclass(frozen=True, slots=True)
+class LinkListener:
+    """Implements `partition_link.Listener`."""
+
+    leases: Leases
+    feeds: Feeds
+    subscriptions: Subscriptions
+    tracking: Tracking
+    directory: DeliveryDirectory
+    timers: Mapping[int, ExpiryTimer]
+
+    def queue_ready(self, partition: int, lmq_name: str, group: str) -> None:
+        self.feeds.queue_ready((partition, lmq_name, group))
+
+    def next_deadline(self, partition: int, in_ms: int | None) -> None:
+        self.timers[partition].next_deadline(in_ms)
+
+    def link_up(self, partition: int) -> None:
+        self.leases.reload(partition)
+        self.subscriptions.link_up(partition)
+        self.feeds.link_up(partition)
+
+    def link_down(self, partition: int) -> None:
+        self.tracking.link_lost(partition)
+
+    def held_reservations(self, partition: int) -> Iterable[int]:
+        return self.directory.reservation_ids(partition)

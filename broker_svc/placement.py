@@ -1,0 +1,16 @@
+"""Placement: which partitions a queue lives in.
+
+Pure. A lite queue lives in one partition; a plain queue of a topic with several partitions spans
+that many, beginning with its own.
+"""
+
+from tidemark.names import LmqName, partition_of
+from tidemark.topics import Topic
+
+
+def partitions_of(lmq_name: str, topic: Topic, cluster_partitions: int) -> tuple[int, ...]:
+    first = partition_of(lmq_name, cluster_partitions)
+    if LmqName.parse(lmq_name).lite is not None:
+        return (first,)
+    spanned = min(topic.settings.partitions, cluster_partitions)
+    return tuple((first + step) % cluster_partitions for step in range(spanned))

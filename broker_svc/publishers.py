@@ -1,0 +1,146 @@
+"""Publishers: one sink and one activity lease each, cached where they are used (I5, I7, I8).
+
+A session keeps its publishers for its own life, the least recently used leaving first when there
+are too many; publishers of unary calls live by an idle timeout. A publisher is known by an id that
+the broker issued, and can be destroyed by it at any time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from broker_svc.leases import Lease
+from tidemark.api.broker.v1.message_pb2 import PublishResult, PublishRun
+from tidemark.errors import PublisherNotFound, SessionNotFound
+
+
+class Publisher:
+    """The right to publish to one queue. Cannot be copied: a second publisher is a second call.
+
+    Its sink is the link of the partition that a run goes to; nothing waits here, so an idle
+    publisher costs no task. `unanswered` counts the runs on their way.
+    """
+
+    __slots__ = ("last_used_ms", "lease", "lmq_name", "partitions", "publisher_id", "unanswered")
+
+    def __init__(self, publisher_id: int, lmq_name: str, lease: Lease, now_ms: int) -> None:
+        self.publisher_id = publisher_id
+        self.lmq_name = lmq_name
+        self.lease = lease
+        self.partitions = tuple(queue.partition for queue in lease.queues)
+        self.last_used_ms = now_ms
+        self.unanswered = 0
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a publisher owns its lease and cannot be copied")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError("a publisher owns its lease and cannot be copied")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a publisher owns its lease and cannot be pickled")
+
+
+Waiting = tuple[PublishRun, str, Callable[[PublishResult], None]]
+"""A run, its producer, and who waits for its result."""
+
+
+class PublisherCache:
+    """The publishers of one connection, or of all unary calls, least recently used first."""
+
+    def __init__(self, registry: "PublisherRegistry", publishers_max: int) -> None:
+        self._registry = registry
+        self._publishers_max = publishers_max
+        self._by_name: OrderedDict[str, Publisher] = OrderedDict()
+        self.opening: dict[str, list[Waiting]] = {}
+        """Runs that wait, in order, until their queue has a publisher."""
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def find(self, lmq_name: str, now_ms: int) -> Publisher | None:
+        """The publisher of a queue, which counts as used."""
+        publisher = self._by_name.get(lmq_name)
+        if publisher is not None:
+            publisher.last_used_ms = now_ms
+            self._by_name.move_to_end(lmq_name)
+        return publisher
+
+    def add(self, lmq_name: str, lease: Lease, now_ms: int) -> Publisher:
+        """A new publisher; if another was made meanwhile, that one, and the lease is released."""
+        if self._closed:
+            lease.release()
+            raise SessionNotFound("the connection is gone")
+        publisher = self.find(lmq_name, now_ms)
+        if publisher is not None:
+            lease.release()
+            return publisher
+        publisher = self._registry.issue(self, lmq_name, lease, now_ms)
+        self._by_name[lmq_name] = publisher
+        while len(self._by_name) > self._publishers_max:
+            self.destroy(next(iter(self._by_name.values())))
+        return publisher
+
+    def check(self, publisher_id: int, lmq_name: str) -> None:
+        """Raise unless the publisher is one of this connection, and of that queue."""
+        publisher = self._by_name.get(lmq_name)
+        if publisher is None or publisher.publisher_id != publisher_id:
+            raise PublisherNotFound(
+                f"there is no publisher {publisher_id} of {lmq_name} here",
+                publisher=str(publisher_id),
+            )
+
+    def destroy(self, publisher: Publisher) -> None:
+        """Drop a publisher and its lease."""
+        if self._by_name.get(publisher.lmq_name) is publisher:
+            del self._by_name[publisher.lmq_name]
+            self._registry.revoke(publisher)
+            publisher.lease.release()
+
+    def expire(self, now_ms: int, idle_ms: int) -> int:
+        """Drop those that were not used for that long; returns how many."""
+        expired = 0
+        while self._by_name:
+            oldest = next(iter(self._by_name.values()))
+            if now_ms - oldest.last_used_ms < idle_ms:
+                break
+            self.destroy(oldest)
+            expired += 1
+        return expired
+
+    def close(self) -> None:
+        """The connection is gone: drop all of them, and take no more."""
+        self._closed = True
+        for publisher in list(self._by_name.values()):
+            self.destroy(publisher)
+
+
+class PublisherRegistry:
+    """Every publisher of the broker by its id."""
+
+    def __init__(self, first_id: int) -> None:
+        self._last_id = first_id
+        self._owners: dict[int, tuple[PublisherCache, Publisher]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def issue(self, cache: PublisherCache, lmq_name: str, lease: Lease, now_ms: int) -> Publisher:
+        self._last_id += 1
+        publisher = Publisher(self._last_id, lmq_name, lease, now_ms)
+        self._owners[publisher.publisher_id] = (cache, publisher)
+        return publisher
+
+    def revoke(self, publisher: Publisher) -> None:
+        self._owners.pop(publisher.publisher_id, None)
+
+    def destroy(self, publisher_id: int) -> None:
+        """Destroy a publisher by its id, wherever it is cached (I8)."""
+        found = self._owners.get(publisher_id)
+        if found is None:
+            raise PublisherNotFound(
+                f"there is no publisher {publisher_id}", publisher=str(publisher_id)
+            )
+        cache, publisher = found
+        cache.destroy(publisher)

@@ -1,0 +1,276 @@
+"""Publishing: runs from clients to the partitions of their queues.
+
+Checks a run without looking at single messages where it can, finds or makes its publisher, and
+hands it to the link. Runs of one connection and queue leave in the order in which they came.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from broker_svc.leases import Leases
+from broker_svc.partition_link import Answer, PartitionLink
+from broker_svc.placement import partitions_of
+from broker_svc.publishers import Publisher, PublisherCache
+from broker_svc.topic_cache import TopicCache
+from tidemark import limits
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.clock import Clock
+from tidemark.errors import (
+    BatchTooLarge,
+    HeadersTooLarge,
+    InvalidArgument,
+    MessageTooLarge,
+    TidemarkError,
+    TopicNotFound,
+    TopicVersionMismatch,
+    Unavailable,
+)
+from tidemark.names import LmqName, validate_fairness_key, validate_producer_id
+from tidemark.rpc.statuses import from_status, to_status
+from tidemark.topics import Topic
+
+Done = Callable[[message_pb2.PublishResult], None]
+"""Called exactly once for each run."""
+
+
+_TOPIC_UNHEARD_OF = (TopicVersionMismatch, TopicNotFound)
+
+
+class _Attempt(NamedTuple):
+    """A run on its way, and whose it is."""
+
+    run: message_pb2.PublishRun
+    publisher: Publisher
+    producer_id: str
+    cache: PublisherCache
+    done: Done
+
+
+class Publishing:
+    """What all publishing of a broker shares."""
+
+    def __init__(
+        self,
+        links: Mapping[int, PartitionLink],
+        topics: TopicCache,
+        leases: Leases,
+        clock: Clock,
+    ) -> None:
+        self._links = links
+        self._topics = topics
+        self._leases = leases
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = 0
+
+    def submit(
+        self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
+    ) -> None:
+        """Publish a run; its result is told to `done`, after the commit that stored it."""
+        try:
+            check_run(run, producer_id)
+            name = LmqName.parse(run.lmq_name)
+            topic = self._topics.known(name.topic)
+            publisher = None
+            if run.publisher_id:
+                cache.check(run.publisher_id, run.lmq_name)
+            if topic is not None and run.lmq_name not in cache.opening:
+                publisher = self._publisher(run.lmq_name, topic, cache)
+            if publisher is None or topic is None:
+                self._open_first(run, cache, producer_id, done)
+            else:
+                self._append(_Attempt(run, publisher, producer_id, cache, done), topic)
+        except TidemarkError as error:
+            done(_refused(run, error))
+
+    async def open(self, lmq_name: str, cache: PublisherCache) -> Publisher:
+        """A publisher whose queue is loaded. Raises why there can be none."""
+        topic = await self._topics.get(LmqName.parse(lmq_name).topic)
+        publisher = cache.find(lmq_name, self._clock.monotonic_ms())
+        if publisher is not None and not publisher.lease.failed:
+            return publisher
+        if publisher is not None:
+            cache.destroy(publisher)
+        lease = await self._topics.lease(self._leases, lmq_name, topic)
+        return cache.add(lmq_name, lease, self._clock.monotonic_ms())
+
+    def healthy(self, partitions: Sequence[int]) -> list[int]:
+        """The partitions that take their share of publishes."""
+        return [number for number in partitions if self._links[number].serving]
+
+    def _publisher(self, lmq_name: str, topic: Topic, cache: PublisherCache) -> Publisher | None:
+        """The cached publisher, or one whose queue is being loaded; None if that must wait."""
+        now_ms = self._clock.monotonic_ms()
+        publisher = cache.find(lmq_name, now_ms)
+        if publisher is not None:
+            if not publisher.lease.failed:
+                return publisher
+            cache.destroy(publisher)
+        partitions = partitions_of(lmq_name, topic, len(self._links))
+        lease = self._leases.begin(lmq_name, partitions, topic.settings.idle_after_ms)
+        if lease is not None and lease.failed:
+            lease.release()
+            raise self._links[partitions[0]].refusal()
+        return None if lease is None else cache.add(lmq_name, lease, now_ms)
+
+    def _open_first(
+        self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
+    ) -> None:
+        """The topic is not known, or the queue is being cleaned: the run waits, in its order."""
+        waiting = cache.opening.get(run.lmq_name)
+        if waiting is not None:
+            waiting.append((run, producer_id, done))
+            return
+        cache.opening[run.lmq_name] = [(run, producer_id, done)]
+        self._start(self._open_and_send(run.lmq_name, cache))
+
+    async def _open_and_send(self, lmq_name: str, cache: PublisherCache) -> None:
+        try:
+            publisher = await self.open(lmq_name, cache)
+            topic = await self._topics.get(LmqName.parse(lmq_name).topic)
+        except TidemarkError as error:
+            for run, _, done in cache.opening.pop(lmq_name):
+                done(_refused(run, error))
+            return
+        for run, producer_id, done in cache.opening.pop(lmq_name):
+            try:
+                self._append(_Attempt(run, publisher, producer_id, cache, done), topic)
+            except TidemarkError as error:
+                done(_refused(run, error))
+
+    def _append(self, attempt: "_Attempt", topic: Topic, *, again: bool = True) -> None:
+        run = attempt.run
+        link = self._links[self._choose(run, attempt.publisher)]
+        link.check_serving()
+        operation = exchange_pb2.Operation()
+        append = operation.append
+        append.lmq_name = run.lmq_name
+        append.count = run.count
+        append.body = run.batch.SerializeToString()
+        append.topic_version = topic.version
+        if run.fairness_key:
+            append.fairness_key = run.fairness_key
+        if run.delay_ms:
+            append.delay_ms = run.delay_ms
+        if run.ttl_ms:
+            append.ttl_ms = run.ttl_ms
+        if run.traceparent:
+            append.traceparent = run.traceparent
+        if run.sequence:
+            append.producer_id = attempt.producer_id
+            append.sequence = run.sequence
+        attempt.publisher.unanswered += 1
+        link.send(operation).add_done_callback(partial(self._answered, attempt, link, again))
+
+    def _answered(
+        self, attempt: "_Attempt", link: PartitionLink, again: bool, answer: Answer
+    ) -> None:
+        run, publisher = attempt.run, attempt.publisher
+        publisher.unanswered -= 1
+        if publisher.lease.failed:
+            attempt.cache.destroy(publisher)
+        error = answer.exception()
+        if error is not None:
+            assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+            attempt.done(_refused(run, error))
+            return
+        result = answer.result()
+        if not result.HasField("error"):
+            attempt.done(_published(run, publisher, link.partition, result.append))
+        elif again and isinstance(from_status(result.error), _TOPIC_UNHEARD_OF):
+            self._start(self._repeat(attempt, link.partition))
+        else:
+            refusal = message_pb2.PublishResult(request_id=run.request_id, error=result.error)
+            attempt.done(refusal)
+
+    async def _repeat(self, attempt: "_Attempt", partition: int) -> None:
+        """The partition had not heard of the topic, or of its newest version."""
+        try:
+            topic = await self._topics.renew(LmqName.parse(attempt.run.lmq_name).topic)
+            await self._topics.bring(partition, topic)
+            self._append(attempt, topic, again=False)
+        except TidemarkError as error:
+            attempt.done(_refused(attempt.run, error))
+
+    def _choose(self, run: message_pb2.PublishRun, publisher: Publisher) -> int:
+        """The partition of a run: pinned, or the only one, or the next healthy one in turn."""
+        partitions = publisher.partitions
+        if run.HasField("partition"):
+            if run.partition not in partitions:
+                raise InvalidArgument(
+                    f"queue {run.lmq_name} does not live in partition {run.partition}",
+                    field="partition",
+                )
+            return run.partition
+        if len(partitions) == 1:
+            return partitions[0]
+        healthy = self.healthy(partitions)
+        if not healthy:
+            raise Unavailable(f"no partition of {run.lmq_name} serves")
+        self._turn += 1
+        return healthy[self._turn % len(healthy)]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def check_run(run: message_pb2.PublishRun, producer_id: str) -> None:
+    """Raise for a run that can never be stored. Looks at single messages only where it must."""
+    messages = len(run.batch.messages)
+    if not messages or run.count != messages:
+        raise InvalidArgument(f"count says {run.count}, the batch has {messages}", field="count")
+    body_bytes = run.batch.ByteSize()
+    if messages > limits.RUN_MESSAGES_MAX or body_bytes > limits.RUN_BYTES_MAX:
+        raise BatchTooLarge(
+            f"a run has at most {limits.RUN_MESSAGES_MAX} messages and {limits.RUN_BYTES_MAX} bytes"
+        )
+    _check_messages(run, look_at_payloads=body_bytes > limits.MESSAGE_BYTES_MAX)
+    if len(run.traceparent) > limits.TRACEPARENT_BYTES_MAX:
+        raise InvalidArgument("that is no trace context", field="traceparent")
+    if run.delay_ms > limits.DELAY_MS_MAX:
+        raise InvalidArgument(f"at most {limits.DELAY_MS_MAX} ms", field="delay_ms")
+    if run.ttl_ms > limits.TTL_MS_MAX:
+        raise InvalidArgument(f"at most {limits.TTL_MS_MAX} ms", field="ttl_ms")
+    validate_fairness_key(run.fairness_key)
+    if run.sequence:
+        validate_producer_id(producer_id)
+
+
+def _check_messages(run: message_pb2.PublishRun, *, look_at_payloads: bool) -> None:
+    for message in run.batch.messages:
+        if look_at_payloads and len(message.payload) > limits.MESSAGE_BYTES_MAX:
+            raise MessageTooLarge(f"a payload has at most {limits.MESSAGE_BYTES_MAX} bytes")
+        headers = message.headers
+        if not headers:
+            continue
+        if len(headers) > limits.HEADERS_COUNT_MAX:
+            raise HeadersTooLarge(f"a message has at most {limits.HEADERS_COUNT_MAX} headers")
+        header_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in headers.items())
+        if header_bytes > limits.HEADERS_BYTES_MAX:
+            raise HeadersTooLarge(f"headers have at most {limits.HEADERS_BYTES_MAX} bytes")
+
+
+def _published(
+    run: message_pb2.PublishRun,
+    publisher: Publisher,
+    partition: int,
+    appended: exchange_pb2.AppendResult,
+) -> message_pb2.PublishResult:
+    published = message_pb2.PublishResult(request_id=run.request_id)
+    receipt = published.receipt
+    receipt.partition = partition
+    receipt.queue_id = appended.queue_id
+    receipt.first_offset = appended.first_offset
+    receipt.schedule_id = appended.schedule_id
+    receipt.publisher_id = publisher.publisher_id
+    receipt.duplicate = appended.duplicate
+    return published
+
+
+def _refused(run: message_pb2.PublishRun, error: TidemarkError) -> message_pb2.PublishResult:
+    return message_pb2.PublishResult(request_id=run.request_id, error=to_status(error))

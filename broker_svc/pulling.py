@@ -1,0 +1,78 @@
+"""Pulling: a long poll is a consumer that lives for one call.
+
+It draws from the same feeds as sessions do, so that a pull and a session share a queue fairly. What
+arrives too late for its call goes back untouched.
+"""
+
+import asyncio
+
+from broker_svc.clients import UnaryClient
+from broker_svc.deliveries import HeldDelivery, fill_delivery
+from broker_svc.feeds import Consumer, Feed, Room, Slices
+from broker_svc.placement import partitions_of
+from broker_svc.subscriptions import ACTIVE, State
+from broker_svc.workshop import Workshop
+from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.limits import RUN_BYTES_MAX
+from tidemark.names import LmqName
+
+UNSPECIFIED = subscription_pb2.SUBSCRIPTION_STATE_UNSPECIFIED
+_CONSUMER_ID = 0
+
+
+class Pull:
+    """One call of a unary client."""
+
+    def __init__(self, workshop: Workshop, client: UnaryClient) -> None:
+        self._shop = workshop
+        self._client = client
+        self._deliveries: list[message_pb2.Delivery] = []
+        self._got_some = asyncio.Event()
+
+    async def messages(
+        self, request: broker_pb2.PullRequest, group: str, messages_max: int, wait_ms: int
+    ) -> tuple[list[message_pb2.Delivery], State]:
+        """Reserved messages; none if there were none for as long as the call may wait.
+
+        Whoever does not own an exclusive queue gets the same "none", after the same wait (E3).
+        """
+        topic = await self._shop.topics.get(LmqName.parse(request.lmq_name).topic)
+        partitions = partitions_of(request.lmq_name, topic, self._shop.settings.partitions)
+        for partition in partitions:
+            if not self._shop.links[partition].connected.is_set():
+                raise self._shop.links[partition].refusal()
+        lease = await self._shop.topics.lease(self._shop.leases, request.lmq_name, topic)
+        key = (partitions[0], request.lmq_name, group)
+        epoch = 0
+        if topic.settings.exclusive:
+            state = self._shop.subscriptions.door(request.client_id, key)
+            if state != ACTIVE:
+                lease.release()
+                await self._shop.clock.sleep_ms(wait_ms)
+                return [], self._shop.subscriptions.door(request.client_id, key)
+            epoch = self._shop.subscriptions.epoch(key)
+        room = Room(min(request.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX))
+        consumer = Consumer(_CONSUMER_ID, group, 0, request.visibility_ms, self._deliver, room)
+        consumer.credit = messages_max
+        self._shop.feeds.subscribe(consumer, lease, epoch)
+        try:
+            # Whatever the wait, every partition is heard first: "none" must be true.
+            await consumer.quiet.wait()
+            await self._shop.clock.wait_for(self._got_some.wait(), wait_ms)
+        except TimeoutError:
+            pass
+        finally:
+            self._shop.feeds.close(consumer)
+        if not topic.settings.exclusive:
+            return self._deliveries, UNSPECIFIED
+        return self._deliveries, self._shop.subscriptions.door(request.client_id, key)
+
+    def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
+        for each in slices:
+            held = HeldDelivery.of(each, feed.queue)
+            self._client.deliveries.add(held)
+            delivery = message_pb2.Delivery()
+            fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
+            self._deliveries.append(delivery)
+        consumer.credit = 0  # one answer, however short
+        self._got_some.set()

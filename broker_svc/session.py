@@ -1,0 +1,370 @@
+"""A session: one connection of one client, everything it sends and everything it is sent.
+
+Gathers whatever is to be sent while a frame is being written into the next one. Bounded on both
+sides: it stops reading while too much of what it read is unanswered, and stops reserving while too
+much of what it has to send is unread; so a slow consumer or a huge publisher slows itself only.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from broker_svc.deliveries import Deliveries, HeldDelivery, fill_delivery
+from broker_svc.feeds import Consumer, Feed, Room, Slices
+from broker_svc.publishers import PublisherCache
+from broker_svc.subscriptions import Subscriber
+from broker_svc.workshop import Workshop
+from tidemark import limits
+from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.errors import (
+    InvalidArgument,
+    QuotaExceeded,
+    TidemarkError,
+)
+from tidemark.names import validate_client_id, validate_group, validate_producer_id
+from tidemark.rpc.statuses import to_status
+
+UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bodies that a session may have read and not answered."""
+
+RUN_OVERHEAD_BYTES: Final = 256
+"""What a run costs besides its body: many small ones are a lot, too."""
+
+UNREAD_RESULTS_MAX: Final = 20_000
+"""Results that a client may leave unread before it is read from no longer."""
+
+UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bodies that a session may have reserved and not sent."""
+
+CONSUMERS_MAX: Final = 1000
+DEFAULT_GROUP: Final = "default"
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Session:
+    """One client's connection. `frames` serves it until either side ends it."""
+
+    def __init__(self, session_id: int, workshop: Workshop) -> None:
+        self.session_id = session_id
+        self.client_id = ""
+        self._producer_id = ""
+        self._shop = workshop
+        self._publishers = PublisherCache(
+            workshop.publishers, workshop.settings.publishers_per_connection_max
+        )
+        self._deliveries = Deliveries(workshop.directory)
+        self._consumers: dict[int, Consumer] = {}
+        self._subscriber = Subscriber("", session_id, self._notify)
+        self._out = broker_pb2.SessionResponse()
+        self._something = asyncio.Event()
+        self._room = Room(UNSENT_BYTES_MAX)
+        self._unsent_bytes = 0
+        self._unanswered = 0
+        self._unanswered_bytes = 0
+        self._read_on = asyncio.Event()
+        self._read_on.set()
+        self._last_heard_ms = workshop.clock.monotonic_ms()
+        self._syncing = asyncio.Lock()
+        self._closing: Exception | None = None
+        self._draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def frames(
+        self, requests: AsyncIterator[broker_pb2.SessionRequest]
+    ) -> AsyncGenerator[broker_pb2.SessionResponse, None]:
+        """What goes to the client, until the connection ends."""
+        first = await self._hello(requests)
+        if first is None or not first.HasField("hello"):
+            raise InvalidArgument("the first frame of a session carries `hello`", field="hello")
+        self._welcome(first.hello)
+        reader = asyncio.create_task(self._read(first, requests))
+        try:
+            while True:
+                await self._something.wait()
+                self._something.clear()
+                if self._closing is not None:
+                    raise self._closing
+                frame, self._out = self._out, broker_pb2.SessionResponse()
+                if frame.ByteSize():
+                    sent_bytes, self._unsent_bytes = self._unsent_bytes, 0
+                    yield frame
+                    self._room.taken_bytes -= sent_bytes
+                    self._pump_all()
+                    self._make_room()
+                ending = self._draining or reader.done()
+                if ending and not self._unanswered and not self._something.is_set():
+                    return
+        finally:
+            reader.cancel()
+            self._close()  # before anything waits: the call may be cancelled a second time
+            await asyncio.gather(reader, return_exceptions=True)
+
+    def drain(self, grace_ms: int) -> None:
+        """Tell the client that the broker is going away; the session ends when all is answered."""
+        self._draining = True
+        self._out.go_aways.add(grace_ms=grace_ms)
+        self._something.set()
+
+    def check_alive(self, now_ms: int) -> None:
+        """End the session of a client that was silent for too long."""
+        if now_ms - self._last_heard_ms > self._shop.settings.client_timeout_ms:
+            self._closing = InvalidArgument(
+                f"client {self.client_id} sent nothing, not even a heartbeat", field="heartbeat"
+            )
+            self._something.set()
+
+    def expire_publishers(self, now_ms: int, idle_ms: int) -> None:
+        self._publishers.expire(now_ms, idle_ms)
+
+    async def _hello(
+        self, requests: AsyncIterator[broker_pb2.SessionRequest]
+    ) -> broker_pb2.SessionRequest | None:
+        """The first frame; a stream that sends none does not hold a session for ever."""
+        try:
+            timeout_ms = self._shop.settings.client_timeout_ms
+            return await self._shop.clock.wait_for(anext(requests, None), timeout_ms)
+        except TimeoutError:
+            return None
+
+    def _welcome(self, hello: broker_pb2.Hello) -> None:
+        validate_client_id(hello.client_id)
+        if hello.producer_id:
+            validate_producer_id(hello.producer_id)
+        self.client_id = self._subscriber.client_id = hello.client_id
+        self._producer_id = hello.producer_id or hello.client_id
+        self._shop.subscriptions.attach(self._subscriber)
+        settings = self._shop.settings
+        self._out.welcome.session_id = self.session_id
+        self._out.welcome.broker_id = settings.broker_id
+        self._out.welcome.cluster_id = settings.cluster_id
+        self._out.welcome.partitions = settings.partitions
+        self._out.welcome.client_timeout_ms = settings.client_timeout_ms
+        self._something.set()
+
+    def _close(self) -> None:
+        """Everything the client held goes back at once (V6), and its leases are dropped."""
+        for task in self._tasks:
+            task.cancel()
+        self._shop.subscriptions.detach(self._subscriber)
+        for consumer in self._consumers.values():
+            self._shop.feeds.close(consumer)
+        held = self._deliveries.take_all()
+        self._shop.settling.give_back(held, failed=not self._draining)
+        self._publishers.close()
+
+    async def _read(
+        self,
+        first: broker_pb2.SessionRequest,
+        requests: AsyncIterator[broker_pb2.SessionRequest],
+    ) -> None:
+        try:
+            self._take(first)
+            async for request in requests:
+                self._last_heard_ms = self._shop.clock.monotonic_ms()
+                if request.HasField("hello"):
+                    raise InvalidArgument("hello comes once, in the first frame", field="hello")
+                self._take(request)
+                await self._read_on.wait()
+        except Exception as error:  # also what nobody foresaw ends the session, not only its reader
+            self._closing = error
+        finally:
+            self._something.set()
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def _take(self, request: broker_pb2.SessionRequest) -> None:
+        """One frame; its parts in the order of the contract. Nothing here waits."""
+        for consumer in request.open_consumers:
+            self._guard(self._open_consumer, consumer, consumer_id=consumer.consumer_id)
+        for opened in request.open_publishers:
+            self._start(self._open_publisher(opened))
+        for publisher_id in request.destroy_publishers:
+            self._guard(self._shop.publishers.destroy, publisher_id, publisher_id=publisher_id)
+        for sync in request.syncs:
+            self._start(self._sync(sync))
+        for credit in request.credits:
+            self._guard(self._credit, credit, consumer_id=credit.consumer_id)
+        if len(request.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
+            raise InvalidArgument(
+                f"at most {limits.SETTLEMENTS_PER_FRAME_MAX} settlements a frame",
+                field="settlements",
+            )
+        for settlement in request.settlements:
+            self._unanswered += 1
+            self._shop.settling.submit(settlement, self._deliveries, self._settled)
+        if request.HasField("heartbeat"):
+            self._heartbeat(request.heartbeat)
+        if len(request.runs) > limits.FRAME_RUNS_MAX:
+            raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="runs")
+        for run in request.runs:
+            size = run.batch.ByteSize() + RUN_OVERHEAD_BYTES
+            self._unanswered += 1
+            self._unanswered_bytes += size
+            self._shop.publishing.submit(
+                run, self._publishers, self._producer_id, _Published(self, size)
+            )
+        self._make_room()
+
+    def _guard(self, do: Callable[[T], None], what: T, **whose: int) -> None:
+        """Do something that has no result of its own; a failure is told as such."""
+        try:
+            do(what)
+        except TidemarkError as error:
+            self._out.errors.add(error=to_status(error), **whose)
+            self._something.set()
+
+    def published(self, result: message_pb2.PublishResult, size: int) -> None:
+        self._out.published.append(result)
+        self._something.set()
+        self._unanswered -= 1
+        self._unanswered_bytes -= size
+        self._make_room()
+
+    def _settled(self, result: message_pb2.SettleResult) -> None:
+        self._unanswered -= 1
+        if result.request_id or result.HasField("error"):
+            self._out.settled.append(result)
+        self._something.set()
+
+    def _make_room(self) -> None:
+        """Read on while what was read is answered, and what was answered is read."""
+        out = self._out
+        unread = len(out.published) + len(out.settled) + len(out.errors) + len(self._tasks)
+        unread += len(out.publishers) + len(out.synced) + len(out.unsubscribed)
+        if self._unanswered_bytes > UNANSWERED_BYTES_MAX or unread > UNREAD_RESULTS_MAX:
+            self._read_on.clear()
+        else:
+            self._read_on.set()
+
+    async def _open_publisher(self, opened: broker_pb2.OpenPublisher) -> None:
+        result = broker_pb2.OpenPublisherResult(request_id=opened.request_id)
+        try:
+            publisher = await self._shop.publishing.open(opened.lmq_name, self._publishers)
+            result.publisher_id = publisher.publisher_id
+            result.partitions.extend(self._shop.publishing.healthy(publisher.partitions))
+        except TidemarkError as error:
+            result.error.CopyFrom(to_status(error))
+        self._out.publishers.append(result)
+        self._something.set()
+
+    # --- consuming -----------------------------------------------------------------------------
+
+    def _open_consumer(self, opened: broker_pb2.OpenConsumer) -> None:
+        if opened.consumer_id in self._consumers or not opened.consumer_id:
+            raise InvalidArgument("a consumer has a number of its own", field="consumer_id")
+        if len(self._consumers) >= CONSUMERS_MAX:
+            raise QuotaExceeded(f"at most {CONSUMERS_MAX} consumers a session")
+        group = opened.group or DEFAULT_GROUP
+        validate_group(group)
+        if opened.visibility_ms and not (
+            limits.VISIBILITY_TIMEOUT_MS_MIN
+            <= opened.visibility_ms
+            <= limits.VISIBILITY_TIMEOUT_MS_MAX
+        ):
+            raise InvalidArgument(
+                f"{limits.VISIBILITY_TIMEOUT_MS_MIN} to {limits.VISIBILITY_TIMEOUT_MS_MAX} ms",
+                field="visibility_ms",
+            )
+        consumer = Consumer(
+            opened.consumer_id,
+            group,
+            self.session_id,
+            opened.visibility_ms,
+            self._deliver,
+            self._room,
+        )
+        self._consumers[opened.consumer_id] = consumer
+        consumer.credit = min(opened.credit, limits.CREDIT_MAX)
+
+    def _credit(self, given: broker_pb2.ConsumerCredit) -> None:
+        consumer = self._consumer(given.consumer_id)
+        if given.close:
+            self._shop.subscriptions.close_consumer(self._subscriber, consumer)
+            self._shop.feeds.close(consumer)
+            del self._consumers[given.consumer_id]
+            return
+        consumer.credit = min(consumer.credit + given.messages, limits.CREDIT_MAX)
+        self._shop.feeds.pump(consumer)
+
+    def _consumer(self, consumer_id: int) -> Consumer:
+        consumer = self._consumers.get(consumer_id)
+        if consumer is None:
+            raise InvalidArgument(f"there is no consumer {consumer_id}", field="consumer_id")
+        return consumer
+
+    async def _sync(self, sync: subscription_pb2.SubscriptionSync) -> None:
+        try:
+            consumer = self._consumer(sync.consumer_id)
+            async with self._syncing:  # in the order in which they came
+                result = await self._shop.subscriptions.sync(
+                    self._subscriber, sync, consumer.group, consumer
+                )
+        except TidemarkError as error:
+            # Whoever waits for the sync hears it for each of its entries.
+            result = subscription_pb2.SubscriptionSyncResult(request_id=sync.request_id)
+            for entry in sync.entries:
+                result.results.add(lmq_name=entry.lmq_name, error=to_status(error))
+        self._out.synced.append(result)
+        self._something.set()
+
+    def _heartbeat(self, heartbeat: broker_pb2.HeartbeatFrame) -> None:
+        """Tell again what the client reports and does not own (E5)."""
+        for held in heartbeat.held:
+            group = held.group or DEFAULT_GROUP
+            notices = self._shop.subscriptions.heartbeat(self._subscriber, group, held.entries)
+            self._out.unsubscribed.extend(notices)
+        self._something.set()
+
+    def _notify(self, notice: subscription_pb2.UnsubscribeNotice) -> None:
+        self._out.unsubscribed.append(notice)
+        self._something.set()
+
+    def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
+        for each in slices:
+            held = HeldDelivery.of(each, feed.queue)
+            delivery = self._out.deliveries.add()
+            fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
+            delivery.consumer_id = consumer.consumer_id
+            delivery.delivery_tag = self._deliveries.add(held)
+            self._unsent_bytes += len(each.body)
+            self._room.taken_bytes += len(each.body)
+        self._something.set()
+
+    def _pump_all(self) -> None:
+        """A frame was taken by the client: consumers that waited for room go on."""
+        for consumer in self._consumers.values():
+            if consumer.ready_feeds:
+                self._shop.feeds.pump(consumer)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._unanswered += 1
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._unanswered -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert isinstance(error, Exception), "only a cancellation is more than that"
+            self._closing = error
+        self._something.set()
+
+
+class _Published:
+    """Tells a session the result of one of its runs."""
+
+    __slots__ = ("_session", "_size")
+
+    def __init__(self, session: Session, size: int) -> None:
+        self._session = session
+        self._size = size
+
+    def __call__(self, result: message_pb2.PublishResult) -> None:
+        self._session.published(result, self._size)

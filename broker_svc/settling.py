@@ -1,0 +1,179 @@
+"""Settling: what clients say about their deliveries, on its way to storage.
+
+Resolves tags to receipts, counts settlements under way on their queue, and drops a delivery once
+storage has ended it. A settlement is answered after its commit, never before.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from google.rpc.status_pb2 import Status
+
+from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
+from broker_svc.partition_link import Answer, PartitionLink
+from broker_svc.tracking import TrackedQueue
+from tidemark import limits
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import (
+    Fenced,
+    InvalidArgument,
+    PartitionNotFound,
+    ReservationExpired,
+    ReservationNotFound,
+    TidemarkError,
+)
+from tidemark.receipts import Receipt
+from tidemark.rpc.statuses import from_status, to_status
+
+Done = Callable[[message_pb2.SettleResult], None]
+"""Called exactly once for each settlement."""
+
+_DETAIL_BYTES_MAX = 1024
+_ACTIONS = {
+    "ack": exchange_pb2.SETTLE_ACTION_ACK,
+    "nack": exchange_pb2.SETTLE_ACTION_NACK,
+    "dead_letter": exchange_pb2.SETTLE_ACTION_DEAD_LETTER,
+    "extend": exchange_pb2.SETTLE_ACTION_EXTEND,
+    "release": exchange_pb2.SETTLE_ACTION_RELEASE,
+}
+_ENDED = (Fenced, ReservationExpired, ReservationNotFound)
+
+
+class Settling:
+    """What all settling of a broker shares."""
+
+    def __init__(self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory) -> None:
+        self._links = links
+        self._directory = directory
+
+    def submit(
+        self, settlement: message_pb2.Settlement, deliveries: Deliveries, done: Done
+    ) -> None:
+        """Settle; the result is told to `done`, after the commit."""
+        try:
+            operation = _operation(settlement)
+            if settlement.WhichOneof("target") == "receipt":
+                receipt = Receipt.decode(settlement.receipt)
+                link = self._link(receipt.partition)
+                key = (receipt.partition, receipt.reservation_id)
+                holder = self._directory.holder(key)
+                held = None if holder is None else holder.find(key)
+                operation.settle.receipt = settlement.receipt
+                operation.settle.owner_epoch = receipt.owner_epoch
+            else:
+                held, holder = deliveries.get(settlement.delivery_tag), deliveries
+                if held.revoked:
+                    deliveries.drop(held.key)
+                    raise Fenced(
+                        "another client took the queue and the reservation with it",
+                        epoch=str(held.owner_epoch),
+                    )
+                link = self._link(held.queue.partition)
+                operation.settle.receipt = held.receipt
+                operation.settle.owner_epoch = held.owner_epoch
+        except TidemarkError as error:
+            done(_failed(settlement, to_status(error)))
+            return
+        queue = None if held is None else held.queue
+        if queue is not None:
+            queue.pending_settlements += 1
+        answered = partial(_answered, settlement, holder, held, queue, done)
+        link.send(operation).add_done_callback(answered)
+
+    def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
+        """What a client held goes back at once; an attempt that failed if it is gone (V6, V8).
+
+        When the broker leaves, nobody has failed: then nothing is counted.
+        """
+        gone, left = exchange_pb2.SETTLE_ACTION_DISCONNECT, exchange_pb2.SETTLE_ACTION_RELEASE
+        for each in held:
+            operation = exchange_pb2.Operation()
+            operation.settle.receipt = each.receipt
+            operation.settle.action = gone if failed else left
+            operation.settle.owner_epoch = each.owner_epoch
+            each.queue.pending_settlements += 1
+            answer = self._links[each.queue.partition].send(operation)
+            answer.add_done_callback(partial(_returned, each.queue))
+
+    def _link(self, partition: int) -> PartitionLink:
+        link = self._links.get(partition)
+        if link is None:
+            raise PartitionNotFound(f"there is no partition {partition}", partition=str(partition))
+        return link
+
+
+def _operation(settlement: message_pb2.Settlement) -> exchange_pb2.Operation:
+    kind = settlement.WhichOneof("action")
+    if kind is None:
+        raise InvalidArgument("a settlement has an action", field="action")
+    if settlement.WhichOneof("target") is None:
+        raise InvalidArgument("a settlement names a tag or a receipt", field="target")
+    operation = exchange_pb2.Operation()
+    settle = operation.settle
+    settle.action = _ACTIONS[kind]
+    if kind == "nack":
+        if settlement.nack.delay_ms > limits.NACK_DELAY_MS_MAX:
+            raise InvalidArgument(f"at most {limits.NACK_DELAY_MS_MAX} ms", field="delay_ms")
+        settle.duration_ms = settlement.nack.delay_ms
+    elif kind == "extend":
+        settle.duration_ms = settlement.extend.visibility_ms
+    elif kind == "dead_letter":
+        if len(settlement.dead_letter.reason.encode()) > _DETAIL_BYTES_MAX:
+            raise InvalidArgument(f"at most {_DETAIL_BYTES_MAX} bytes", field="reason")
+        settle.detail = settlement.dead_letter.reason
+    if len(settlement.ranges) > limits.SETTLEMENT_RANGES_MAX:
+        raise InvalidArgument(f"at most {limits.SETTLEMENT_RANGES_MAX} ranges", field="ranges")
+    for each in settlement.ranges:
+        settle.index_ranges.add(start=each.start, end=each.end)
+    return operation
+
+
+def _answered(
+    settlement: message_pb2.Settlement,
+    holder: Deliveries | None,
+    held: HeldDelivery | None,
+    queue: TrackedQueue | None,
+    done: Done,
+    answer: Answer,
+) -> None:
+    if queue is not None:
+        queue.pending_settlements -= 1
+    error = answer.exception()
+    if error is not None:
+        assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+        done(_failed(settlement, to_status(error)))
+        return
+    result = answer.result()
+    if result.HasField("error"):
+        # What storage has ended the client holds no longer, whatever it believes.
+        ended = isinstance(from_status(result.error), _ENDED)
+        if ended and held is not None and holder is not None:
+            holder.drop(held.key)
+        done(_failed(settlement, result.error))
+        return
+    settled = result.settle
+    if held is not None and holder is not None and settlement.WhichOneof("action") != "extend":
+        held.open_messages -= settled.messages
+        if held.open_messages <= 0:
+            holder.drop(held.key)
+    done(
+        message_pb2.SettleResult(
+            request_id=settlement.request_id,
+            messages=settled.messages,
+            visibility_ms=settled.visibility_ms,
+            delivery_tag=settlement.delivery_tag,
+        )
+    )
+
+
+def _returned(queue: TrackedQueue, answer: Answer) -> None:
+    queue.pending_settlements -= 1
+    if not answer.cancelled():
+        answer.exception()  # storage expires what could not be given back
+
+
+def _failed(settlement: message_pb2.Settlement, error: Status) -> message_pb2.SettleResult:
+    return message_pb2.SettleResult(
+        request_id=settlement.request_id, error=error, delivery_tag=settlement.delivery_tag
+    )

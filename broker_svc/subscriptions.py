@@ -1,0 +1,441 @@
+"""Subscriptions: who consumes what, for shared and for exclusive topics.
+
+The registry of one broker, in memory; sessions and unary clients go through the same code. A new
+subscriber of an exclusive queue preempts the old one: its marker is written before it is told (E2).
+A full resync or a heartbeat confirms ownership and never takes it (E7).
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from broker_svc.feeds import Consumer, FeedKey, Feeds
+from broker_svc.leases import Lease, Leases
+from broker_svc.markers import EvictionMarkers
+from broker_svc.ownership import ExclusiveQueue, Ownerships
+from broker_svc.partition_link import PartitionLink
+from broker_svc.placement import partitions_of
+from broker_svc.takeover import Owner, Transferring
+from broker_svc.topic_cache import TopicCache
+from tidemark import limits
+from tidemark.api.broker.v1 import subscription_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import InvalidArgument, QuotaExceeded, TidemarkError
+from tidemark.names import LmqName
+from tidemark.rpc.statuses import to_status
+from tidemark.settings import BrokerSettings
+from tidemark.topics import Topic
+
+State: TypeAlias = subscription_pb2.SubscriptionState.ValueType
+Entry: TypeAlias = subscription_pb2.SubscriptionEntry
+
+ACTIVE = subscription_pb2.SUBSCRIPTION_STATE_ACTIVE
+EVICTED = subscription_pb2.SUBSCRIPTION_STATE_EVICTED
+NOT_SUBSCRIBED = subscription_pb2.SUBSCRIPTION_STATE_NOT_SUBSCRIBED
+RESYNC_REQUIRED = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
+TRANSFERRING = subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING
+
+SubscriptionKey = tuple[str, str]
+"""Group and lmq_name."""
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """One queue that a subscriber consumes."""
+
+    lease: Lease
+    consumer: Consumer | None
+    exclusive: ExclusiveQueue | None = None
+    epoch: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Subscriber:
+    """One incarnation of a client: a session, or a unary client until it falls silent."""
+
+    client_id: str
+    session_id: int
+    notify: Callable[[subscription_pb2.UnsubscribeNotice], None]
+    subscriptions: dict[SubscriptionKey, Subscription] = field(default_factory=dict)
+    joining: int = 0
+    """Subscriptions that are being made: they count for quotas."""
+
+
+Change: TypeAlias = Callable[
+    [Subscriber, str, Entry, Consumer | None, Topic], Coroutine[Any, Any, tuple[State, int]]
+]
+
+
+class Subscriptions:
+    """All subscriptions of a broker."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        links: Mapping[int, PartitionLink],
+        topics: TopicCache,
+        leases: Leases,
+        feeds: Feeds,
+        ownerships: Ownerships,
+        markers: EvictionMarkers,
+    ) -> None:
+        self._settings = settings
+        self._links = links
+        self._topics = topics
+        self._leases = leases
+        self._feeds = feeds
+        self._ownerships = ownerships
+        self._markers = markers
+        self._by_client: dict[str, set[Subscriber]] = {}
+        self._per_group: Counter[str] = Counter()
+        self._joining: Counter[str] = Counter()
+        self._resolving: set[asyncio.Task[None]] = set()
+        ownerships.evicted = self._evict
+
+    def __len__(self) -> int:
+        return self._per_group.total()
+
+    # --- subscribers come and go ---------------------------------------------------------------
+
+    def attach(self, subscriber: Subscriber) -> None:
+        self._by_client.setdefault(subscriber.client_id, set()).add(subscriber)
+
+    def detach(self, subscriber: Subscriber) -> None:
+        """Disconnect or timeout: its subscriptions end, and its client's markers with the last."""
+        for key in list(subscriber.subscriptions):
+            self._end(subscriber, key)
+        others = self._by_client.get(subscriber.client_id, set())
+        others.discard(subscriber)
+        if not others:
+            self._by_client.pop(subscriber.client_id, None)
+            self._markers.remove_client(subscriber.client_id)
+
+    def link_up(self, partition: int) -> None:
+        """Takeovers whose answer was lost can be read now."""
+        for queue in self._ownerships.unresolved(partition):
+            task = asyncio.create_task(self._resolve(queue))
+            self._resolving.add(task)
+            task.add_done_callback(self._resolving.discard)
+
+    def close_consumer(self, subscriber: Subscriber, consumer: Consumer) -> None:
+        """A consumer of a session is closed: what it was subscribed to ends with it."""
+        for key, subscription in list(subscriber.subscriptions.items()):
+            if subscription.consumer is consumer:
+                self._end(subscriber, key)
+
+    # --- syncs ---------------------------------------------------------------------------------
+
+    async def sync(
+        self,
+        subscriber: Subscriber,
+        sync: subscription_pb2.SubscriptionSync,
+        group: str,
+        consumer: Consumer | None,
+    ) -> subscription_pb2.SubscriptionSyncResult:
+        """One change or confirmation; each entry has its own result."""
+        if len(sync.entries) > limits.SUBSCRIPTIONS_PER_SESSION_MAX:
+            raise QuotaExceeded(f"at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} entries a sync")
+        result = subscription_pb2.SubscriptionSyncResult(request_id=sync.request_id)
+        names = [entry.lmq_name for entry in sync.entries]
+        change: Change
+        match sync.mode:
+            case subscription_pb2.SYNC_MODE_PARTIAL_ADD:
+                change = self._add
+            case subscription_pb2.SYNC_MODE_PARTIAL_REMOVE:
+                change = self._remove
+            case subscription_pb2.SYNC_MODE_COMPLETE_ADD:
+                self._markers.keep_only(subscriber.client_id, group, names)
+                await self._remove_all(subscriber, group, except_for=names)
+                change = self._confirm
+            case subscription_pb2.SYNC_MODE_COMPLETE_REMOVE:
+                self._markers.keep_only(subscriber.client_id, group, ())
+                await self._remove_all(subscriber, group, except_for=())
+                return result
+            case _:
+                raise InvalidArgument("a sync has a mode", field="mode")
+        changes = [self._one(change, subscriber, group, entry, consumer) for entry in sync.entries]
+        result.results.extend(await asyncio.gather(*changes))
+        return result
+
+    def heartbeat(
+        self, subscriber: Subscriber, group: str, entries: Iterable[Entry]
+    ) -> list[subscription_pb2.UnsubscribeNotice]:
+        """What the client reports and does not own (E5): told again, whether it listens or not."""
+        notices = []
+        for entry in entries:
+            epoch = self._markers.epoch(subscriber.client_id, group, entry.lmq_name)
+            if epoch is not None:
+                notices.append(_notice(group, entry.lmq_name, EVICTED, epoch))
+            elif (group, entry.lmq_name) not in subscriber.subscriptions:
+                notices.append(_notice(group, entry.lmq_name, RESYNC_REQUIRED, 0))
+        return notices
+
+    def door(self, client_id: str, key: FeedKey) -> State:
+        """Whether a client may consume an exclusive queue, answered without storage (E3)."""
+        _, lmq_name, group = key
+        if self._markers.epoch(client_id, group, lmq_name) is not None:
+            return EVICTED
+        queue = self._ownerships.find(key)
+        if queue is None:
+            return RESYNC_REQUIRED
+        if queue.owner is not None and queue.owner.client_id == client_id:
+            return ACTIVE
+        state = queue.state
+        if isinstance(state, Transferring) and state.to_client_id == client_id:
+            return TRANSFERRING
+        return NOT_SUBSCRIBED
+
+    def epoch(self, key: FeedKey) -> int:
+        """The epoch of the present owner; 0 without one."""
+        queue = self._ownerships.find(key)
+        return 0 if queue is None or queue.owner is None else queue.owner.epoch
+
+    # --- one entry -----------------------------------------------------------------------------
+
+    async def _one(
+        self,
+        change: Change,
+        subscriber: Subscriber,
+        group: str,
+        entry: Entry,
+        consumer: Consumer | None,
+    ) -> subscription_pb2.SubscriptionResult:
+        result = subscription_pb2.SubscriptionResult(lmq_name=entry.lmq_name)
+        try:
+            topic = await self._topics.get(LmqName.parse(entry.lmq_name).topic)
+            # Carried through also if the client goes meanwhile: half a takeover would block others.
+            changing = asyncio.ensure_future(change(subscriber, group, entry, consumer, topic))
+            result.state, result.epoch = await asyncio.shield(changing)
+        except TidemarkError as error:
+            result.error.CopyFrom(to_status(error))
+        return result
+
+    async def _add(
+        self,
+        subscriber: Subscriber,
+        group: str,
+        entry: Entry,
+        consumer: Consumer | None,
+        topic: Topic,
+    ) -> tuple[State, int]:
+        """Explicit subscription; on an exclusive topic it takes ownership."""
+        key = (group, entry.lmq_name)
+        start = entry.start if entry.start.WhichOneof("position") else None
+        if not topic.settings.exclusive:
+            if key not in subscriber.subscriptions:
+                with self._joins(subscriber, key):
+                    lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
+                    await self._place(lease, group, start)
+                    self._begin(subscriber, key, Subscription(lease, consumer))
+            return ACTIVE, 0
+        queue = self._exclusive(entry.lmq_name, group, topic)
+        async with queue.lock:
+            with self._joins(subscriber, key):
+                return await self._take(subscriber, key, queue, consumer, topic, start)
+
+    async def _take(
+        self,
+        subscriber: Subscriber,
+        key: SubscriptionKey,
+        queue: ExclusiveQueue,
+        consumer: Consumer | None,
+        topic: Topic,
+        start: subscription_pb2.StartPosition | None,
+    ) -> tuple[State, int]:
+        lease = await self._topics.lease(self._leases, queue.lmq_name, topic)
+        try:
+            before, owner = await self._ownerships.take(queue, subscriber.client_id, start)
+        except BaseException:
+            lease.release()
+            raise
+        self._markers.remove(subscriber.client_id, *key)
+        if before is not None and before.client_id != subscriber.client_id:
+            self._evict(queue, before)
+        held = subscriber.subscriptions.get(key)
+        if held is not None and held.epoch == owner.epoch and held.consumer is consumer:
+            lease.release()  # it owned already: whoever of it waits for messages waits on
+            self._feeds.resume(queue.key)
+        else:
+            self._own(subscriber, key, Subscription(lease, consumer, queue, owner.epoch))
+        return ACTIVE, owner.epoch
+
+    async def _confirm(
+        self,
+        subscriber: Subscriber,
+        group: str,
+        entry: Entry,
+        consumer: Consumer | None,
+        topic: Topic,
+    ) -> tuple[State, int]:
+        """Part of a full resync: ownership is compared, never taken."""
+        key = (group, entry.lmq_name)
+        if not topic.settings.exclusive:
+            return await self._add(subscriber, group, entry, consumer, topic)
+        queue = self._exclusive(entry.lmq_name, group, topic)
+        async with queue.lock:
+            if not await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch):
+                epoch = 0 if queue.owner is None else queue.owner.epoch
+                self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
+                self._end(subscriber, key)
+                subscriber.notify(_notice(group, entry.lmq_name, EVICTED, epoch))
+                return EVICTED, epoch
+            self._markers.remove(subscriber.client_id, group, entry.lmq_name)
+            held = subscriber.subscriptions.get(key)
+            if held is None or held.consumer is not consumer:
+                with self._joins(subscriber, key):
+                    lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
+                    self._own(subscriber, key, Subscription(lease, consumer, queue, entry.epoch))
+            return ACTIVE, entry.epoch
+
+    async def _remove(
+        self,
+        subscriber: Subscriber,
+        group: str,
+        entry: Entry,
+        consumer: Consumer | None,
+        topic: Topic,
+    ) -> tuple[State, int]:
+        """Never refused by a quota. The owner of an exclusive queue gives it up."""
+        subscription = subscriber.subscriptions.get((group, entry.lmq_name))
+        self._end(subscriber, (group, entry.lmq_name))
+        queue = None if subscription is None else subscription.exclusive
+        if queue is not None and subscription is not None:
+            async with queue.lock:
+                owner = Owner(subscriber.client_id, subscription.epoch)
+                if queue.owner == owner:
+                    await self._ownerships.drop(queue, owner)
+            self._ownerships.forget_vacant(queue)
+        return NOT_SUBSCRIBED, 0
+
+    async def _remove_all(
+        self, subscriber: Subscriber, group: str, except_for: Iterable[str]
+    ) -> None:
+        kept = set(except_for)
+        for held_group, lmq_name in list(subscriber.subscriptions):
+            if held_group == group and lmq_name not in kept:
+                topic = await self._topics.get(LmqName.parse(lmq_name).topic)
+                await self._remove(subscriber, group, Entry(lmq_name=lmq_name), None, topic)
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _exclusive(self, lmq_name: str, group: str, topic: Topic) -> ExclusiveQueue:
+        (partition,) = partitions_of(lmq_name, topic, self._settings.partitions)
+        return self._ownerships.get((partition, lmq_name, group))
+
+    @contextmanager
+    def _joins(self, subscriber: Subscriber, key: SubscriptionKey) -> Iterator[None]:
+        """Make a subscription within the quotas: those that are made meanwhile count as well."""
+        group, _ = key
+        if key in subscriber.subscriptions:
+            yield
+            return
+        self._check_quotas(subscriber, group)
+        subscriber.joining += 1
+        self._joining[group] += 1
+        try:
+            yield
+        finally:
+            subscriber.joining -= 1
+            self._joining[group] -= 1
+            if not self._joining[group]:
+                del self._joining[group]
+
+    def _check_quotas(self, subscriber: Subscriber, group: str) -> None:
+        settings = self._settings
+        of_client = len(subscriber.subscriptions) + subscriber.joining
+        of_group = self._per_group[group] + self._joining[group]
+        of_broker = len(self) + self._joining.total()
+        quotas = (
+            ("client", of_client, limits.SUBSCRIPTIONS_PER_SESSION_MAX),
+            ("group", of_group, settings.subscriptions_per_group_max),
+            ("broker", of_broker, settings.subscriptions_per_broker_max),
+        )
+        for what, held, most in quotas:
+            if held >= most:
+                raise QuotaExceeded(f"at most {most} subscriptions per {what}", quota=what)
+
+    async def _place(
+        self, lease: Lease, group: str, start: subscription_pb2.StartPosition | None
+    ) -> None:
+        """Let a shared group begin where the subscription says."""
+        if start is None:
+            return
+        for queue in lease.queues:
+            operation = exchange_pb2.Operation()
+            operation.place_group.lmq_name = queue.lmq_name
+            operation.place_group.group = group
+            operation.place_group.start.CopyFrom(start)
+            try:
+                await self._links[queue.partition].call(operation)
+            except BaseException:
+                lease.release()
+                raise
+
+    def _own(
+        self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
+    ) -> None:
+        """The subscriber is the owner: whoever drew from the queue before does no longer."""
+        assert subscription.exclusive is not None, "only exclusive queues are owned"
+        for other in self._by_client.get(subscriber.client_id, set()):
+            self._end(other, key)
+        self._feeds.evict(subscription.exclusive.key)
+        self._begin(subscriber, key, subscription)
+
+    def _begin(
+        self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
+    ) -> None:
+        if key in subscriber.subscriptions or subscriber not in self._by_client.get(
+            subscriber.client_id, ()
+        ):
+            subscription.lease.release()  # made twice, or the client is gone meanwhile
+            return
+        subscriber.subscriptions[key] = subscription
+        self._per_group[key[0]] += 1
+        consumer = subscription.consumer
+        if consumer is not None and not consumer.closed:
+            self._feeds.subscribe(consumer, subscription.lease, subscription.epoch)
+
+    def _end(self, subscriber: Subscriber, key: SubscriptionKey) -> None:
+        subscription = subscriber.subscriptions.pop(key, None)
+        if subscription is None:
+            return
+        self._per_group[key[0]] -= 1
+        if not self._per_group[key[0]]:
+            del self._per_group[key[0]]
+        if subscription.consumer is not None:
+            self._feeds.unsubscribe(subscription.consumer, key[1])
+        subscription.lease.release()
+
+    def _evict(self, queue: ExclusiveQueue, old: Owner) -> None:
+        """Write the marker, then end the old owner's subscription, then tell it (E2)."""
+        epoch = 0 if queue.owner is None else queue.owner.epoch
+        self._mark(old.client_id, queue.group, queue.lmq_name, epoch)
+        self._feeds.evict(queue.key)
+        notice = _notice(queue.group, queue.lmq_name, EVICTED, epoch)
+        subscribers = self._by_client.get(old.client_id, set())
+        for subscriber in list(subscribers):
+            self._end(subscriber, (queue.group, queue.lmq_name))
+            subscriber.notify(notice)
+        if not subscribers:  # it is not connected: its next sync will compare epochs
+            self._markers.remove_client(old.client_id)
+
+    def _mark(self, client_id: str, group: str, lmq_name: str, epoch: int) -> None:
+        self._markers.add(client_id, group, lmq_name, epoch)
+
+    async def _resolve(self, queue: ExclusiveQueue) -> None:
+        async with queue.lock:
+            try:
+                await self._ownerships.resolve(queue)
+            except TidemarkError:
+                return  # the link is gone again; the next one tries
+
+
+def _notice(
+    group: str, lmq_name: str, state: State, epoch: int
+) -> subscription_pb2.UnsubscribeNotice:
+    return subscription_pb2.UnsubscribeNotice(
+        group=group, lmq_name=lmq_name, state=state, epoch=epoch
+    )

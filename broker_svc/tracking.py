@@ -1,0 +1,144 @@
+"""Tracking: the broker's light record of each queue in use, and nothing of any other.
+
+Counts activity leases, delivery tags and settlements under way per queue, so that "may this queue
+be unloaded?" is answered in one look (I4). A queue that was unloaded is forgotten completely (I9).
+"""
+
+import asyncio
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from broker_svc.partition_link import Answer
+from tidemark.names import LmqName
+from tidemark.topics import Topic
+
+QueueKey = tuple[int, str]
+"""Partition and lmq_name."""
+
+
+class TrackedQueue:
+    """One queue in one partition. `leases` is the number of activity leases on it."""
+
+    __slots__ = (
+        "cleaning",
+        "deliveries",
+        "idle_after_ms",
+        "idle_since_ms",
+        "leases",
+        "lmq_name",
+        "loading",
+        "look_at_ms",
+        "partition",
+        "pending_settlements",
+    )
+
+    def __init__(self, partition: int, lmq_name: str, idle_after_ms: int, now_ms: int) -> None:
+        self.partition = partition
+        self.lmq_name = lmq_name
+        self.idle_after_ms = idle_after_ms
+        self.leases = 0
+        self.deliveries = 0
+        self.pending_settlements = 0
+        self.idle_since_ms = now_ms
+        self.look_at_ms: int | None = None
+        """Its place in the line of candidates; None while it is in none."""
+        self.loading: Answer | None = None
+        """The answer to loading it in storage; None if storage must be asked (again)."""
+        self.cleaning: asyncio.Future[None] | None = None
+        """Pending while storage is asked to unload it: whoever wants a lease waits for it."""
+
+    @property
+    def key(self) -> QueueKey:
+        return self.partition, self.lmq_name
+
+
+class Tracking:
+    """All tracked queues, and when each becomes a candidate for cleanup."""
+
+    def __init__(self) -> None:
+        self._queues: dict[QueueKey, TrackedQueue] = {}
+        self._candidates: list[tuple[int, int, TrackedQueue]] = []
+        self._pushed = 0
+        self.earlier_candidate = asyncio.Event()
+        """Set when a candidate is due earlier than all others were."""
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[TrackedQueue]:
+        return iter(self._queues.values())
+
+    @property
+    def leases(self) -> int:
+        return sum(queue.leases for queue in self._queues.values())
+
+    def find(self, key: QueueKey) -> TrackedQueue | None:
+        return self._queues.get(key)
+
+    def get(self, key: QueueKey, idle_after_ms: int, now_ms: int) -> TrackedQueue:
+        """The record of a queue, made if there is none; settings are those of now."""
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = TrackedQueue(*key, idle_after_ms, now_ms)
+            self.watch(queue, now_ms + idle_after_ms)
+        queue.idle_after_ms = idle_after_ms
+        return queue
+
+    def forget(self, queue: TrackedQueue) -> None:
+        if self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
+
+    def watch(self, queue: TrackedQueue, due_ms: int) -> None:
+        """Look at the queue at that time; it has one place in the line, and this is it."""
+        if queue.look_at_ms == due_ms:
+            return
+        queue.look_at_ms = due_ms
+        if not self._candidates or due_ms < self._candidates[0][0]:
+            self.earlier_candidate.set()
+        self._pushed += 1
+        heappush(self._candidates, (due_ms, self._pushed, queue))
+
+    def next_candidate_ms(self) -> int | None:
+        self._drop_stale()
+        return self._candidates[0][0] if self._candidates else None
+
+    def take_candidates(self, now_ms: int, limit: int) -> list[TrackedQueue]:
+        """Queues whose window may have elapsed. Those in use will be watched when they are not."""
+        due: list[TrackedQueue] = []
+        while len(due) < limit:
+            self._drop_stale()
+            if not self._candidates or self._candidates[0][0] > now_ms:
+                break
+            queue = heappop(self._candidates)[2]
+            queue.look_at_ms = None
+            if not queue.leases:
+                due.append(queue)
+        return due
+
+    def topic_changed(self, topic: Topic) -> None:
+        """Queues of a topic obey its new idle window, also those that wait for theirs to end."""
+        for queue in self._queues.values():
+            if LmqName.parse(queue.lmq_name).topic == topic.name:
+                queue.idle_after_ms = topic.settings.idle_after_ms
+                if not queue.leases:
+                    self.watch(queue, queue.idle_since_ms + queue.idle_after_ms)
+
+    def queue_deleted(self, lmq_name: str) -> None:
+        """Storage has forgotten it: whoever uses it next loads it anew."""
+        for queue in self._queues.values():
+            if queue.lmq_name == lmq_name:
+                queue.loading = None
+
+    def _drop_stale(self) -> None:
+        """Forget places in the line that their queues have left."""
+        while self._candidates:
+            due_ms, _, queue = self._candidates[0]
+            if self._queues.get(queue.key) is queue and queue.look_at_ms == due_ms:
+                return
+            heappop(self._candidates)
+
+    def link_lost(self, partition: int) -> None:
+        """Storage may have forgotten what it had loaded."""
+        for queue in self._queues.values():
+            if queue.partition == partition:
+                queue.loading = None
