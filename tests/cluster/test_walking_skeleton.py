@@ -18,7 +18,6 @@ from tests.cluster.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receive
 from tests.cluster.unary_client import TOPIC, UnaryClient, connected, payloads_of, run_of
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.lifecycle.v1 import lifecycle_pb2
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
@@ -256,11 +255,12 @@ async def test_calls_that_are_not_built_yet_say_so(cluster: LocalCluster) -> Non
         open_channel(cluster.address("broker")) as to_broker,
         open_channel(cluster.address("lifecycle")) as to_lifecycle,
     ):
-        broker, topics = BrokerServiceStub(to_broker), TopicServiceStub(to_broker)
+        topics = TopicServiceStub(to_broker)
         lifecycle = LifecycleServiceStub(to_lifecycle)
         calls: dict[str, Awaitable[Any]] = {
-            "broker.v1.BrokerService/Session": broker.Session().read(),
-            "broker.v1.TopicService/ListQueues": topics.ListQueues(topic_pb2.ListQueuesRequest()),
+            "broker.v1.TopicService/RedriveDeadLetters": topics.RedriveDeadLetters(
+                topic_pb2.RedriveDeadLettersRequest()
+            ),
             "lifecycle.v1.LifecycleService/ListSweepers": lifecycle.ListSweepers(
                 lifecycle_pb2.ListSweepersRequest()
             ),

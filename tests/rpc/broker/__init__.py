@@ -1,0 +1,1 @@
+"""The broker over real gRPC: sessions, unary calls, delivery, topics and queues."""

@@ -1,0 +1,1 @@
+"""Exclusive queues over real gRPC."""

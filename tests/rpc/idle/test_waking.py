@@ -1,0 +1,215 @@
+"""What wakes an idle queue, what stays asleep, and what storage unloads by itself (I2, I9).
+
+Whoever waits for messages of a queue gets them, however often the queue was unloaded, deleted or
+forgotten by storage meanwhile.
+"""
+
+import asyncio
+
+import pytest
+
+from broker_svc.cleanup import EvictionOutcome
+from tests.rpc.idle.conftest import (
+    IDLE_MS,
+    QUEUE,
+    IdleBroker,
+    RestartableStorage,
+    StartBroker,
+)
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.clock import ManualClock
+from tidemark.errors import ReservationNotFound
+
+HOUSEKEEPING_MS = 1_000
+GIVE_UP_S = 5
+
+
+async def housekeeping(clock: ManualClock, duration_ms: int) -> None:
+    """Let storage's time pass, with its housekeeping done on the way."""
+    for _ in range(0, duration_ms, HOUSEKEEPING_MS):
+        await clock.until_sleepers(2)  # one housekeeper a partition
+        await clock.advance_ms(HOUSEKEEPING_MS)
+
+
+async def got(consumer: "asyncio.Task[bytes]") -> bytes | None:
+    """What a consumer gets; None if it was forgotten and would wait forever."""
+    done, _ = await asyncio.wait({consumer}, timeout=GIVE_UP_S)
+    return consumer.result() if done else None
+
+
+# --- waking -----------------------------------------------------------------------------------
+
+
+async def test_an_evicted_queue_wakes_with_its_messages_by_being_pulled_from(
+    broker: IdleBroker,
+) -> None:
+    """I2"""
+    await broker.idle_queue()
+    assert await broker.try_evict() is EvictionOutcome.EVICTED
+
+    (delivery,) = await broker.pull()
+
+    assert [message.payload for message in delivery.batch.messages] == [b"kept"]
+    assert delivery.attempt_count == 0
+    assert await broker.is_loaded()
+
+
+async def test_an_evicted_queue_wakes_by_a_publish_and_keeps_order_and_offsets(
+    broker: IdleBroker,
+) -> None:
+    """I2"""
+    await broker.idle_queue()
+    await broker.try_evict()
+
+    receipt = await broker.publish(b"next")
+
+    assert receipt.first_offset == 1
+    deliveries = await broker.pull()
+    payloads = [message.payload for each in deliveries for message in each.batch.messages]
+    assert payloads == [b"kept", b"next"]
+
+
+async def test_what_was_settled_before_an_eviction_is_not_delivered_again(
+    broker: IdleBroker,
+) -> None:
+    """I2: progress of groups is durable."""
+    await broker.publish_and_leave(b"a")
+    await broker.publish_and_leave(b"b")
+    (first, second) = await broker.pull()
+    await broker.ack(first)
+    await broker.ack(second)
+    await broker.clock.advance_ms(IDLE_MS)
+    await broker.try_evict()
+
+    assert await broker.pull() == []
+
+
+async def test_a_repeated_settlement_is_no_longer_remembered_after_an_eviction(
+    broker: IdleBroker,
+) -> None:
+    """V6: what was kept to repeat the answer goes with the memory of the queue."""
+    await broker.publish_and_leave(b"a")
+    (delivery,) = await broker.pull()
+    await broker.ack(delivery)
+    await broker.ack(delivery)
+    await broker.clock.advance_ms(IDLE_MS)
+    await broker.try_evict()
+
+    with pytest.raises(ReservationNotFound):
+        await broker.ack(delivery)
+
+
+async def test_looking_at_a_queue_does_not_wake_it(broker: IdleBroker) -> None:
+    """I1: list, get, peek and groups read beside the writer."""
+    await broker.idle_queue()
+    await broker.try_evict()
+
+    listed = await broker.topics.ListQueues(topic_pb2.ListQueuesRequest(topic="orders"))
+    await broker.topics.PeekQueue(topic_pb2.PeekQueueRequest(lmq_name=QUEUE))
+    await broker.topics.ListGroups(topic_pb2.ListGroupsRequest(lmq_name=QUEUE))
+
+    assert [queue.activity for queue in listed.queues] == [topic_pb2.QUEUE_ACTIVITY_IDLE]
+    assert listed.queues[0].messages == 1
+    assert not await broker.is_loaded()
+    assert len(broker.shop.tracking) == 0
+
+
+# --- waiting consumers ------------------------------------------------------------------------
+
+
+async def test_a_waiting_consumer_gets_what_is_published(broker: IdleBroker) -> None:
+    consumer = await broker.waiting_consumer()
+
+    await broker.publish(b"a")
+
+    assert await got(consumer) == b"a"
+
+
+async def test_a_consumer_that_waits_over_a_restart_of_storage_keeps_its_queue_loaded(
+    broker: IdleBroker, stored: RestartableStorage, storage_clock: ManualClock
+) -> None:
+    """I4, I9: storage must hear again that a broker tracks the queue, or it unloads it."""
+    consumer = await broker.waiting_consumer()
+    await stored.stop()
+    for partition in broker.shop.links:
+        await broker.until_disconnected(partition)
+    await stored.start()
+    for partition in broker.shop.links:
+        await broker.reconnect(partition)
+    while not await broker.is_loaded():
+        await broker.clock.sleep_ms(0)
+
+    await housekeeping(storage_clock, 4 * IDLE_MS)
+    still_loaded = await broker.is_loaded()
+    await broker.publish(b"a")
+
+    assert await got(consumer) == b"a"
+    assert still_loaded
+
+
+async def test_a_consumer_that_waits_while_its_queue_is_deleted_gets_what_comes_then(
+    broker: IdleBroker,
+) -> None:
+    """I2: the name is another queue then, and the consumer still wants it."""
+    consumer = await broker.waiting_consumer()
+    await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name=QUEUE))
+
+    await broker.publish(b"a")
+
+    assert await got(consumer) == b"a"
+
+
+async def test_a_lease_on_a_queue_that_was_deleted_loads_it_anew(broker: IdleBroker) -> None:
+    """I2: loaded before the caller gets a usable handle, whatever was loaded once."""
+    await broker.publish_and_leave(b"a")
+    await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name=QUEUE))
+
+    await broker.lease()
+
+    assert await broker.is_loaded()
+
+
+# --- what no broker tracks --------------------------------------------------------------------
+
+
+async def test_storage_unloads_what_no_broker_tracks_after_twice_the_window(
+    broker: IdleBroker, start_broker: StartBroker, storage_clock: ManualClock
+) -> None:
+    """I9: the broker that loaded it is gone, its successor never used it."""
+    await broker.publish_and_leave(b"a")
+    successor: IdleBroker = await start_broker(broker_id="successor")
+
+    await housekeeping(storage_clock, IDLE_MS)
+    after_one = await successor.is_loaded()
+    await housekeeping(storage_clock, 2 * IDLE_MS)
+
+    assert after_one
+    assert not await successor.is_loaded()
+
+
+async def test_storage_leaves_to_the_broker_what_it_tracks(
+    broker: IdleBroker, storage_clock: ManualClock
+) -> None:
+    """I9"""
+    await broker.publish(b"a")
+
+    await housekeeping(storage_clock, 10 * IDLE_MS)
+
+    assert await broker.is_loaded()
+
+
+@pytest.mark.parametrize("first", ["slow", "orders"])
+async def test_a_long_window_of_one_topic_keeps_no_queue_of_another_loaded(
+    broker: IdleBroker, start_broker: StartBroker, storage_clock: ManualClock, first: str
+) -> None:
+    """I9: whichever was used first."""
+    await broker.create_topic("slow", idle_after_ms=1_000 * IDLE_MS)
+    order = ["slow/g", QUEUE] if first == "slow" else [QUEUE, "slow/g"]
+    for lmq_name in order:
+        await broker.publish_and_leave(b"a", lmq_name)
+    successor: IdleBroker = await start_broker(broker_id="successor")
+
+    await housekeeping(storage_clock, 4 * IDLE_MS)
+
+    assert not await successor.is_loaded()
+    assert await successor.is_loaded("slow/g")

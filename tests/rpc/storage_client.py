@@ -1,0 +1,337 @@
+"""Storage as a test talks to it: an exchange client, stubs, and a real service to talk to.
+
+`RunningStorage` is the service in this process, on a free port over a real RocksDB; `StorageClient`
+the stubs to any storage service; `ExchangeClient` one pipelined stream. Nothing here knows what a
+right answer is.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from storage_svc.app import storage
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
+from tidemark.api.broker.v1.topic_pb2 import Topic, TopicSettings
+from tidemark.api.storage.v1 import storage_pb2
+from tidemark.api.storage.v1.action_pb2 import (
+    Action,
+    ActionResult,
+    DelegateActionsRequest,
+    OffsetRange,
+)
+from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
+from tidemark.api.storage.v1.exchange_pb2 import (
+    SETTLE_ACTION_ACK,
+    Append,
+    ApplyTopic,
+    Bind,
+    ExchangeRequest,
+    ExchangeResponse,
+    Operation,
+    OperationResult,
+    Reserve,
+    SettleAction,
+    SettleReservation,
+)
+from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
+from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
+from tidemark.clock import Clock
+from tidemark.errors import TidemarkError, Unavailable
+from tidemark.ports import free_ports, join_address
+from tidemark.processes import ServiceProcess
+from tidemark.rpc import open_channel
+from tidemark.rpc.statuses import from_status
+from tidemark.settings import StorageSettings
+
+CLUSTER_ID = "cluster-a"
+INCARNATION = 7
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+def body(*payloads: bytes) -> bytes:
+    """A run's body."""
+    return MessageBatch(messages=[Message(payload=each) for each in payloads]).SerializeToString()
+
+
+def payloads(body: bytes) -> list[bytes]:
+    """What was published, back from a run's body."""
+    return [message.payload for message in MessageBatch.FromString(body).messages]
+
+
+def append(lmq_name: str, *messages: bytes, **fields: Any) -> Operation:
+    run = Append(lmq_name=lmq_name, count=len(messages), body=body(*messages))
+    run.MergeFrom(Append(**fields))
+    return Operation(append=run)
+
+
+def reserve(lmq_name: str, max_messages: int = 1000, **fields: Any) -> Operation:
+    fields = {"group": "default", **fields}
+    return Operation(reserve=Reserve(lmq_name=lmq_name, max_messages=max_messages, **fields))
+
+
+def settle(
+    receipt: bytes,
+    action: SettleAction.ValueType = SETTLE_ACTION_ACK,
+    *index_ranges: tuple[int, int],
+    **fields: Any,
+) -> Operation:
+    ranges = [OffsetRange(start=start, end=end) for start, end in index_ranges]
+    return Operation(
+        settle=SettleReservation(receipt=receipt, action=action, index_ranges=ranges, **fields)
+    )
+
+
+def operation(**kind: Any) -> Operation:
+    """Any other one: `operation(purge=Purge(lmq_name="a"))`."""
+    return Operation(**kind)
+
+
+# --- one stream -----------------------------------------------------------------------------------
+
+
+class ExchangeClient:
+    """One exchange. Operations may be sent without waiting; events are kept in the order they came.
+
+    When the stream ends, whatever was not answered fails with the reason, and so does `ended`.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._writing = asyncio.Lock()
+        self._last_request_id = 0
+        self._waiting: dict[int, asyncio.Future[OperationResult]] = {}
+        self._reading = asyncio.create_task(self._read())
+        self.ready: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.deadlines: asyncio.Queue[int | None] = asyncio.Queue()
+        self.healths: asyncio.Queue[PartitionHealth] = asyncio.Queue()
+        self.ended: asyncio.Future[TidemarkError] = asyncio.get_running_loop().create_future()
+        self.frames = 0
+        """Frames that carried results."""
+
+    async def send(self, *operations: Operation) -> list[asyncio.Future[OperationResult]]:
+        """One frame; gives what its results will arrive in, in the order of the operations."""
+        frame = ExchangeRequest(operations=operations)
+        results = [self._expect(each) for each in frame.operations]
+        if self.ended.done():
+            self._fail(self.ended.result())
+            return results
+        async with self._writing:  # gRPC takes one write at a time
+            with suppress(TidemarkError):  # why is told by the end of the stream
+                await self._call.write(frame)
+        return results
+
+    async def ask_all(self, *operations: Operation) -> list[Any]:
+        """The outcomes of one frame: each a result, or the error itself."""
+        return [outcome_of(await each) for each in await self.send(*operations)]
+
+    async def ask(self, operation: Operation) -> Any:
+        """The result of one operation; raises its error."""
+        (outcome,) = await self.ask_all(operation)
+        if isinstance(outcome, TidemarkError):
+            raise outcome
+        return outcome
+
+    async def done_writing(self) -> None:
+        await self._call.done_writing()
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    def _expect(self, operation: Operation) -> asyncio.Future[OperationResult]:
+        self._last_request_id += 1
+        operation.request_id = self._last_request_id
+        result: asyncio.Future[OperationResult] = asyncio.get_running_loop().create_future()
+        self._waiting[operation.request_id] = result
+        return result
+
+    async def _read(self) -> None:
+        reason: TidemarkError = Unavailable("the exchange has ended")
+        try:
+            async for frame in self._call:
+                self._take(frame)
+        except TidemarkError as error:
+            reason = error
+        finally:
+            self._end(reason)
+
+    def _take(self, frame: ExchangeResponse) -> None:
+        self.frames += bool(frame.results)
+        for result in frame.results:
+            self._waiting.pop(result.request_id).set_result(result)
+        for each in frame.ready:
+            self.ready.put_nowait((each.lmq_name, each.group))
+        if frame.HasField("next_deadline"):
+            deadline = frame.next_deadline
+            self.deadlines.put_nowait(deadline.in_ms if deadline.HasField("in_ms") else None)
+        if frame.HasField("health"):
+            self.healths.put_nowait(frame.health)
+
+    def _end(self, reason: TidemarkError) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
+        self._fail(reason)
+
+    def _fail(self, reason: TidemarkError) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(reason)
+                waiting.exception()  # looked at: nobody need wait for it
+        self._waiting.clear()
+
+
+def outcome_of(result: OperationResult) -> Any:
+    kind = result.WhichOneof("outcome")
+    assert kind is not None, "a result has an outcome"
+    outcome = getattr(result, kind)
+    return from_status(outcome) if kind == "error" else outcome
+
+
+# --- a service ------------------------------------------------------------------------------------
+
+
+class StorageClient:
+    """The stubs to one storage service, and the few calls that most tests begin with."""
+
+    def __init__(self, channel: Any) -> None:
+        self.storage: Any = StorageServiceStub(channel)
+        self.owner: Any = OwnerServiceStub(channel)
+        self.retention: Any = RetentionServiceStub(channel)
+
+    async def claim(self, partition: int = 0, **fields: Any) -> Any:
+        fields = {
+            "cluster_id": CLUSTER_ID,
+            "broker_id": "broker-a",
+            "incarnation": INCARNATION,
+            "broker_address": "127.0.0.1:1",
+            **fields,
+        }
+        request = storage_pb2.ClaimPartitionRequest(partition=partition, **fields)
+        return await self.storage.ClaimPartition(request)
+
+    @asynccontextmanager
+    async def bound(self, partition: int = 0, broker_epoch: int = 0) -> AsyncIterator[Any]:
+        """An exchange under an epoch that may or may not be good."""
+        call = self.storage.Exchange()
+        with suppress(TidemarkError):  # why is told by the end of the stream
+            bind = Bind(partition=partition, broker_epoch=broker_epoch)
+            await call.write(ExchangeRequest(bind=bind))
+        exchange = ExchangeClient(call)
+        try:
+            yield exchange
+        finally:
+            await exchange.close()
+
+    @asynccontextmanager
+    async def exchange(self, partition: int = 0, **claim: Any) -> AsyncIterator[ExchangeClient]:
+        """Claim the partition and bind to it."""
+        claimed = await self.claim(partition, **claim)
+        async with self.bound(partition, claimed.broker_epoch) as exchange:
+            yield exchange
+
+    async def create_topic(self, name: str, **settings: Any) -> Topic:
+        topic = Topic(name=name, settings=TopicSettings(**settings))
+        request = storage_pb2.PutTopicRequest(topic=topic, create=True)
+        created: Topic = (await self.storage.PutTopic(request)).topic
+        return created
+
+    async def update_topic(self, name: str, expected_version: int = 0, **settings: Any) -> Topic:
+        topic = Topic(name=name, settings=TopicSettings(**settings))
+        request = storage_pb2.PutTopicRequest(topic=topic, expected_version=expected_version)
+        changed: Topic = (await self.storage.PutTopic(request)).topic
+        return changed
+
+    async def queue(self, lmq_name: str, partition: int = 0) -> Any:
+        request = storage_pb2.GetQueueRequest(partition=partition, lmq_name=lmq_name)
+        return await self.storage.GetQueue(request)
+
+    async def info(self, partition: int = 0) -> Any:
+        described = await self.storage.DescribeStorage(storage_pb2.DescribeStorageRequest())
+        return described.held[partition]
+
+    async def scan(
+        self, kind: storage_pb2.ScanKind.ValueType, partition: int = 0, **fields: Any
+    ) -> Any:
+        request = storage_pb2.ScanPartitionRequest(partition=partition, kind=kind, **fields)
+        return await self.storage.ScanPartition(request)
+
+    async def due(self, kind: storage_pb2.ScanKind.ValueType, partition: int = 0) -> list[Action]:
+        """The actions that a sweep would plan."""
+        return [fact.action for fact in (await self.scan(kind, partition)).facts]
+
+    async def delegate(self, *actions: Action, partition: int = 0) -> list[ActionResult]:
+        request = DelegateActionsRequest(partition=partition, actions=actions)
+        return list((await self.owner.DelegateActions(request)).results)
+
+    async def report_held(
+        self, broker_epoch: int, held: Iterable[int] = (), partition: int = 0
+    ) -> int:
+        """How many reservations the report released."""
+        page = storage_pb2.ReportHeldReservationsRequest(
+            partition=partition, broker_epoch=broker_epoch, reservation_ids=held
+        )
+        released: int = (await self.storage.ReportHeldReservations(iter([page]))).released
+        return released
+
+
+class RunningStorage(StorageClient):
+    """A real storage service in this process; `restart` ends it and starts another on its data."""
+
+    def __init__(self, data_dir: Path, clock: Clock, **settings: Any) -> None:
+        self.data_dir = data_dir
+        self.clock = clock
+        self._settings = {"partitions": 1, "disk_free_bytes_min": 0, **settings}
+        self._running = AsyncExitStack()
+
+    async def start(self) -> None:
+        settings = StorageSettings(
+            cluster_id=CLUSTER_ID,
+            listen="127.0.0.1:0",
+            data_dir=self.data_dir,
+            **self._settings,
+        )
+        server = await self._running.enter_async_context(storage(settings, self.clock))
+        channel = await self._running.enter_async_context(open_channel(server.address))
+        super().__init__(channel)
+
+    async def stop(self) -> None:
+        await self._running.aclose()
+
+    async def restart(self, clock: Clock | None = None, **settings: Any) -> None:
+        """Everything that is only in memory is gone; what was answered is not."""
+        await self.stop()
+        self.clock = clock or self.clock
+        self._settings.update(settings)
+        await self.start()
+
+
+def storage_process(data_dir: Path, log_file: Path, **settings: str) -> ServiceProcess:
+    """A storage service in a process of its own, not yet started; settings by their last words."""
+    (port,) = free_ports("127.0.0.1", 1)
+    address = join_address("127.0.0.1", port)
+    environment = {
+        "TIDEMARK_CLUSTER_ID": CLUSTER_ID,
+        "TIDEMARK_STORAGE_LISTEN": address,
+        "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
+        **{f"TIDEMARK_{name.upper()}": value for name, value in settings.items()},
+    }
+    return ServiceProcess(
+        "storage",
+        "storage_svc",
+        address=address,
+        health_service="tidemark.api.storage.v1.StorageService",
+        environment=environment,
+        log_file=log_file,
+    )
+
+
+async def apply_topic(exchange: ExchangeClient, topic: Topic, *, deleted: bool = False) -> int:
+    """Bring a topic to the partition of the exchange; gives the version it has then."""
+    applied = await exchange.ask(operation(apply_topic=ApplyTopic(topic=topic, deleted=deleted)))
+    version: int = applied.version
+    return version

@@ -1,0 +1,89 @@
+"""The earliest deadline is always known, and what is gone costs nothing."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage_svc.deadlines import BUCKET_MS, Deadlines
+
+TIMES = st.integers(0, 500)
+
+
+def test_without_deadlines_there_is_no_earliest() -> None:
+    assert Deadlines().earliest_ms() is None
+
+
+def test_the_earliest_is_told_as_the_end_of_its_bucket() -> None:
+    """V1: a timer set to it finds everything in the bucket due, 10 ms at the finest."""
+    deadlines = Deadlines()
+
+    deadlines.add(1_009)
+    assert deadlines.earliest_ms() == 1_010
+
+    deadlines.add(1_000)
+    assert deadlines.earliest_ms() == 1_010
+
+    deadlines.add(999)
+    assert deadlines.earliest_ms() == 1_000
+
+
+def test_a_bucket_counts_until_its_last_deadline_is_gone() -> None:
+    deadlines = Deadlines()
+    deadlines.add(11)
+    deadlines.add(12)
+    deadlines.add(35)
+
+    deadlines.discard(12)
+    assert deadlines.earliest_ms() == 20
+
+    deadlines.discard(11)
+    assert deadlines.earliest_ms() == 40
+
+
+def test_a_bucket_that_was_empty_for_a_while_counts_again() -> None:
+    deadlines = Deadlines()
+    deadlines.add(11)
+    deadlines.discard(11)
+    deadlines.add(12)
+
+    assert deadlines.earliest_ms() == 20
+
+    deadlines.discard(12)
+    assert deadlines.earliest_ms() is None
+
+    deadlines.add(13)
+    assert deadlines.earliest_ms() == 20
+
+
+def test_deadlines_that_went_away_are_not_kept() -> None:
+    """V5: the next one is found without passing over those that are gone, again and again."""
+    deadlines = Deadlines()
+    for deadline_ms in range(0, 10_000, BUCKET_MS):
+        deadlines.add(deadline_ms)
+        deadlines.discard(deadline_ms)
+
+    assert deadlines.earliest_ms() is None
+
+    assert not deadlines._heap
+    assert not deadlines._counts
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), TIMES), max_size=60))
+def test_the_earliest_is_that_of_a_plain_list(steps: list[tuple[bool, bool, int]]) -> None:
+    """V1, V5: whatever comes, goes and is asked in between."""
+    deadlines = Deadlines()
+    kept: Counter[int] = Counter()
+    for adds, asks, deadline_ms in steps:
+        if adds or not kept[deadline_ms]:
+            deadlines.add(deadline_ms)
+            kept[deadline_ms] += 1
+        else:
+            deadlines.discard(deadline_ms)
+            kept[deadline_ms] -= 1
+        if asks:
+            earliest_ms = min(kept.elements(), default=None)
+            expected = None if earliest_ms is None else (earliest_ms // BUCKET_MS + 1) * BUCKET_MS
+
+            assert deadlines.earliest_ms() == expected
+            assert deadlines.total == kept.total()

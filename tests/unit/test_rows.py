@@ -1,0 +1,211 @@
+"""Whatever is written to a table is read back as it was, and keys sort as they should."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from storage_svc import rows
+from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3
+from storage_svc.group_state import Group
+from storage_svc.lanes import Lane, Run, Slice
+from storage_svc.queue_state import QueueRecord, Returned
+from storage_svc.reservations import Ending, Reservation
+
+U64 = st.integers(0, 2**64 - 1)
+U32 = st.integers(0, 2**32 - 1)
+OFFSETS = st.integers(0, 2**62)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,8}", fullmatch=True)
+LITES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
+LMQ_NAMES = st.one_of(NAMES, st.builds("{}/{}".format, NAMES, LITES))
+SPANS = st.tuples(OFFSETS, OFFSETS)
+
+RECORDS = st.builds(QueueRecord, U64, LMQ_NAMES, U64, U64, U64, U64, U64, U64)
+RUNS = st.builds(Run, OFFSETS, st.integers(1, 2**32 - 1), U64, U64, U64, TEXTS, TEXTS)
+SLICES = st.builds(Slice, OFFSETS, OFFSETS, RUNS, U32, U32)
+RETURNED = st.builds(Returned, SLICES, U64, st.booleans())
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    made = Group(draw(TEXTS), draw(U64), {})
+    made.settled = draw(U64)
+    made.owner_epoch = draw(U64)
+    made.owner_client_id = draw(TEXTS)
+    return made
+
+
+@st.composite
+def reservations(draw: st.DrawFn) -> Reservation:
+    return Reservation(
+        draw(U64),
+        draw(TEXTS),
+        draw(SLICES),
+        draw(U64),
+        owner_epoch=draw(U64),
+        session_id=draw(U64),
+        broker_incarnation=draw(U64),
+        open_spans=draw(st.lists(SPANS, max_size=4)),
+        done=draw(st.lists(st.tuples(OFFSETS, OFFSETS, st.sampled_from(Ending)), max_size=4)),
+    )
+
+
+def fields(reservation: Reservation) -> dict[str, object]:
+    return {name: getattr(reservation, name) for name in Reservation.__slots__}
+
+
+@given(RECORDS)
+def test_a_queue_survives_its_row(record: QueueRecord) -> None:
+    """S2."""
+    key, value = rows.catalog_key(record.lmq_name), rows.queue_value(record)
+
+    assert rows.lmq_name_of(key) == record.lmq_name
+    assert rows.read_queue(record.lmq_name, value) == record
+
+
+@given(LMQ_NAMES, NAMES, st.text(st.characters(categories=["L", "N"]), max_size=3))
+@example("t/ab", "t", "a")
+@example("t", "t", "")
+@example("ta/b", "t", "")
+def test_the_range_of_a_topic_holds_its_queues_and_no_others(
+    lmq_name: str, topic: str, prefix: str
+) -> None:
+    start, end = rows.topic_range(topic, prefix)
+
+    name, _, lite = lmq_name.partition("/")
+    inside = name == topic and lite.startswith(prefix)
+    assert (start <= rows.catalog_key(lmq_name) < end) == inside
+
+
+@given(st.integers(0, 2**64 - 2), RUNS)
+def test_a_run_survives_its_row(queue_id: int, run: Run) -> None:
+    """S2."""
+    key = rows.run_key(queue_id, run)
+
+    assert rows.read_run(key, rows.run_value(run)) == run
+    assert key.startswith(rows.lane_prefix(queue_id, run.fairness_key))
+    start, end = rows.queue_range(queue_id)
+    assert start <= key < end
+
+
+@given(U64, RUNS)
+def test_the_keys_of_a_run_name_it(queue_id: int, run: Run) -> None:
+    assert read_u64x2(rows.body_key(queue_id, run)) == (queue_id, run.first_offset)
+    expected = (run.dead_deadline_ms, queue_id, run.first_offset)
+    assert read_u64x3(rows.ttl_key(queue_id, run)) == expected
+
+
+@given(U64, RUNS, RUNS)
+def test_runs_of_a_lane_sort_by_offset(queue_id: int, one: Run, other: Run) -> None:
+    """S2: order holds per fairness key."""
+    other = other._replace(fairness_key=one.fairness_key)
+
+    in_order = rows.run_key(queue_id, one) < rows.run_key(queue_id, other)
+
+    assert in_order == (one.first_offset < other.first_offset)
+
+
+@given(U64, groups())
+def test_a_group_survives_its_row(queue_id: int, group: Group) -> None:
+    """E8: with its owner, and the base as the mark where there is no lane."""
+    read, mark = rows.read_group(rows.group_key(queue_id, group.name), rows.group_value(group))
+
+    for name in ("name", "base", "settled", "owner_epoch", "owner_client_id"):
+        assert getattr(read, name) == getattr(group, name)
+    assert mark == (group.base, group.base)
+
+
+@given(U64, groups(), st.integers(1, 100), st.integers(1, 100))
+def test_the_mark_of_the_lane_without_a_key_travels_with_its_group(
+    queue_id: int, group: Group, first: int, messages: int
+) -> None:
+    """S2: a run half handed out is found again."""
+    group.base = 0
+    group.offer(Run(first, messages + 1, 10, 0, 0, "", ""))
+    group.lanes[""].take(messages)
+
+    _, mark = rows.read_group(rows.group_key(queue_id, group.name), rows.group_value(group))
+
+    assert mark == (first, first + messages)
+
+
+@given(U64, TEXTS, TEXTS, OFFSETS)
+def test_a_lane_survives_its_row(queue_id: int, group: str, key: str, position: int) -> None:
+    lane = Lane(key, position)
+
+    row = rows.lane_key(queue_id, group, key), rows.lane_value(lane)
+
+    assert rows.read_lane(*row) == (group, key, lane.mark)
+
+
+@given(U64, TEXTS, RETURNED)
+@example(7, "g", Returned(Slice(1, 2, Run(1, 1, 1, 0, 0, "a\0b", ""), 3, 4), 5, True))
+def test_messages_that_came_back_survive_their_row(
+    queue_id: int, group: str, returned: Returned
+) -> None:
+    """V3, V8."""
+    slice_ = returned.slice
+    key = rows.exception_key(queue_id, group, slice_.start)
+    value = rows.exception_value(returned)
+
+    assert rows.exception_run_key(key, value) == rows.run_key(queue_id, slice_.run)
+    assert rows.read_exception(key, value, slice_.run) == (group, returned)
+
+
+@given(U64, TEXTS, OFFSETS, U64)
+def test_a_delay_names_what_it_delays(
+    queue_id: int, group: str, start: int, not_before_ms: int
+) -> None:
+    key = rows.delay_key(queue_id, group, start, not_before_ms)
+
+    name, at = read_text(key, 16)
+    assert read_u64x2(key) == (not_before_ms, queue_id)
+    assert (name.decode(), read_u64(key, at)) == (group, start)
+    assert key[8:] == rows.exception_key(queue_id, group, start)
+
+
+@given(U64, reservations())
+def test_a_reservation_survives_its_row(queue_id: int, reservation: Reservation) -> None:
+    """V4: with what is open and how the rest ended, live or remembered."""
+    run = reservation.slice.run
+    key = rows.reservation_key(queue_id, reservation.reservation_id)
+    value = rows.reservation_value(reservation)
+
+    assert rows.reservation_run_key(key, value) == rows.run_key(queue_id, run)
+    assert fields(rows.read_reservation(key, value, run)) == fields(reservation)
+    assert rows.is_live(value) == reservation.live
+
+
+def test_a_reservation_cut_into_as_many_pieces_as_it_has_messages_fits_its_row() -> None:
+    """S3: ten thousand messages, every other one acknowledged."""
+    run = Run(0, 10_000, 10_000, 0, 0, "key", "")
+    reservation = Reservation(1, "default", Slice(0, 10_000, run, 0, 1), 5_000)
+    reservation.finish([(at, at + 1) for at in range(0, 10_000, 2)], Ending.ACK)
+
+    value = rows.reservation_value(reservation)
+
+    read = rows.read_reservation(rows.reservation_key(1, 1), value, run)
+    assert fields(read) == fields(reservation)
+
+
+@given(U64, reservations())
+def test_a_deadline_names_its_reservation_and_sorts_by_time(
+    queue_id: int, reservation: Reservation
+) -> None:
+    """V5."""
+    key = rows.deadline_key(queue_id, reservation)
+
+    expected = (reservation.deadline_ms, queue_id, reservation.reservation_id)
+    assert read_u64x3(key) == expected
+    assert key == rows.deadline_key_of(*expected)
+
+
+@given(RECORDS, TEXTS, OFFSETS, OFFSETS)
+def test_a_consumption_row_says_which_queue_group_and_range(
+    record: QueueRecord, group: str, start: int, end: int
+) -> None:
+    """R13: with the name, so that it outlives its queue."""
+    value = rows.consumed_value(record, group, start, end)
+
+    name, at = read_text(value, 24)
+    assert read_u64x3(value) == (record.queue_id, start, end)
+    assert (name.decode(), value[at:].decode()) == (group, record.lmq_name)
