@@ -310,6 +310,8 @@ class Session:
             result = subscription_pb2.SubscriptionSyncResult(request_id=sync.request_id)
             for entry in sync.entries:
                 result.results.add(lmq_name=entry.lmq_name, error=to_status(error))
+            if not sync.entries:
+                self._out.errors.add(error=to_status(error), consumer_id=sync.consumer_id)
         self._out.synced.append(result)
         self._something.set()
 
