@@ -5,7 +5,7 @@ Both must say what the model says, so that a wrong row is found in the step that
 when somebody reopens the partition.
 """
 
-from storage_svc import history, outbox, rows
+from storage_svc import history, looking, outbox, rows
 from storage_svc.deadlines import BUCKET_MS
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64x3, u64, u64x2, u64x3
@@ -41,6 +41,23 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
     await _compare_records(partition, model)
     _compare_deadlines(partition, model)
     _nobody_waits_in_vain(model)
+
+
+async def compare_looks(partition: Partition, queue: QueueModel) -> None:
+    """What people are shown of a queue, which wakes no queue."""
+    view, views = await looking.get_queue(partition, queue.name)
+    assert view.materialized == queue.loaded
+    assert {each.name for each in views} == queue.groups.keys()
+    for seen in views:
+        group = queue.groups[seen.name]
+        unsettled = group.unsettled
+        assert seen.unsettled == len(unsettled)
+        assert seen.cursor <= min([queue.next_offset, *unsettled])
+        peeked = await looking.peek(partition, queue.name, 0, _EVERYTHING, seen.name)
+        assert [each.offset for each in peeked] == unsettled
+        for each in peeked:
+            run = group.standings[each.offset].run
+            assert each.message.payload == run.payloads[each.offset - run.first_offset]
 
 
 def _adopt_buried(state: QueueState, queue: QueueModel, model: PartitionModel) -> None:
@@ -176,7 +193,8 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
             expected[Table.SCHEDULE_BODIES].add(u64(schedule_id))
         for each in queue.reservations.values():
             key = rows.reservation_key(queue_id, each.reservation_id)
-            (forgettable if each.fading else expected[Table.RESERVATIONS]).add(key)
+            if not each.forgotten:
+                (forgettable if each.fading else expected[Table.RESERVATIONS]).add(key)
             if each.live:
                 deadline = rows.deadline_key_of(each.deadline_ms, queue_id, each.reservation_id)
                 expected[Table.DEADLINES].add(deadline)

@@ -84,7 +84,9 @@ class ModelReservation:
     open: set[int]
     done: dict[int, Ending] = field(default_factory=dict)
     fading: bool = False
-    """Whether storage is free to have forgotten it."""
+    """Settled long ago: storage is free to have forgotten it."""
+    forgotten: bool = False
+    """Gone from the disk with the handle of its queue; memory may know it until the commit ends."""
 
     @property
     def live(self) -> bool:
@@ -226,14 +228,21 @@ class QueueModel:
             if self.groups and settled and run.first_offset in self.runs:
                 self.delete_run(run)
 
+    def evict(self) -> None:
+        """Storage unloads the queue and forgets what it kept for repeated settlements."""
+        for each in self.reservations.values():
+            each.forgotten = each.forgotten or not each.live
+        self.unload()
+
     def unload(self) -> None:
-        """Storage forgets the queue, and with it what it kept for repeated settlements."""
+        """The queue is not in memory any more, however that came."""
         self.loaded = self.tracked = False
         self.stamps.clear()
         for group in self.groups.values():
             group.waits = False
 
-    def forget_settled(self) -> None:
+    def fade_settled(self) -> None:
+        """There are more settled reservations than storage remembers."""
         for each in self.reservations.values():
             each.fading = each.fading or not each.live
 

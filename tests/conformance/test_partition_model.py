@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from storage_svc import delivering, group_state, handles, lanes, looking, queue_state, scanning
+from storage_svc import delivering, group_state, handles, lanes, queue_state, scanning
 from storage_svc import operations as op
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
@@ -29,7 +29,7 @@ from storage_svc.partition_time import FORWARD_JUMP_MS_MAX
 from storage_svc.reservations import Ending, Span
 from storage_svc.scanning import ScanKind
 from tests.conformance.faulty_engine import Fault, FaultyEngines
-from tests.conformance.partition_audit import audit
+from tests.conformance.partition_audit import audit, compare_looks
 from tests.conformance.partition_model import PartitionModel
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock
@@ -47,14 +47,6 @@ TOPICS = {
     "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
 }
 QUEUES = ("jobs", "jobs/a", "kept/a", "own/a")
-SETTLEMENTS = (
-    Ending.ACK,
-    Ending.ACK,
-    Ending.NACK,
-    Ending.RELEASE,
-    Ending.DISCONNECT,
-    Ending.DEAD_LETTER,
-)
 DAY_MS = 24 * 60 * 60 * 1000
 TURN_MS_MAX = 10_000
 NEWEST = 1
@@ -85,13 +77,25 @@ class Run(NamedTuple):
     delay_ms: int
     padding: int
     sequence: int
+    again: bool  # what was published under this sequence before
+
+
+class Wish(NamedTuple):
+    """What to ask for."""
+
+    queue: str
+    group: str
+    messages_max: int
+    bytes_max: int
+    visibility_ms: int
+    epoch: int
 
 
 class Settlement(NamedTuple):
-    """What to settle, and how."""
+    """What to settle or, without an ending, to extend."""
 
     pick: int
-    ending: Ending
+    ending: Ending | None
     cuts: list[int]
     delay_ms: int
     epoch: int
@@ -104,11 +108,11 @@ class Held(NamedTuple):
     messages: int
 
 
-queues = st.sampled_from(("jobs", "jobs", "jobs", *QUEUES))
-groups = st.sampled_from(("g", "g", "h"))
+queues = st.sampled_from(("first", "first", "second"))
+"""An example has one or two queues, so that operations meet."""
+groups = st.sampled_from(("g", "g", "g", "h"))
 keys = st.sampled_from(("", "", "a", "b"))
 clients = st.sampled_from("AB")
-epochs = st.integers(0, 5)
 picks = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 6, 9))
 """Which of many: mostly the newest."""
 more = st.booleans()
@@ -122,33 +126,53 @@ runs = st.builds(
     delay_ms=st.sampled_from((0, 0, 0, 0, 700)),
     padding=st.sampled_from((0, 0, 0, 30_000)),
     sequence=st.sampled_from((0, 0, 0, 1, 2, 3, 1026)),
+    again=st.booleans(),
 )
-cuts = st.lists(st.integers(0, RUN_MESSAGES_MAX), max_size=4, unique=True).map(sorted)
+wishes = st.builds(
+    Wish,
+    st.sampled_from(("first", "first", "first", "second", "dead")),
+    groups,
+    messages_max=st.sampled_from((1, 3, 10, 1000)),
+    bytes_max=st.sampled_from((1, 100, 70_000, 4_000_000, 4_000_000)),
+    visibility_ms=st.sampled_from((0, 50, 2000)),
+    epoch=picks,
+)
+settlements = st.builds(
+    Settlement,
+    picks,
+    st.sampled_from(
+        (
+            Ending.ACK,
+            Ending.ACK,
+            Ending.NACK,
+            Ending.NACK,
+            Ending.RELEASE,
+            Ending.DISCONNECT,
+            Ending.DEAD_LETTER,
+            None,
+        )
+    ),
+    st.lists(st.integers(0, RUN_MESSAGES_MAX), max_size=4, unique=True).map(sorted),
+    delay_ms=st.sampled_from((0, 300)),
+    epoch=picks,
+)
+limits = st.sampled_from((1, ALL, ALL, ALL))
 starts = st.one_of(
     st.none(),
     st.sampled_from((op.Start(op.StartAt.EARLIEST), op.Start(op.StartAt.LATEST))),
     st.builds(op.Start, st.sampled_from((op.StartAt.LAST, op.StartAt.OFFSET)), st.integers(1, 30)),
 )
-settlements = st.builds(
-    Settlement,
-    picks,
-    st.sampled_from(SETTLEMENTS),
-    cuts,
-    delay_ms=st.sampled_from((0, 300)),
-    epoch=picks,
-)
-limits = st.sampled_from((1, ALL, ALL, ALL))
 administrations = st.one_of(
     st.builds(op.PlaceGroup, queues, groups, starts, st.sampled_from((0, 0, 0, 1))),
     st.builds(op.RemoveGroup, queues, groups),
     st.builds(op.RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
     st.builds(op.Purge, queues),
-    st.builds(op.Unschedule, queues, st.integers(1, 6)),
+    st.builds(op.Unschedule, queues, st.integers(1, 4)),
     st.builds(op.Materialize, queues, st.booleans()),
     st.builds(op.Unmaterialize, queues, st.sampled_from((0, NEWEST))),
-    st.builds(op.TakeOwnership, st.just("own/a"), groups, clients, starts),
-    st.builds(op.ConfirmOwnership, st.just("own/a"), groups, clients, epochs),
-    st.builds(op.DropOwnership, st.just("own/a"), groups, clients, epochs),
+    st.builds(op.TakeOwnership, queues, groups, clients, starts),
+    st.builds(op.ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
+    st.builds(op.DropOwnership, queues, groups, clients, st.integers(0, 3)),
     st.integers(0, 3).map(
         lambda max_attempts: op.PutTopic(
             Topic("jobs", replace(TOPICS["jobs"], max_attempts=max_attempts)), create=False
@@ -183,7 +207,8 @@ class PartitionMachine(RuleBasedStateMachine):
         self.clock = StillClock()
         self.model = PartitionModel(TOPICS, queue_state.REMEMBERED_MAX)
         self.frame: list[op.Operation] = []
-        self.numbered: list[op.Append] = []
+        self.numbered: dict[int, op.Append] = {}
+        self.names: dict[str, str] = {}
         self.held: list[Held] = []
         self.epochs = [0]
         self.plan: list[op.Operation] = []
@@ -193,11 +218,16 @@ class PartitionMachine(RuleBasedStateMachine):
         for name, each in TOPICS.items():
             self.run(self.partition.call(op.PutTopic(Topic(name, each), create=True)))
 
-    @initialize(backlog=st.lists(runs, min_size=3, max_size=8), taken=st.lists(queues, max_size=3))
-    def begin_with_a_backlog(self, backlog: list[Run], taken: list[str]) -> None:
+    @initialize(
+        names=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2, unique=True),
+        backlog=st.lists(runs, min_size=2, max_size=6),
+        taken=st.lists(queues, max_size=2),
+    )
+    def begin_with_a_backlog(self, names: list[str], backlog: list[Run], taken: list[str]) -> None:
         """So that the first operations have something to work on."""
+        self.names = {"first": names[0], "second": names[-1], "dead": "dead"}
         self.add([self._append(run) for run in backlog])
-        self.add([op.Reserve(queue, "g", 10) for queue in taken])
+        self.add([op.Reserve(self.names[queue], "g", 10) for queue in taken])
 
     def teardown(self) -> None:
         try:
@@ -214,64 +244,34 @@ class PartitionMachine(RuleBasedStateMachine):
     def publish(self, runs: list[Run], more: bool) -> None:
         self.add([self._append(run) for run in runs], more)
 
-    @precondition(lambda self: self.numbered)
-    @rule(pick=picks, more=more)
-    def publish_again(self, pick: int, more: bool) -> None:
-        self.add([_pick(self.numbered, pick)], more)
-
     # --- delivering ----------------------------------------------------------------------------
 
-    @rule(
-        queue=st.one_of(queues, queues, st.just("dead")),
-        group=groups,
-        messages=st.sampled_from((1, 3, 10, 1000, 1000)),
-        bytes_max=st.sampled_from((1, 100, 70_000, 4_000_000, 4_000_000)),
-        visibility_ms=st.sampled_from((0, 50, 2000)),
-        epoch=picks,
-        more=more,
-    )
-    def reserve(
-        self,
-        queue: str,
-        group: str,
-        messages: int,
-        bytes_max: int,
-        visibility_ms: int,
-        epoch: int,
-        more: bool,
-    ) -> None:
+    @rule(wishes=st.lists(wishes, min_size=1, max_size=3), more=more)
+    def reserve(self, wishes: list[Wish], more: bool) -> None:
         # Which messages are handed out is for storage to say, so its answer may only be lost as the
         # last of its commit: then what it was can be read back.
-        last = self.engines.next_commit is Fault.AFTER_WRITING
-        owner_epoch = _pick(self.epochs, epoch) if queue == "own/a" else 0
-        reserve = op.Reserve(
-            queue, group, messages, bytes_max, visibility_ms, owner_epoch=owner_epoch
-        )
-        self.add([reserve], more and not last)
+        if self.engines.next_commit is Fault.AFTER_WRITING:
+            wishes, more = wishes[:1], False
+        self.add([self._reserve(wish) for wish in wishes], more)
 
     @precondition(lambda self: self.held)
     @rule(settlements=st.lists(settlements, min_size=1, max_size=3), more=more)
     def settle(self, settlements: list[Settlement], more: bool) -> None:
         self.add([self._settle(each) for each in settlements], more)
 
-    @precondition(lambda self: self.held)
-    @rule(pick=picks, visibility_ms=st.sampled_from((0, 50, 5000)), more=more)
-    def extend(self, pick: int, visibility_ms: int, more: bool) -> None:
-        self.add([op.Extend(_pick(self.held, pick).receipt, visibility_ms)], more)
-
     # --- groups, owners, queues ----------------------------------------------------------------
 
-    @rule(operation=administrations, more=more)
-    def administer(self, operation: op.Operation, more: bool) -> None:
-        if isinstance(operation, op.PutTopic):
-            self.send()  # what it makes undeliverable, and when, must be clear
-        if isinstance(operation, op.Unmaterialize) and operation.expected_activity_stamp:
-            known = self.model.queues.get(operation.lmq_name)
-            stamps = [] if known is None else list(known.stamps)
-            operation = op.Unmaterialize(operation.lmq_name, stamps[-1] if stamps else 0)
-        self.add([operation], more)
+    @rule(operations=st.lists(administrations, min_size=1, max_size=3), more=more)
+    def administer(self, operations: list[Any], more: bool) -> None:
+        for operation in operations:
+            # What a changed topic makes undeliverable, and when, must be clear; and nobody knows
+            # the number of a scheduled run before it was answered.
+            if isinstance(operation, (op.PutTopic, op.Unschedule)):
+                self.send()
+            self.add([self._administer(operation)], more=True)
+        self.add([], more)
 
-    # --- sweeps --------------------------------------------------------------------------------
+    # --- sweeps and looks ----------------------------------------------------------------------
 
     @rule(kinds=st.lists(st.sampled_from(ScanKind), min_size=1, max_size=6, unique=True))
     def plan_a_sweep(self, kinds: list[ScanKind]) -> None:
@@ -284,6 +284,8 @@ class PartitionMachine(RuleBasedStateMachine):
                 for due in page.due
                 if isinstance(due.action, op.AppendFromOutbox)
             )
+        for queue in self.model.queues.values():
+            self.run(compare_looks(self.partition, queue))
 
     @precondition(lambda self: self.plan)
     @rule(count=st.integers(1, 8), again=st.booleans(), more=more)
@@ -305,26 +307,24 @@ class PartitionMachine(RuleBasedStateMachine):
         self.run(self.clock.advance_ms(step_ms))
         self.add([op.ExpireDue(limit)], more and limit == ALL)
 
-    @rule(step_ms=st.sampled_from((1_300_000, 9 * DAY_MS)), run=runs, more=more)
-    def nothing_happens_for_long(self, step_ms: int, run: Run, more: bool) -> None:
-        """Then somebody keeps house, and somebody publishes."""
+    @rule(
+        step_ms=st.sampled_from((0, 1_300_000, 9 * DAY_MS)),
+        jump_ms=st.sampled_from((0, -DAY_MS, -2000, 900, 2 * FORWARD_JUMP_MS_MAX)),
+        confirmed=st.booleans(),
+    )
+    def a_strange_time_passes(self, step_ms: int, jump_ms: int, confirmed: bool) -> None:
+        """Nothing happens for long, the wall clock jumps, and then somebody keeps house."""
         self.send()
-        self.run(self.clock.advance_ms(step_ms))
-        self.add([op.KeepHouse()])
-        self.add([self._append(run)], more)
-
-    @rule(jump_ms=st.sampled_from((-DAY_MS, -2000, 900, 2 * FORWARD_JUMP_MS_MAX)))
-    def the_wall_clock_jumps(self, jump_ms: int) -> None:
-        """If somebody finds that suspicious, the next jump comes with a confirmation."""
-        self.send()
-        if self.model.time_is_suspicious:
-            self.partition.confirm_time()
-            self.model.time_is_suspicious = False
         before_ms = self.partition.now_ms()
         self.clock.set_wall_ms(self.clock.wall_ms() + jump_ms)
-        moved_ms = self.partition.now_ms() - before_ms
-        assert moved_ms >= 0
-        self.model.time_is_suspicious |= moved_ms > FORWARD_JUMP_MS_MAX
+        jumped_ms = self.partition.now_ms() - before_ms
+        assert jumped_ms >= 0, "partition time never goes back"
+        self.model.time_is_suspicious |= jumped_ms > FORWARD_JUMP_MS_MAX
+        if confirmed:
+            self.partition.confirm_time()
+            self.model.time_is_suspicious = False
+        self.run(self.clock.advance_ms(step_ms))
+        self.add([op.KeepHouse()])
 
     # --- faults --------------------------------------------------------------------------------
 
@@ -345,28 +345,6 @@ class PartitionMachine(RuleBasedStateMachine):
             self.lives += 1
         self.run(self.partition.close())
         self._begin_a_life()
-
-    # --- looking -------------------------------------------------------------------------------
-
-    @rule(queue=queues, group=groups)
-    def look(self, queue: str, group: str) -> None:
-        self.send()
-        known = self.model.queues.get(queue)
-        if known is None or group not in known.groups:
-            return
-        loaded = known.loaded
-        peeked = self.run(looking.peek(self.partition, queue, 0, 10_000, group))
-        view, views = self.run(looking.get_queue(self.partition, queue))
-        unsettled = known.groups[group].unsettled
-        assert [each.offset for each in peeked] == unsettled
-        standings = known.groups[group].standings
-        for each in peeked:
-            run = standings[each.offset].run
-            assert each.message.payload == run.payloads[each.offset - run.first_offset]
-        assert view.materialized == loaded
-        (of_group,) = (each for each in views if each.name == group)
-        assert of_group.unsettled == len(unsettled)
-        assert of_group.cursor <= min([known.next_offset, *unsettled])
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -400,7 +378,7 @@ class PartitionMachine(RuleBasedStateMachine):
                 self.model.perform(operation, answer)
         else:
             for operation in operations if written else ():
-                self.model.perform(operation, self._read_back(operation))
+                self.model.perform(operation, self._read_back(operation), lost=True)
             self.model.reloaded()
         self.run(audit(self.partition, self.model))
 
@@ -458,9 +436,11 @@ class PartitionMachine(RuleBasedStateMachine):
         return answer
 
     def _append(self, run: Run) -> op.Append:
+        if run.again and run.sequence in self.numbered:
+            return self.numbered[run.sequence]
         messages = min(run.messages, 5) if run.padding else run.messages
         append = op.Append(
-            run.queue,
+            self.names[run.queue],
             messages,
             self._body(messages, run.padding),
             run.fairness_key,
@@ -470,18 +450,37 @@ class PartitionMachine(RuleBasedStateMachine):
             sequence=run.sequence,
         )
         if append.sequence:
-            self.numbered.append(append)
+            self.numbered.setdefault(append.sequence, append)
         return append
 
-    def _settle(self, settlement: Settlement) -> op.Settle:
-        held = _pick(self.held, settlement.pick)
-        return op.Settle(
-            held.receipt,
-            settlement.ending,
-            _spans(settlement.cuts, held.messages),
-            settlement.delay_ms if settlement.ending is Ending.NACK else 0,
-            owner_epoch=_pick(self.epochs, settlement.epoch) if settlement.epoch > 1 else 0,
+    def _reserve(self, wish: Wish) -> op.Reserve:
+        queue, group, messages, bytes_max, visibility_ms, pick = wish
+        owner_epoch = _pick(self.epochs, pick)
+        return op.Reserve(
+            self.names[queue], group, messages, bytes_max, visibility_ms, owner_epoch=owner_epoch
         )
+
+    def _settle(self, settlement: Settlement) -> op.Settle | op.Extend:
+        pick, ending, cuts, delay_ms, epoch = settlement
+        held = _pick(self.held, pick)
+        owner_epoch = _pick(self.epochs, epoch) if epoch > 1 else 0
+        if ending is None:
+            return op.Extend(held.receipt, delay_ms, owner_epoch)
+        delay_ms = delay_ms if ending is Ending.NACK else 0
+        spans = _spans(cuts, held.messages)
+        return op.Settle(held.receipt, ending, spans, delay_ms, owner_epoch=owner_epoch)
+
+    def _administer(self, operation: Any) -> op.Operation:
+        """The operation on the real queue, with a stamp that storage gave."""
+        if isinstance(operation, op.PutTopic):
+            return operation
+        lmq_name = self.names[operation.lmq_name]
+        if isinstance(operation, op.Unmaterialize) and operation.expected_activity_stamp:
+            known = self.model.queues.get(lmq_name)
+            stamps = [0] if known is None else [0, *known.stamps]
+            return op.Unmaterialize(lmq_name, stamps[-1])
+        resolved: op.Operation = operation._replace(lmq_name=lmq_name)
+        return resolved
 
     def _body(self, messages: int, padding: int) -> bytes:
         batch = MessageBatch()

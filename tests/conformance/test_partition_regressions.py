@@ -24,7 +24,7 @@ from storage_svc.reservations import Ending
 from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock
-from tidemark.errors import CommitOutcomeUnknown, QueueFull, ReservationNotFound
+from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, QueueFull, ReservationNotFound
 from tidemark.topics import Subscription, Topic, TopicSettings
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -220,6 +220,25 @@ async def test_calls_of_one_pass_in_one_commit_are_counted_in_one_row(life: Life
     assert life.state("old").record.messages == 0
 
 
+@pytest.mark.parametrize("remove", [op.RemoveQueue("t"), op.RemoveGroup("t", "g"), op.Purge("t")])
+@pytest.mark.parametrize("delay_ms", [0, 100])
+async def test_what_the_commit_has_removed_is_not_taken_for_an_orphan_that_is_due(
+    life: Life, remove: op.Operation, delay_ms: int
+) -> None:
+    """V5: its deadline would be counted out twice."""
+    await life.do(life.run("t", 2))
+    await life.do(op.PlaceGroup("t", "h"))
+    (held,) = (await life.do(op.Reserve("t", "g", 2, visibility_ms=50))).slices
+    if delay_ms:
+        await life.do(op.Settle(held.receipt, NACK, delay_ms=delay_ms))
+    await life.clock.advance_ms(500)
+
+    await life.do(remove, op.ExpireDue())
+
+    assert life.partition.reservations == 0
+    assert await life.rows(Table.DEADLINES, Table.DELAYS) == 0
+
+
 # --- what is on disk is what was in memory --------------------------------------------------------
 
 
@@ -276,6 +295,23 @@ async def test_partition_time_does_not_go_back_when_a_failed_commit_is_followed_
         await watcher.changed.wait()
 
     assert life.partition.now_ms() >= before_ms
+
+
+async def test_a_failed_commit_does_not_confirm_a_suspicious_time(life: Life) -> None:
+    """R9: a wrong date must not delete what is stored."""
+    await life.do(life.run("t", 1, ttl_ms=1000))
+    life.clock.set_wall_ms(life.clock.wall_ms() + DAY_MS)
+    (bury,) = await life.due(scanning.ScanKind.DEAD_DEADLINES)
+    watcher = life.partition.watch(0)
+    life.engines.next_commit = Fault.BEFORE_WRITING
+
+    with pytest.raises(CommitOutcomeUnknown):
+        await life.do(life.run("t", 1))
+    while life.partition.health.faults:
+        watcher.changed.clear()
+        await watcher.changed.wait()
+
+    assert isinstance(await life.do(bury), PartitionFaulty)
 
 
 # --- groups, owners, endings ----------------------------------------------------------------------
