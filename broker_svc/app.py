@@ -37,6 +37,8 @@ from tidemark.rpc.server import RpcServer
 from tidemark.settings import BrokerSettings
 
 EXPIRE_EVERY_MS = 1_000
+LAST_WORDS_MS = 5_000
+"""How long a broker that stops waits for storage to hear what its sessions gave back."""
 
 _log = logging.getLogger(__name__)
 _BROKER_SERVICE = "tidemark.api.broker.v1.BrokerService"
@@ -58,13 +60,13 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         server.set_serving(_BROKER_SERVICE, False)
         links = list(workshop.links.values())
         tasks: list[asyncio.Task[None]] = []
+        link_tasks: list[asyncio.Task[None]] = []
         try:
             await server.start()
             for link in links:
                 link.address = server.address
             _log.info("broker listens", extra={"address": server.address})
             running = [
-                *(link.run() for link in links),
                 *(timer.run() for timer in timers),
                 workshop.cleanup.run(),
                 _expire(service, clock),
@@ -72,12 +74,15 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
                 _drain(server, service),
             ]
             tasks = [asyncio.create_task(each) for each in running]
+            link_tasks = [asyncio.create_task(_run_link(link, service)) for link in links]
             yield server
         finally:
+            service.drain()  # before calls are cancelled: nobody has failed, the broker leaves
             await server.stop(0)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel(tasks)
+            # The links go last: what the sessions gave back must reach storage (V6, S5).
+            await asyncio.gather(*(link.finish(LAST_WORDS_MS) for link in links))
+            await _cancel(link_tasks)
 
 
 def build_workshop(
@@ -125,6 +130,17 @@ def build_workshop(
 def _expired(directory: DeliveryDirectory, partition: int, reservation_ids: Sequence[int]) -> None:
     for reservation_id in reservation_ids:
         directory.ended((partition, reservation_id))
+
+
+async def _run_link(link: PartitionLink, service: BrokerService) -> None:
+    await link.run()  # ends when another broker has taken the partition
+    service.partition_moved(link)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _expire(service: BrokerService, clock: Clock) -> None:

@@ -15,7 +15,7 @@ from broker_svc.tracking import QueueKey, TrackedQueue, Tracking
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
-from tidemark.errors import TidemarkError
+from tidemark.errors import NotOwner, TidemarkError
 from tidemark.telemetry import meter
 
 CANDIDATES_PER_PASS_MAX = 1000
@@ -84,6 +84,9 @@ class Cleanup:
         outcome = None
         try:
             outcome = await self._try(queue)
+        except NotOwner:
+            self._tracking.forget(queue)  # another broker sees to it
+            return None
         except TidemarkError as error:
             _log.info("not unloaded", extra={"queue": queue.lmq_name, "why": error.reason})
         if outcome is EvictionOutcome.NOT_IDLE_ENOUGH:

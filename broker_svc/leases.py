@@ -13,6 +13,7 @@ from broker_svc.partition_link import Answer, PartitionLink
 from broker_svc.tracking import TrackedQueue, Tracking
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
+from tidemark.errors import NotOwner, PartitionFaulty, TidemarkError, Unavailable
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import meter
 
@@ -32,18 +33,28 @@ class Lease:
 
     @property
     def failed(self) -> bool:
-        """Whether storage could not load the queue, or may have forgotten it since."""
-        return any(queue.loading is None or _has_failed(queue.loading) for queue in self.queues)
+        """Whether no partition has the queue loaded, or all may have forgotten it since."""
+        return all(queue.loading is None or _has_failed(queue.loading) for queue in self.queues)
 
     async def loaded(self) -> None:
-        """Return once storage has loaded the queue; raise if it could not, or the link broke."""
+        """Return once storage has loaded the queue; raise if it could not, or the link broke.
+
+        A partition that is away takes no share of the queue (L4): it is loaded there once the
+        link is up again. One that is there is enough.
+        """
         # All of them before the first wait: a link that breaks meanwhile forgets its own.
         loading = [queue.loading for queue in self.queues]
+        away: list[TidemarkError] = []
         for answer in loading:
             assert answer is not None, "a lease begins with loading its queue"
-            result = await asyncio.shield(answer)
-            if result.HasField("error"):
-                raise from_status(result.error)
+            try:
+                result = await asyncio.shield(answer)
+                if result.HasField("error"):
+                    raise from_status(result.error)
+            except (Unavailable, NotOwner, PartitionFaulty) as error:
+                away.append(error)
+        if len(away) == len(loading):
+            raise away[0]
 
     def release(self) -> None:
         """Give it up; a second time is harmless."""

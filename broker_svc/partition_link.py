@@ -9,6 +9,7 @@ fenced lets go of the partition for good; only a newer assignment brings it back
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final, Protocol
 
 import grpc
@@ -68,7 +69,8 @@ class PartitionLink:
         self._storage = storage
         self._clock = clock
         self._listener: Listener | None = None
-        self._fenced = False
+        self.fenced = False
+        """Whether another broker has taken the partition."""
         self._health = partition_pb2.PartitionHealth()
         self._request_ids = 0
         self._gathered: list[exchange_pb2.Operation] = []
@@ -118,13 +120,23 @@ class PartitionLink:
     def refusal(self) -> TidemarkError:
         """Why nothing can be asked of the partition now."""
         number = str(self.partition)
-        if self._fenced:
+        if self.fenced:
             return NotOwner(
                 f"another broker owns partition {number}",
                 partition=number,
                 owner=self.owner_address,
             )
         return Unavailable(f"the link to partition {number} is broken", partition=number)
+
+    async def finish(self, timeout_ms: int) -> None:
+        """Return once everything that was asked is answered, or the time is over."""
+        with suppress(TimeoutError):
+            await self._clock.wait_for(self._all_answered(), timeout_ms)
+
+    async def _all_answered(self) -> None:
+        # Again and again: an answer may have made somebody ask for more.
+        while pending := [answer for answer in self._answers.values() if not answer.done()]:
+            await asyncio.wait(pending)
 
     def check_serving(self) -> None:
         """Raise for a faulty partition; why one that starts takes no publishes, storage says."""
@@ -143,20 +155,20 @@ class PartitionLink:
     async def run(self) -> None:
         """Claim, exchange, and again after every fault; ends when fenced."""
         wait_ms = _RECONNECT_MS_MIN
-        while not self._fenced:
+        while not self.fenced:
             try:
                 epoch = await self._claim()
                 wait_ms = _RECONNECT_MS_MIN
                 await self._exchange(epoch)
             except Fenced as error:
-                self._fenced = True
+                self.fenced = True
                 self.owner_address = error.metadata.get("owner", "")
                 _log.warning("fenced", extra={"partition": self.partition})
             except TidemarkError as error:
                 _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
             finally:
                 self._drop_callers()
-            if not self._fenced:
+            if not self.fenced:
                 _reconnects.add(1)
                 await self._clock.sleep_ms(wait_ms)
                 wait_ms = min(2 * wait_ms, _RECONNECT_MS_MAX)

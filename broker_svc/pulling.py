@@ -38,9 +38,9 @@ class Pull:
         """
         topic = await self._shop.topics.get(LmqName.parse(request.lmq_name).topic)
         partitions = partitions_of(request.lmq_name, topic, self._shop.settings.partitions)
-        for partition in partitions:
-            if not self._shop.links[partition].connected.is_set():
-                raise self._shop.links[partition].refusal()
+        links = [self._shop.links[partition] for partition in partitions]
+        if not any(link.connected.is_set() for link in links):
+            raise links[0].refusal()
         lease = await self._shop.topics.lease(self._shop.leases, request.lmq_name, topic)
         key = (partitions[0], request.lmq_name, group)
         epoch = 0

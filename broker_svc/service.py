@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from broker_svc.clients import UnaryClients
+from broker_svc.partition_link import PartitionLink
 from broker_svc.publishers import PublisherCache
 from broker_svc.pulling import Pull
 from broker_svc.session import DEFAULT_GROUP, Session
@@ -48,9 +49,16 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
     def drain(self) -> None:
         """The broker is stopping: tell every client, and take no new sessions."""
+        if self._draining:
+            return
         self._draining = True
         for session in self._sessions.values():
             session.drain(_DRAIN_MS)
+
+    def partition_moved(self, link: PartitionLink) -> None:
+        """Another broker has taken a partition: tell every client where to go."""
+        for session in self._sessions.values():
+            session.partition_moved(link)
 
     def expire(self, now_ms: int) -> None:
         """Drop what was idle or silent for too long. Called now and then."""

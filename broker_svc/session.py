@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from broker_svc.deliveries import Deliveries, HeldDelivery, fill_delivery
 from broker_svc.feeds import Consumer, Feed, Room, Slices
+from broker_svc.partition_link import PartitionLink
 from broker_svc.publishers import PublisherCache
 from broker_svc.subscriptions import Subscriber
 from broker_svc.workshop import Workshop
@@ -111,6 +112,11 @@ class Session:
         self._out.go_aways.add(grace_ms=grace_ms)
         self._something.set()
 
+    def partition_moved(self, link: PartitionLink) -> None:
+        """Tell the client that its queues in a partition are another broker's now."""
+        self._out.go_aways.add(partition=link.partition, address=link.owner_address)
+        self._something.set()
+
     def check_alive(self, now_ms: int) -> None:
         """End the session of a client that was silent for too long."""
         if now_ms - self._last_heard_ms > self._shop.settings.client_timeout_ms:
@@ -145,6 +151,9 @@ class Session:
         self._out.welcome.cluster_id = settings.cluster_id
         self._out.welcome.partitions = settings.partitions
         self._out.welcome.client_timeout_ms = settings.client_timeout_ms
+        for link in self._shop.links.values():
+            if link.fenced:
+                self.partition_moved(link)
         self._something.set()
 
     def _close(self) -> None:

@@ -54,7 +54,8 @@ class TopicCache:
             return await leases.create(lmq_name, partitions, idle_after_ms)
         except TopicNotFound:
             topic = await self.renew(topic.name)
-            await asyncio.gather(*(self.bring(number, topic) for number in partitions))
+            reachable = [each for each in partitions if self._links[each].connected.is_set()]
+            await asyncio.gather(*(self.bring(number, topic) for number in reachable))
             return await leases.create(lmq_name, partitions, idle_after_ms)
 
     async def fan_out(self, topic: Topic, *, deleted: bool = False) -> None:

@@ -31,6 +31,8 @@ BROKER_SERVICE: Final = "tidemark.api.broker.v1.BrokerService"
 SERVES_WITHIN_MS: Final = 20_000
 ANSWERS_WITHIN_MS: Final = 10_000
 TOPIC: Final = "orders"
+PLAIN: Final = TOPIC
+"""The plain queue of the topic."""
 
 T = TypeVar("T")
 
@@ -82,11 +84,12 @@ class LocalBroker:
             stack, self._storage = self._storage, None
             await stack.aclose()
 
-    async def start_broker(self) -> None:
+    async def start_broker(self, storage_address: str = "") -> None:
+        """Also on storage behind gates, at an address of its own."""
         settings = BrokerSettings(
             partitions=self.partitions,
             listen=self._broker_listen,
-            storage_address=self._storage_listen,
+            storage_address=storage_address or self._storage_listen,
             **self._settings,
         )
         self._broker = AsyncExitStack()
@@ -221,3 +224,12 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 def reason_of(result: message_pb2.PublishResult | message_pb2.SettleResult) -> str:
     """The reason of a refusal; "" for a success."""
     return from_status(result.error).reason if result.HasField("error") else ""
+
+
+async def until_share(session: Session, *partitions: int) -> None:
+    """The broker has heard which partitions of the plain queue take their share."""
+
+    async def heard() -> bool:
+        return sorted((await session.open_publisher(PLAIN)).partitions) == sorted(partitions)
+
+    await until(heard)

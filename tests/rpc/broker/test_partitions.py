@@ -1,18 +1,13 @@
-"""Partitions: queues that span several, partitions that are faulty, links that break (L3, L4)."""
+"""Partitions: queues that span several, partitions that are faulty (L3, L4)."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
-from broker_svc.app import broker
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
-    BROKER_SERVICE,
-    SERVES_WITHIN_MS,
+    PLAIN,
     LocalBroker,
     in_time,
     payloads_of,
@@ -20,27 +15,17 @@ from tests.rpc.broker.local_broker import (
     run_of,
     take,
     until,
+    until_share,
 )
-from tests.rpc.idle.gated_storage import GatedStorage, gated_storage
-from tidemark.api.broker.v1 import broker_pb2, topic_pb2
-from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
+from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1 import action_pb2, storage_pb2
-from tidemark.client import Session
-from tidemark.clock import SystemClock
 from tidemark.errors import (
     InvalidArgument,
     PartitionFaulty,
     PartitionNotFound,
-    TidemarkError,
     Unavailable,
 )
-from tidemark.rpc import open_channel, wait_until_serving
-from tidemark.settings import BrokerSettings
-
-PLAIN = "orders"
-"""The plain queue of the topic."""
 
 # --- queues over several partitions ---------------------------------------------------------------
 
@@ -171,15 +156,6 @@ async def sweep(local: LocalBroker, partition: int, *, succeeded: bool) -> None:
         partition=partition, succeeded=succeeded, detail="a test says so"
     )
     await local.storage.ReportSweep(request)
-
-
-async def until_share(session: Session, *partitions: int) -> None:
-    """The broker has heard which partitions of the plain queue take their share."""
-
-    async def heard() -> bool:
-        return sorted((await session.open_publisher(PLAIN)).partitions) == sorted(partitions)
-
-    await until(heard)
 
 
 async def test_a_faulty_partition_gets_no_share_until_a_sweep_succeeds(
@@ -326,147 +302,3 @@ async def test_delegated_actions_have_limits(local: LocalBroker) -> None:
         await delegate(local, 2, stale)
 
     assert {each.outcome for each in results} == {action_pb2.ACTION_OUTCOME_STALE}
-
-
-# --- links that break -----------------------------------------------------------------------------
-
-
-async def restart_storage(local: LocalBroker, session: Session) -> None:
-    """Storage is another process, and every link is up again."""
-    await local.stop_storage()
-    await local.start_storage()
-
-    async def is_up() -> bool:
-        results = [
-            await session.submit(run_of(local.names_in(partition, 1, "other")[0], b"1"))
-            for partition in range(local.partitions)
-        ]
-        return not any(map(reason_of, results))
-
-    await until(is_up)
-
-
-async def test_what_clients_hold_stays_theirs_when_storage_restarts(local: LocalBroker) -> None:
-    """V4."""
-    await local.create_topic("other")
-    session = await local.session()
-    queues = [*local.names_in(0, 2), *local.names_in(1, 2)]
-    consumer = session.open_consumer(credit=100)
-    await consumer.subscribe(*queues)
-    for queue in queues:
-        await session.publish(queue, [b"1"])
-    held = await take(consumer, 4)
-
-    await restart_storage(local, session)
-
-    inflight = [(await local.queue(queue)).inflight for queue in queues]
-    settled = [await session.settle(each.delivery_tag, Ack()) for each in held]
-    assert inflight == [1] * 4
-    assert [each.messages for each in settled] == [1] * 4
-
-
-async def test_consumers_go_on_by_themselves_when_storage_restarts(local: LocalBroker) -> None:
-    """I2."""
-    await local.create_topic("other")
-    session = await local.session()
-    queues = [*local.names_in(0, 2), *local.names_in(1, 2)]
-    consumer = session.open_consumer(credit=100)
-    await consumer.subscribe(*queues)
-
-    await restart_storage(local, session)
-    for queue in queues:
-        await session.publish(queue, [b"after"])
-
-    assert sorted(each.lmq_name for each in await take(consumer, 4)) == sorted(queues)
-
-
-async def test_everybody_is_answered_while_storage_is_away(local: LocalBroker) -> None:
-    """I2: with a reason and a time to retry, and nothing hangs."""
-    session = await local.session()
-    await session.publish("orders/x", [b"1"])
-    await local.stop_storage()
-
-    async def is_refused() -> bool:
-        return reason_of(await session.submit(run_of("orders/x", b"2"))) == "UNAVAILABLE"
-
-    await until(is_refused)
-    for call in (
-        session.publish("orders/cold", [b"1"]),
-        session.open_publisher("orders/other"),
-        session.open_consumer(credit=1).subscribe("orders/x"),
-        local.pull("orders/x", wait_ms=30_000),
-        local.queue("orders/x"),
-    ):
-        with pytest.raises(TidemarkError) as refused:
-            await in_time(call)
-        assert refused.value.retry_after_ms is not None
-    assert session.ended is None
-
-
-@pytest.fixture
-async def gated(
-    start: StartBroker, tmp_path: Path
-) -> AsyncIterator[tuple[LocalBroker, GatedStorage]]:
-    """A broker behind gates, in the place of the one that was started."""
-    local = await start(partitions=1)
-    await local.stop_broker()
-    async with AsyncExitStack() as stack:
-        gates = await stack.enter_async_context(gated_storage(local.storage_server.address, 1))
-        settings = BrokerSettings(partitions=1, listen=local.address, storage_address=gates.address)
-        server = await stack.enter_async_context(broker(settings, SystemClock()))
-        channel = await stack.enter_async_context(open_channel(server.address))
-        local.api, local.topics = BrokerServiceStub(channel), TopicServiceStub(channel)
-        await wait_until_serving(channel, BROKER_SERVICE, SERVES_WITHIN_MS)
-        yield local, gates
-
-
-async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
-    gated: tuple[LocalBroker, GatedStorage],
-) -> None:
-    """V8: nobody has had it, so that no attempt is counted."""
-    local, gates = gated
-    link = gates.links[0]
-    session = await local.session()
-    consumer = session.open_consumer(credit=10)
-    await consumer.subscribe("orders/x", "orders/held")
-    await session.publish("orders/held", [b"held"])
-    (held,) = await take(consumer, 1)
-
-    link.answers.close()
-    publishing = session.submit(run_of("orders/x", b"lost"))
-    await in_time(link.answers.until_held())
-    link.answers.let_go()
-    await publishing
-    link.answers.close()
-    await in_time(link.answers.until_held())
-    await link.break_now()
-    link.answers.let_go()
-
-    (delivery,) = await take(consumer, 1)
-    assert payloads_of([delivery]) == [b"lost"]
-    assert delivery.attempt_count == 0
-    assert (await session.settle(held.delivery_tag, Ack())).messages == 1
-
-
-async def test_a_client_that_leaves_in_the_middle_of_a_takeover_blocks_nobody(
-    gated: tuple[LocalBroker, GatedStorage],
-) -> None:
-    """E10: whether it got the queue or not, the next one does."""
-    local, gates = gated
-    await local.create_topic("owned", subscription=topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE)
-    leaving, staying = await local.session("leaving"), await local.session("staying")
-    await leaving.open_publisher("owned/x")  # the queue is loaded: all that is asked is to own it
-    gates.links[0].requests.close()
-
-    taking = asyncio.create_task(leaving.open_consumer(credit=1).subscribe("owned/x"))
-    await in_time(gates.links[0].requests.until_held())
-    await leaving.abort()
-    await asyncio.gather(taking, return_exceptions=True)
-    for _ in range(20):  # round trips, in which the broker learns that it is gone
-        await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="staying"))
-    gates.links[0].requests.let_go()
-
-    consumer = staying.open_consumer(credit=1)
-    await in_time(consumer.subscribe("owned/x"))
-    await staying.publish("owned/x", [b"1"])
-    assert payloads_of(await take(consumer, 1)) == [b"1"]

@@ -350,10 +350,10 @@ async def test_a_link_that_breaks_while_a_queue_is_loaded_drops_the_lease(
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-async def test_a_link_that_breaks_while_another_partition_is_waited_for_drops_the_lease(
+async def test_a_link_that_breaks_while_another_partition_is_waited_for_takes_no_share(
     broker: IdleBroker, gates: GatedStorage, broken: int
 ) -> None:
-    """I2: a lease is usable in all its partitions, or there is none."""
+    """I2, L4: the lease holds where the queue is loaded, and elsewhere once the link is up."""
     await broker.create_topic("wide", partitions=2)
     for each in gates.links.values():
         each.answers.close()
@@ -364,6 +364,32 @@ async def test_a_link_that_breaks_while_another_partition_is_waited_for_drops_th
     await gates.links[broken].break_now()
     await broker.until_disconnected(broken)
     gates.links[1 - broken].answers.let_go()
+    held = await lease
+
+    queue = broker.shop.tracking.find((broken, "wide"))
+    assert queue is not None
+    assert (queue.leases, queue.loading) == (1, None)
+    gates.links[broken].answers.let_go()
+    await broker.reconnect(broken)
+    assert queue.loading is not None
+    await queue.loading
+    held.release()
+    assert leases_of(broker) == 0
+
+
+async def test_a_lease_whose_links_all_break_is_unavailable_and_leaves_none(
+    broker: IdleBroker, gates: GatedStorage
+) -> None:
+    """I2"""
+    await broker.create_topic("wide", partitions=2)
+    for each in gates.links.values():
+        each.answers.close()
+    lease = asyncio.create_task(broker.shop.leases.create("wide", (1, 0), IDLE_MS))
+    for each in gates.links.values():
+        await each.answers.until_held()
+
+    for each in gates.links.values():
+        await each.break_now()
 
     with pytest.raises(Unavailable):
         await lease

@@ -1,0 +1,314 @@
+"""Links from a broker to its partitions: they break, another broker has them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeAlias
+
+import pytest
+
+from broker_svc.app import broker
+from tests.rpc.broker.conftest import StartBroker
+from tests.rpc.broker.local_broker import (
+    PLAIN,
+    LocalBroker,
+    in_time,
+    payloads_of,
+    reason_of,
+    run_of,
+    take,
+    until,
+    until_share,
+)
+from tests.rpc.idle.gated_storage import GatedStorage, gated_storage
+from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.client import Session, connect
+from tidemark.clock import SystemClock
+from tidemark.errors import NotOwner, TidemarkError, Unavailable
+from tidemark.settings import BrokerSettings
+
+# --- links that break -----------------------------------------------------------------------------
+
+
+async def restart_storage(local: LocalBroker, session: Session) -> None:
+    """Storage is another process, and every link is up again."""
+    await local.stop_storage()
+    await local.start_storage()
+
+    async def is_up() -> bool:
+        results = [
+            await session.submit(run_of(local.names_in(partition, 1, "other")[0], b"1"))
+            for partition in range(local.partitions)
+        ]
+        return not any(map(reason_of, results))
+
+    await until(is_up)
+
+
+async def test_what_clients_hold_stays_theirs_when_storage_restarts(local: LocalBroker) -> None:
+    """V4."""
+    await local.create_topic("other")
+    session = await local.session()
+    queues = [*local.names_in(0, 2), *local.names_in(1, 2)]
+    consumer = session.open_consumer(credit=100)
+    await consumer.subscribe(*queues)
+    for queue in queues:
+        await session.publish(queue, [b"1"])
+    held = await take(consumer, 4)
+
+    await restart_storage(local, session)
+
+    inflight = [(await local.queue(queue)).inflight for queue in queues]
+    settled = [await session.settle(each.delivery_tag, Ack()) for each in held]
+    assert inflight == [1] * 4
+    assert [each.messages for each in settled] == [1] * 4
+
+
+async def test_consumers_go_on_by_themselves_when_storage_restarts(local: LocalBroker) -> None:
+    """I2."""
+    await local.create_topic("other")
+    session = await local.session()
+    queues = [*local.names_in(0, 2), *local.names_in(1, 2)]
+    consumer = session.open_consumer(credit=100)
+    await consumer.subscribe(*queues)
+
+    await restart_storage(local, session)
+    for queue in queues:
+        await session.publish(queue, [b"after"])
+
+    assert sorted(each.lmq_name for each in await take(consumer, 4)) == sorted(queues)
+
+
+async def test_everybody_is_answered_while_storage_is_away(local: LocalBroker) -> None:
+    """I2: with a reason and a time to retry, and nothing hangs."""
+    session = await local.session()
+    await session.publish("orders/x", [b"1"])
+    await local.stop_storage()
+
+    async def is_refused() -> bool:
+        return reason_of(await session.submit(run_of("orders/x", b"2"))) == "UNAVAILABLE"
+
+    await until(is_refused)
+    for call in (
+        session.publish("orders/cold", [b"1"]),
+        session.open_publisher("orders/other"),
+        session.open_consumer(credit=1).subscribe("orders/x"),
+        local.pull("orders/x", wait_ms=30_000),
+        local.queue("orders/x"),
+    ):
+        with pytest.raises(TidemarkError) as refused:
+            await in_time(call)
+        assert refused.value.retry_after_ms is not None
+    assert session.ended is None
+
+
+Gated: TypeAlias = tuple[LocalBroker, GatedStorage]
+
+
+@pytest.fixture
+async def start_gated(start: StartBroker) -> AsyncIterator[Callable[..., Awaitable[Gated]]]:
+    """Starts a broker behind gates."""
+    async with AsyncExitStack() as stack:
+
+        async def start_gated(partitions: int, **settings: Any) -> Gated:
+            local = await start(partitions=partitions, **settings)
+            await local.stop_broker()
+            proxy = gated_storage(local.storage_server.address, partitions)
+            gates = await stack.enter_async_context(proxy)
+            await local.start_broker(gates.address)
+            stack.push_async_callback(local.stop_broker)
+            return local, gates
+
+        yield start_gated
+
+
+@pytest.fixture
+async def gated(start_gated: Callable[..., Awaitable[Gated]]) -> Gated:
+    """One partition, and its gates."""
+    return await start_gated(1)
+
+
+async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
+    gated: Gated,
+) -> None:
+    """V8: nobody has had it, so that no attempt is counted."""
+    local, gates = gated
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=10)
+    await consumer.subscribe("orders/x", "orders/held")
+    await session.publish("orders/held", [b"held"])
+    (held,) = await take(consumer, 1)
+
+    link.answers.close()
+    publishing = session.submit(run_of("orders/x", b"lost"))
+    await in_time(link.answers.until_held())
+    link.answers.let_go()
+    await publishing
+    link.answers.close()
+    await in_time(link.answers.until_held())
+    await link.break_now()
+    link.answers.let_go()
+
+    (delivery,) = await take(consumer, 1)
+    assert payloads_of([delivery]) == [b"lost"]
+    assert delivery.attempt_count == 0
+    assert (await session.settle(held.delivery_tag, Ack())).messages == 1
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_takeover_blocks_nobody(
+    gated: Gated,
+) -> None:
+    """E10: whether it got the queue or not, the next one does."""
+    local, gates = gated
+    await local.create_topic("owned", subscription=topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE)
+    leaving, staying = await local.session("leaving"), await local.session("staying")
+    await leaving.open_publisher("owned/x")  # the queue is loaded: all that is asked is to own it
+    gates.links[0].requests.close()
+
+    taking = asyncio.create_task(leaving.open_consumer(credit=1).subscribe("owned/x"))
+    await in_time(gates.links[0].requests.until_held())
+    await leaving.abort()
+    await asyncio.gather(taking, return_exceptions=True)
+    for _ in range(20):  # round trips, in which the broker learns that it is gone
+        await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="staying"))
+    gates.links[0].requests.let_go()
+
+    consumer = staying.open_consumer(credit=1)
+    await in_time(consumer.subscribe("owned/x"))
+    await staying.publish("owned/x", [b"1"])
+    assert payloads_of(await take(consumer, 1)) == [b"1"]
+
+
+async def test_what_sessions_hold_is_back_before_a_broker_that_stops_lets_go_of_its_links(
+    gated: Gated,
+) -> None:
+    """S5, V6, V8: nobody waits for the visibility timeout, and nobody has failed."""
+    local, gates = gated
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    await session.publish("orders/x", [b"1"])
+    await take(consumer, 1)
+
+    gates.links[0].requests.close()
+    stopping = asyncio.create_task(local.stop_broker())
+    await in_time(gates.links[0].requests.until_held())
+    await in_time(session.until_ended())
+    assert not stopping.done()
+    gates.links[0].requests.let_go()
+    await in_time(stopping)
+
+    await local.start_broker()
+    (delivery,) = await in_time(local.pull("orders/x"))
+    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
+
+
+@pytest.fixture
+async def half_down(start_gated: Callable[..., Awaitable[Gated]]) -> AsyncIterator[Gated]:
+    """The plain queue spans two partitions, and the link to partition 1 is down."""
+    local, gates = await start_gated(2, topic={"partitions": 2})
+    session = await local.session("watcher")
+    await until_share(session, 0, 1)
+    gates.links[1].requests.close()
+    await gates.links[1].break_now()
+    await until_share(session, 0)
+    yield local, gates
+    gates.links[1].requests.let_go()
+
+
+async def test_a_plain_queue_lives_in_the_partitions_that_are_left(half_down: Gated) -> None:
+    """L4, I2: opened, published to and consumed, without a share for what is away."""
+    local, _ = half_down
+    session = await local.session()
+    consumer = session.open_consumer(credit=10)
+
+    opened = await in_time(session.open_publisher(PLAIN))
+    receipts = [await in_time(session.publish(PLAIN, [b"1"])) for _ in range(4)]
+    await in_time(consumer.subscribe(PLAIN))
+
+    assert list(opened.partitions) == [0]
+    assert {each.partition for each in receipts} == {0}
+    assert len(payloads_of(await take(consumer, 4))) == 4
+    await session.publish(PLAIN, [b"pulled"])
+    for each in await take(consumer, 1):
+        await session.settle(each.delivery_tag, Nack())
+    consumer.close()
+    assert payloads_of(await in_time(local.pull(PLAIN, wait_ms=9_000))) == [b"pulled"]
+    with pytest.raises(Unavailable):
+        await session.publish(PLAIN, [b"1"], partition=1)
+
+
+async def test_a_partition_that_comes_back_feeds_those_who_subscribed_without_it(
+    half_down: Gated,
+) -> None:
+    """L4, I2."""
+    local, gates = half_down
+    session = await local.session()
+    consumer = session.open_consumer(credit=10)
+    await in_time(consumer.subscribe(PLAIN))
+
+    gates.links[1].requests.let_go()
+    await until_share(session, 0, 1)
+    await session.publish(PLAIN, [b"1"], partition=1)
+
+    (delivery,) = await take(consumer, 1)
+    assert delivery.partition == 1
+    assert (await local.queue(PLAIN)).activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED
+
+
+async def test_a_lite_queue_of_a_partition_that_is_away_can_not_be_used(half_down: Gated) -> None:
+    """L4, I2: its others are not harmed."""
+    local, _ = half_down
+    session = await local.session()
+    ((away,), (there,)) = local.names_in(1, 1), local.names_in(0, 1)
+
+    for call in (
+        session.open_publisher(away),
+        session.publish(away, [b"1"]),
+        session.open_consumer(credit=1).subscribe(away),
+        local.pull(away, wait_ms=9_000),
+    ):
+        with pytest.raises(Unavailable):
+            await in_time(call)
+    await session.publish(there, [b"1"])
+
+
+# --- partitions that move -------------------------------------------------------------------------
+
+
+async def test_clients_are_told_which_partitions_another_broker_has_taken(
+    local: LocalBroker,
+) -> None:
+    """S8: also those that come later; what they hold is still theirs, by receipt, over there."""
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    await session.publish("orders/x", [b"1"])
+    (held,) = await take(consumer, 1)
+    settings = BrokerSettings(
+        partitions=local.partitions,
+        listen="127.0.0.1:0",
+        storage_address=local.storage_server.address,
+        broker_id="another",
+    )
+
+    async with broker(settings, SystemClock()) as other:
+        async with session.told:
+            await in_time(session.told.wait_for(lambda: len(session.go_aways) == local.partitions))
+        late = await local.session("late")
+        with pytest.raises(NotOwner) as refused:
+            await session.settle(held.delivery_tag, Ack())
+        there = await connect(other.address, "ada")
+        settled = await there.settle(held.receipt, Ack())
+        await there.abort()
+
+    for told in (session, late):
+        assert {(each.partition, each.address) for each in told.go_aways} == {
+            (0, other.address),
+            (1, other.address),
+        }
+    assert session.ended is None
+    assert refused.value.metadata["owner"] == other.address
+    assert settled.messages == 1
