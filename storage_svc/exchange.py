@@ -1,11 +1,13 @@
 """An exchange: the pipelined stream between one broker and one partition.
 
 Takes frames of operations, keeps a bounded number of them under way, and sends results and events
-back, each after the commit it was computed in. It ends when the broker is fenced.
+back, each after the commit it was computed in. What has gathered while a frame was being written
+goes into the next one. It ends when the broker is fenced.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any
 
 from storage_svc import wire
@@ -16,10 +18,13 @@ from tidemark.errors import ShuttingDown, TidemarkError
 from tidemark.rpc.statuses import to_status
 
 FRAMES_IN_FLIGHT_MAX = 16
-"""Frames whose results are not yet sent: a broker that does not read stops being read from."""
+"""Frames whose results are not yet computed: a broker that asks for more waits."""
 
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 """Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
+
+UNSENT_RESULTS_MAX = 20_000
+"""Results that a broker may leave unread before it is read from no longer."""
 
 _Answer = tuple[list[int], asyncio.Future[list[Result]], list[exchange_pb2.OperationResult]]
 
@@ -31,27 +36,35 @@ class Exchange:
         self._partition = partition
         self._broker_epoch = broker_epoch
         self._stopping = stopping
-        self._out: asyncio.Queue[exchange_pb2.ExchangeResponse | Exception | None]
-        self._out = asyncio.Queue(FRAMES_IN_FLIGHT_MAX)
-        self._answering: asyncio.Queue[_Answer | None] = asyncio.Queue(FRAMES_IN_FLIGHT_MAX)
+        self._answering: asyncio.Queue[_Answer] = asyncio.Queue(FRAMES_IN_FLIGHT_MAX)
+        self._unsent = _Unsent()
+        self._ended = False
+        self._failure: Exception | None = None
+        self._watcher: Watcher
 
     async def frames(
         self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
     ) -> AsyncGenerator[exchange_pb2.ExchangeResponse, None]:
         """What goes back to the broker, until the stream ends."""
-        watcher = self._partition.watch(self._broker_epoch)
+        watcher = self._watcher = self._partition.watch(self._broker_epoch)
         taking = asyncio.create_task(self._or_fail(self._take(requests)))
         tasks = [
             taking,
             asyncio.create_task(self._or_fail(self._answer())),
-            asyncio.create_task(self._or_fail(self._tell(watcher))),
             asyncio.create_task(self._or_fail(self._stop(taking))),
         ]
         try:
-            while (frame := await self._out.get()) is not None:
-                if isinstance(frame, Exception):
-                    raise frame
-                yield frame
+            while True:
+                await watcher.changed.wait()
+                watcher.changed.clear()
+                # Whatever ends the stream, what was answered before that is sent.
+                while frame := self._next_frame():
+                    yield frame
+                if self._failure is not None:
+                    raise self._failure
+                if self._ended:
+                    return
+                self._check_fence()
         finally:
             self._partition.unwatch(watcher)
             for task in tasks:
@@ -63,7 +76,8 @@ class Exchange:
         try:
             await work
         except Exception as error:
-            await self._out.put(error)
+            self._failure = error
+            self._watcher.changed.set()
 
     async def _stop(self, taking: asyncio.Task[None]) -> None:
         """The service is stopping: answer what was taken, then end the stream."""
@@ -77,7 +91,9 @@ class Exchange:
         async for request in requests:
             self._check_fence()
             await self._answering.put(self._submit(request))
-        await self._answering.put(None)
+        await self._answering.join()
+        self._ended = True
+        self._watcher.changed.set()
 
     def _check_fence(self) -> None:
         """A partition that is closed for the moment fences nobody: its answers say how it is."""
@@ -105,56 +121,72 @@ class Exchange:
         return request_ids, results, refused
 
     async def _answer(self) -> None:
-        """Send results in the order of their frames, each once its commit is durable."""
-        while (answer := await self._answering.get()) is not None:
-            request_ids, pending, refused = answer
+        """Gather results in the order of their frames, each once its commit is durable."""
+        while True:
+            request_ids, pending, refused = await self._answering.get()
+            await self._unsent.room.wait()
             try:
                 results = await pending
             except TidemarkError as error:
                 results = [error] * len(request_ids)
-            for frame in _frames(request_ids, results, refused):
-                await self._out.put(frame)
+            for request_id, result in zip(request_ids, results, strict=True):
+                self._unsent.add(wire.result_to(request_id, result), _body_bytes(result))
+            for each in refused:
+                self._unsent.add(each, 0)
             self._answering.task_done()
-        await self._out.put(None)
+            self._watcher.changed.set()
 
-    async def _tell(self, watcher: Watcher) -> None:
-        """Send events: what became ready, when the next deadline is, how the partition is."""
-        while True:
-            await watcher.changed.wait()
-            watcher.changed.clear()
-            self._check_fence()
-            frame = exchange_pb2.ExchangeResponse()
-            ready, watcher.ready = watcher.ready, {}
-            for lmq_name, group in ready:
-                frame.ready.add(lmq_name=lmq_name, group=group)
-            if watcher.next_deadline_changed:
-                watcher.next_deadline_changed = False
-                next_deadline = exchange_pb2.NextDeadline()
-                in_ms = self._partition.next_deadline_in_ms()
-                if in_ms is not None:
-                    next_deadline.in_ms = in_ms
-                frame.next_deadline.CopyFrom(next_deadline)
-            if watcher.health_changed:
-                watcher.health_changed = False
-                frame.health.CopyFrom(wire.health_to(self._partition.health))
-            await self._out.put(frame)
+    def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
+        """Results, what became ready, when the next deadline is, how the partition is."""
+        watcher = self._watcher
+        frame = exchange_pb2.ExchangeResponse()
+        self._unsent.move_to(frame)
+        ready, watcher.ready = watcher.ready, {}
+        for lmq_name, group in ready:
+            frame.ready.add(lmq_name=lmq_name, group=group)
+        if watcher.next_deadline_changed:
+            watcher.next_deadline_changed = False
+            frame.next_deadline.SetInParent()
+            in_ms = self._partition.next_deadline_in_ms()
+            if in_ms is not None:
+                frame.next_deadline.in_ms = in_ms
+        if watcher.health_changed:
+            watcher.health_changed = False
+            frame.health.CopyFrom(wire.health_to(self._partition.health))
+        return frame if frame.ListFields() else None
 
 
-def _frames(
-    request_ids: list[int],
-    results: list[Result],
-    refused: list[exchange_pb2.OperationResult],
-) -> Iterator[exchange_pb2.ExchangeResponse]:
-    """The answers to one frame, in as few frames as their bodies allow."""
-    frame = exchange_pb2.ExchangeResponse()
-    frame_bytes = 0
-    for request_id, result in zip(request_ids, results, strict=True):
-        if isinstance(result, Reserved):
-            body_bytes = sum(len(each.body) for each in result.slices)
-            if frame_bytes and frame_bytes + body_bytes > RESPONSE_BYTES_MAX:
-                yield frame
-                frame, frame_bytes = exchange_pb2.ExchangeResponse(), 0
+class _Unsent:
+    """Results that wait for the next frame, bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._results: deque[tuple[exchange_pb2.OperationResult, int]] = deque()
+        self._bytes = 0
+        self.room = asyncio.Event()
+        self.room.set()
+
+    def add(self, result: exchange_pb2.OperationResult, body_bytes: int) -> None:
+        self._results.append((result, body_bytes))
+        self._bytes += body_bytes
+        self._make_room()
+
+    def move_to(self, frame: exchange_pb2.ExchangeResponse) -> None:
+        """As many as fit a frame, at least one if there is one."""
+        frame_bytes = 0
+        results = self._results
+        while results and (not frame_bytes or frame_bytes + results[0][1] <= RESPONSE_BYTES_MAX):
+            result, body_bytes = results.popleft()
             frame_bytes += body_bytes
-        frame.results.append(wire.result_to(request_id, result))
-    frame.results.extend(refused)
-    yield frame
+            frame.results.append(result)
+        self._bytes -= frame_bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._bytes > RESPONSE_BYTES_MAX or len(self._results) > UNSENT_RESULTS_MAX:
+            self.room.clear()
+        else:
+            self.room.set()
+
+
+def _body_bytes(result: Result) -> int:
+    return sum(len(each.body) for each in result.slices) if isinstance(result, Reserved) else 0

@@ -746,10 +746,10 @@ async def test_dead_letters_without_a_topic_for_them_are_deleted(
 # --- the stream itself ----------------------------------------------------------------------------
 
 
-async def test_many_frames_in_flight_share_commits(
+async def test_many_frames_in_flight_share_commits_and_answers(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
-    """Everything that gathered while the last commit ran goes into the next one."""
+    """What gathered while the last commit ran, or the last frame was sent, goes into the next."""
     before = (await storage.info()).commits
     frames = 400
 
@@ -757,7 +757,7 @@ async def test_many_frames_in_flight_share_commits(
     for each in sent:
         assert (await each).HasField("append")
 
-    assert exchange.frames == frames
+    assert exchange.frames < frames / 2
     assert (await storage.info()).commits - before < frames / 2
 
 
