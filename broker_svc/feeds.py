@@ -25,7 +25,8 @@ FeedKey = tuple[int, str, str]
 """Partition, lmq_name, group."""
 
 RESERVE_BYTES_MAX: Final = 1024 * 1024
-RESERVE_BYTES_MIN: Final = 64 * 1024
+RESERVE_BYTES_MIN: Final = 16 * 1024
+"""What a reserve asks of a queue that is not known: many of them fit the room of a connection."""
 
 _discarded = meter(__name__).create_counter(
     "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
@@ -41,19 +42,17 @@ class Room:
         self.bytes_max = bytes_max
         self.taken_bytes = 0
 
-    def for_reserve(self) -> int:
-        """What the next reserve may ask for; 0 if the connection must be read from first."""
-        left_bytes = self.bytes_max - self.taken_bytes
-        if left_bytes <= 0:
-            return 0
-        return min(RESERVE_BYTES_MAX, max(RESERVE_BYTES_MIN, left_bytes // 4))
+    @property
+    def left_bytes(self) -> int:
+        """What may still be reserved; none left: the connection must be read from first."""
+        return self.bytes_max - self.taken_bytes
 
 
 class _Asked(NamedTuple):
-    """The bounds of a reserve, and how often its feed had been woken when it was sent."""
+    """What a reserve may bring, and how often its feed had been woken when it was sent."""
 
     messages: int
-    bytes_max: int
+    charged_bytes: int
     wakeups: int
 
 
@@ -73,6 +72,7 @@ class Feed:
         "paused",
         "queue",
         "ready",
+        "reserve_bytes",
         "wakeups",
     )
 
@@ -84,6 +84,8 @@ class Feed:
         self.consumers: deque[Consumer] = deque()
         self.ready = True
         """Whether a reserve may find something."""
+        self.reserve_bytes = RESERVE_BYTES_MIN
+        """What the next reserve asks for: little, until the queue has shown that it has more."""
         self.wakeups = 0
         """Counts what storage said: an answer computed before a wake-up must not undo it."""
         self.owner_epoch = 0
@@ -94,6 +96,11 @@ class Feed:
     @property
     def key(self) -> FeedKey:
         return self.partition, self.lmq_name, self.group
+
+    def learn(self, body_bytes: int, *, more: bool) -> None:
+        """From what a reserve has brought, how much the next one may bring."""
+        wanted_bytes = RESERVE_BYTES_MAX if more else max(2 * body_bytes, self.reserve_bytes // 2)
+        self.reserve_bytes = min(max(wanted_bytes, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
 
 
 class Consumer:
@@ -221,7 +228,7 @@ class Feeds:
     def pump(self, consumer: Consumer) -> None:
         """Reserve for a consumer for as long as it has credit and something may be ready."""
         room = consumer.room
-        while consumer.credit > 0 and consumer.ready_feeds and (bytes_max := room.for_reserve()):
+        while consumer.credit > 0 and consumer.ready_feeds and room.left_bytes > 0:
             _, feed = consumer.ready_feeds.popitem(last=False)
             link = self._links[feed.partition]
             if not feed.ready or feed.paused or not link.connected.is_set():
@@ -229,11 +236,13 @@ class Feeds:
             share = consumer.credit // (len(consumer.ready_feeds) + 1)
             messages = max(1, min(share, PULL_MESSAGES_MAX))
             consumer.credit -= messages
-            room.taken_bytes += bytes_max
+            bytes_max = min(feed.reserve_bytes, room.left_bytes)
+            # Charged whole: one message may come that is larger than what is left.
+            room.taken_bytes += feed.reserve_bytes
             consumer.reserving += 1
             consumer.quiet.clear()
             answer = link.send(_reserve_operation(consumer, feed, messages, bytes_max))
-            asked = _Asked(messages, bytes_max, feed.wakeups)
+            asked = _Asked(messages, feed.reserve_bytes, feed.wakeups)
             answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
 
     def _offer(self, feed: Feed) -> None:
@@ -243,7 +252,7 @@ class Feeds:
         for _ in range(len(feed.consumers)):
             consumer = feed.consumers[0]
             feed.consumers.rotate(-1)
-            if consumer.credit > 0 and consumer.room.for_reserve():
+            if consumer.credit > 0 and consumer.room.left_bytes > 0:
                 consumer.ready_feeds[feed.key] = feed
                 self.pump(consumer)
                 return
@@ -251,7 +260,7 @@ class Feeds:
             consumer.ready_feeds[feed.key] = feed
 
     def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
-        consumer.room.taken_bytes -= asked.bytes_max
+        consumer.room.taken_bytes -= asked.charged_bytes
         consumer.reserving -= 1
         self._answered(consumer, feed, asked, answer)
         if not consumer.reserving:
@@ -268,6 +277,7 @@ class Feeds:
             self._refused(feed, from_status(result.error))
             return
         slices = result.reserve.slices
+        feed.learn(sum(len(each.body) for each in slices), more=result.reserve.more)
         consumer.credit += asked.messages - sum(each.count for each in slices)
         gone = (
             consumer.closed
@@ -331,4 +341,6 @@ def _reserve_operation(
     reserve.visibility_ms = consumer.visibility_ms
     reserve.session_id = consumer.session_id
     reserve.owner_epoch = feed.owner_epoch
+    # A message that is larger is asked for again, with room for the largest.
+    reserve.strict_bytes = feed.reserve_bytes < RESERVE_BYTES_MAX
     return operation

@@ -53,7 +53,7 @@ async def reserve(unit: Unit, operation: Reserve) -> Reserved:
     if group is None:
         group = await new_group(unit, handle, operation.group, 0)
     state.check_owner(group, operation.owner_epoch)
-    taken = await _take(unit, handle, group, operation)
+    taken, too_large = await _take(unit, handle, group, operation)
     visibility_ms = operation.visibility_ms or handle.topic.settings.visibility_timeout_ms
     counters = unit.memory.counters
     reservations = state.reserve(
@@ -68,7 +68,7 @@ async def reserve(unit: Unit, operation: Reserve) -> Reserved:
     )
     counters.reservation_id += len(reservations)
     # Whatever is still active was kept back by the bounds of the request alone.
-    group.short = not group.ring or not taken
+    group.short = not group.ring or not (taken or too_large)
     slices = [await _reserved(unit, handle, each, visibility_ms) for each in reservations]
     return Reserved(tuple(slices), more=not group.short)
 
@@ -196,19 +196,24 @@ async def new_group(unit: Unit, handle: Handle, name: str, base: int) -> Group:
     return group
 
 
-async def _take(unit: Unit, handle: Handle, group: Group, operation: Reserve) -> list[Slice]:
-    """Take messages from the lanes, reading on where a lane has run dry."""
+async def _take(
+    unit: Unit, handle: Handle, group: Group, operation: Reserve
+) -> tuple[list[Slice], bool]:
+    """Take messages from the lanes, reading on where a lane has run dry.
+
+    Also returns whether the bytes allowed for no more, though there was more.
+    """
     taken: list[Slice] = []
     messages_max, bytes_max = operation.messages_max, operation.bytes_max
     if len(group.delayed) + len(group.buried) >= EXCEPTIONS_MAX:
-        return taken  # what came back must go first, or it would grow without end
+        return taken, False  # what came back must go first, or it would grow without end
     while messages_max > 0:
         found = group.take(
             messages_max,
             bytes_max,
             unit.now_ms,
             max_attempts=handle.state.rules.max_attempts,
-            at_least_one=not taken,
+            at_least_one=not taken and not operation.strict_bytes,
         )
         if found.passed:
             handle.state.bury(group, found.passed, unit.journal)
@@ -219,9 +224,9 @@ async def _take(unit: Unit, handle: Handle, group: Group, operation: Reserve) ->
         if len(found.passed) == PASSED_MAX:
             unit.journal.ready(handle.state.record, group)  # there may be more: ask again
         if found.starved is None:
-            break
+            return taken, found.too_large
         await unit.memory.handles.read_lane(handle.state, found.starved, unit.journal)
-    return taken
+    return taken, False
 
 
 async def _reserved(

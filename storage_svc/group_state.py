@@ -24,6 +24,7 @@ class Taken(NamedTuple):
     slices: list[Slice]
     passed: list[Slice]  # not to be handed out: too late, or tried too often
     starved: Lane | None  # where to read on before anything more can be taken
+    too_large: bool = False  # whether the next message alone is more than the bytes allow
 
 
 class Group:
@@ -94,7 +95,7 @@ class Group:
         max_attempts: int = 0,
         at_least_one: bool = True,
     ) -> Taken:
-        """Messages to hand out next, in fair turns; the first of all whatever its size."""
+        """Messages to hand out next, in fair turns; the first whatever its size, if one must be."""
         taken = Taken([], [], None)
         ring = self.ring
         while messages_max > 0 and len(taken.passed) < PASSED_MAX:
@@ -113,7 +114,7 @@ class Group:
                 continue
             message_bytes = head.run.message_bytes
             if bytes_max < message_bytes and (taken.slices or not at_least_one):
-                return taken
+                return taken._replace(too_large=True)
             allowed = head.messages if ring.alone else ring.allowance_bytes() // message_bytes
             if allowed <= 0:
                 ring.rotate()

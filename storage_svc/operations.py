@@ -90,6 +90,7 @@ class Reserve(NamedTuple):
     visibility_ms: int = 0  # 0: the topic's
     session_id: int = 0
     owner_epoch: int = 0
+    strict_bytes: bool = False  # whether a first message beyond the bytes stays where it is
 
 
 class ReservedSlice(NamedTuple):

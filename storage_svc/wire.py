@@ -99,6 +99,7 @@ def _reserve(proto: exchange_pb2.Reserve) -> op.Operation:
         proto.visibility_ms,
         proto.session_id,
         proto.owner_epoch,
+        proto.strict_bytes,
     )
 
 

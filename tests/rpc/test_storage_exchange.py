@@ -96,6 +96,21 @@ async def test_a_reserve_gives_one_message_however_few_bytes_it_may(
     assert got.count == 1
 
 
+async def test_a_strict_reserve_leaves_a_message_that_is_too_large_and_says_that_there_is_one(
+    exchange: ExchangeClient,
+) -> None:
+    await exchange.ask(append("jobs", bytes(1000), bytes(1000)))
+
+    none = await exchange.ask(reserve("jobs", max_bytes=999, strict_bytes=True))
+    got = await one(exchange, "jobs", max_bytes=1999, strict_bytes=True)
+    (rest,) = (await exchange.ask(reserve("jobs"))).slices
+    nothing = await exchange.ask(reserve("jobs", max_bytes=1, strict_bytes=True))
+
+    assert (list(none.slices), none.more) == ([], True)
+    assert (got.count, rest.count) == (1, 1)
+    assert not nothing.more
+
+
 async def test_each_group_gets_every_message(exchange: ExchangeClient) -> None:
     await exchange.ask(append("jobs", b"x"))
 

@@ -33,7 +33,7 @@ def spans(slices: list[Slice]) -> list[tuple[int, int]]:
 
 
 def test_an_empty_group_gives_nothing() -> None:
-    assert group().take(10, PLENTY, NOW_MS) == ([], [], None)
+    assert group().take(10, PLENTY, NOW_MS) == ([], [], None, False)
 
 
 def test_nothing_is_given_to_whoever_asks_for_nothing() -> None:

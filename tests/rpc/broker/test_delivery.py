@@ -15,6 +15,7 @@ from tests.rpc.broker.local_broker import (
 )
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
+from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
 from tidemark.clock import ManualClock
 from tidemark.errors import (
@@ -125,6 +126,43 @@ async def test_a_backlog_larger_than_the_connection_can_take_arrives_whole(
     await consumer.subscribe(QUEUE)
 
     assert payloads_of(await take(consumer, 20)) == [payload] * 20
+
+
+async def test_a_client_that_never_reads_holds_no_more_than_its_connection_can_take(
+    local: LocalBroker,
+) -> None:
+    """S3: also where many queues have a large message each."""
+    publisher = await local.session("publisher")
+    queues = [f"orders/{number}" for number in range(60)]
+    for queue in queues:
+        await publisher.publish(queue, [b"x" * 900_000])
+    call = BrokerServiceStub(await local.channel()).Session()
+    frame = broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="deaf"))
+    frame.open_consumers.add(consumer_id=1, credit=1000)
+    sync = frame.syncs.add(consumer_id=1, mode=subscription_pb2.SYNC_MODE_PARTIAL_ADD)
+    for queue in queues:
+        sync.entries.add(lmq_name=queue)
+
+    async def held() -> int:
+        return sum([(await local.queue(queue)).inflight for queue in queues])
+
+    async def some_are_held() -> bool:
+        return await held() > 0
+
+    await call.write(frame)
+    await until(some_are_held)
+    for _ in range(200):
+        await publisher.publish(QUEUE, [b"as fast as ever"])
+
+    assert await held() < 20
+
+
+async def test_a_pull_of_very_few_bytes_gets_one_message(local: LocalBroker) -> None:
+    await local.publish(run_of(QUEUE, bytes(100_000), bytes(100_000)))
+
+    (delivery,) = await in_time(local.pull(QUEUE, max_bytes=1))
+
+    assert delivery.count == 1
 
 
 async def test_two_sessions_share_a_queue_and_no_message_goes_to_both(local: LocalBroker) -> None:
@@ -246,7 +284,7 @@ async def test_bad_subscriptions_are_refused_one_by_one(local: LocalBroker) -> N
 
 async def test_many_queues_are_subscribed_by_one_sync(local: LocalBroker) -> None:
     session = await local.session()
-    consumer = session.open_consumer(credit=1)
+    consumer = session.open_consumer(credit=100)
 
     await in_time(consumer.subscribe(*(f"orders/{number}" for number in range(3000))))
 

@@ -608,6 +608,7 @@ class Reserve(_message.Message):
     VISIBILITY_MS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    STRICT_BYTES_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue. Not created; the queue must exist."""
     group: _builtins.str
@@ -615,13 +616,17 @@ class Reserve(_message.Message):
     max_messages: _builtins.int
     """Most messages. 1 to 10 000."""
     max_bytes: _builtins.int
-    """Most bytes; at least one message is given whatever its size."""
+    """Most bytes; at least one message is given whatever its size, unless `strict_bytes` says no."""
     visibility_ms: _builtins.int
     """Time until the reservation expires, in milliseconds. 0: the topic's."""
     session_id: _builtins.int
     """Who holds the reservation: the broker's session, for release on disconnect and for reports."""
     owner_epoch: _builtins.int
     """Owner epoch, stamped when the operation was queued. 0 on shared topics."""
+    strict_bytes: _builtins.bool
+    """True: `max_bytes` holds for the first message as well. If that is larger, none is given and
+    `more` is true.
+    """
     def __init__(
         self,
         *,
@@ -632,10 +637,11 @@ class Reserve(_message.Message):
         visibility_ms: _builtins.int = ...,
         session_id: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
+        strict_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "session_id", b"session_id", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "session_id", b"session_id", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
