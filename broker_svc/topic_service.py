@@ -193,7 +193,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         remove = exchange_pb2.RemoveQueue(lmq_name=request.lmq_name)
         operation = exchange_pb2.Operation(remove_queue=remove)
         results = await self._change(request.lmq_name, operation)
-        self._shop.tracking.queue_deleted(request.lmq_name)
+        self._shop.tracking.queue_deleted(request.lmq_name, self._shop.links)
         self._shop.feeds.queue_forgotten(request.lmq_name)
         messages = sum(result.removed.messages for result in results)
         return topic_pb2.DeleteQueueResponse(messages=messages)

@@ -5,7 +5,7 @@ be unloaded?" is answered in one look (I4). A queue that was unloaded is forgott
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from broker_svc.partition_link import Answer
@@ -123,10 +123,11 @@ class Tracking:
                 if not queue.leases:
                     self.watch(queue, queue.idle_since_ms + queue.idle_after_ms)
 
-    def queue_deleted(self, lmq_name: str) -> None:
+    def queue_deleted(self, lmq_name: str, partitions: Iterable[int]) -> None:
         """Storage has forgotten it: whoever uses it next loads it anew."""
-        for queue in self._queues.values():
-            if queue.lmq_name == lmq_name:
+        for partition in partitions:
+            queue = self._queues.get((partition, lmq_name))
+            if queue is not None:
                 queue.loading = None
 
     def _drop_stale(self) -> None:

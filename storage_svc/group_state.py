@@ -124,6 +124,8 @@ class Group:
             ring.spend(count * message_bytes)
             messages_max -= count
             bytes_max -= count * message_bytes
+            if lane.drained:
+                ring.retire()  # also when no more may be taken: nobody needs to ask again
         return taken
 
     def hand_out(self, slice_: Slice) -> None:

@@ -55,6 +55,27 @@ def test_messages_are_given_up_to_the_bytes_asked_for() -> None:
     assert spans(taken(group(run(0, 10)), bytes_max=40)) == [(0, 4)]
 
 
+def test_a_group_that_has_given_its_last_message_waits_for_more_at_once() -> None:
+    """However many were asked for: nobody needs to ask a second time to hear that none is left."""
+    one, two = group(run(0, 2)), group(run(0, 2, "a"), run(2, 1, "b"))
+
+    assert spans(taken(one, 1)) == [(0, 1)]
+    assert len(one.ring) == 1
+    assert spans(taken(one, 1)) == [(1, 2)]
+    assert len(one.ring) == 0
+    taken(two, 3)
+    assert len(two.ring) == 0
+
+
+def test_a_message_that_is_too_large_stays_where_none_must_be_given() -> None:
+    large = group(run(0, 3, each_bytes=1_000))
+
+    kept = large.take(PLENTY, 999, NOW_MS, at_least_one=False)
+
+    assert kept == ([], [], None, True)
+    assert spans(taken(large)) == [(0, 3)]
+
+
 def test_one_message_is_given_whatever_its_size() -> None:
     """Or a message larger than the consumer's bound would block the queue for ever."""
     assert spans(taken(group(run(0, 3, each_bytes=1_000)), bytes_max=1)) == [(0, 1)]

@@ -101,6 +101,7 @@ class Session:
         self._syncs = _Waiting[subscription_pb2.SubscriptionSyncResult]()
         self._opens = _Waiting[broker_pb2.OpenPublisherResult]()
         self._consumers: dict[int, Consumer] = {}
+        self._last_consumer_id = 0
         self._runs: deque[PublishRun] = deque()
         self._parts = broker_pb2.SessionRequest()
         self._something = asyncio.Event()
@@ -197,7 +198,8 @@ class Session:
     ) -> "Consumer":
         """A consumer without queues; a failure to open it is told in `errors`."""
         self._check_open()
-        consumer = Consumer(self, len(self._consumers) + 1, group)
+        self._last_consumer_id += 1
+        consumer = Consumer(self, self._last_consumer_id, group)
         self._consumers[consumer.consumer_id] = consumer
         self._parts.open_consumers.add(
             consumer_id=consumer.consumer_id,
@@ -207,9 +209,17 @@ class Session:
         )
         return consumer
 
-    def give_credit(self, consumer_id: int, messages: int, *, close: bool = False) -> None:
+    def give_credit(self, consumer_id: int, messages: int) -> None:
         self._check_open()
-        self._parts.credits.add(consumer_id=consumer_id, messages=messages, close=close)
+        self._parts.credits.add(consumer_id=consumer_id, messages=messages)
+
+    def close_consumer(self, consumer_id: int) -> None:
+        """Forget a consumer; what is still on its way to it goes back."""
+        self._check_open()
+        self._parts.credits.add(consumer_id=consumer_id, close=True)
+        consumer = self._consumers.pop(consumer_id, None)
+        if consumer is not None:
+            consumer.end(Unavailable("the consumer was closed"))
 
     async def sync(
         self, sync: subscription_pb2.SubscriptionSync
@@ -311,7 +321,11 @@ class Session:
         for opened in frame.publishers:
             self._opens.answer(opened.request_id, opened)
         for delivery in frame.deliveries:
-            self._consumers[delivery.consumer_id].take(delivery)
+            consumer = self._consumers.get(delivery.consumer_id)
+            if consumer is not None:
+                consumer.take(delivery)
+            elif not self._closing and self._ended is None:
+                self.settle_nowait(delivery.delivery_tag, Release())  # nobody is there to take it
         self.errors.extend(frame.errors)
         self.unsubscribed.extend(frame.unsubscribed)
         self.go_aways.extend(frame.go_aways)
@@ -355,8 +369,8 @@ class Consumer:
         self._session.give_credit(self.consumer_id, messages)
 
     def close(self) -> None:
-        """No further deliveries; what arrived can still be settled."""
-        self._session.give_credit(self.consumer_id, 0, close=True)
+        """No further deliveries; what arrived can still be taken and settled."""
+        self._session.close_consumer(self.consumer_id)
 
     async def deliveries(self) -> list[Delivery]:
         """Whatever has arrived, at least one; raises why none will once the session has ended."""

@@ -17,12 +17,14 @@ from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
+from tidemark.client import Consumer, Session
 from tidemark.clock import ManualClock
 from tidemark.errors import (
     AlreadySettled,
     InvalidArgument,
     QuotaExceeded,
     TidemarkError,
+    Unavailable,
     UnknownDeliveryTag,
 )
 from tidemark.rpc import from_status
@@ -264,6 +266,36 @@ async def test_a_closed_consumer_gets_nothing_and_gives_its_subscriptions_back(
 
     await session.publish("orders/3", [b"3"])
     assert payloads_of(await take(second, 1)) == [b"3"]
+
+
+async def release_all(session: Session, consumer: Consumer) -> None:
+    async for deliveries in consumer:
+        for each in deliveries:
+            session.settle_nowait(each.delivery_tag, Release())
+
+
+async def test_what_is_on_its_way_to_a_consumer_that_closes_goes_back(
+    local: LocalBroker, clock: ManualClock
+) -> None:
+    """V8: whether it had arrived by then or not, nothing waits for its visibility timeout."""
+    publisher, session = await local.session("publisher"), await local.session()
+    for turns in range(0, 60, 3):
+        closing = session.open_consumer(credit=10)
+        await closing.subscribe(QUEUE)
+        publishing = publisher.submit(run_of(QUEUE, b"%d" % turns))
+        for _ in range(turns):
+            await clock.sleep_ms(0)
+        closing.close()
+        await publishing
+        with pytest.raises(Unavailable):
+            await in_time(release_all(session, closing))
+
+    last = session.open_consumer(credit=1000)
+    await last.subscribe(QUEUE)
+
+    taken = await take(last, 20)
+    assert {each.attempt_count for each in taken} == {0}
+    assert sorted(map(int, payloads_of(taken))) == list(range(0, 60, 3))
 
 
 async def test_bad_subscriptions_are_refused_one_by_one(local: LocalBroker) -> None:
