@@ -57,9 +57,11 @@ class Exchange:
             while True:
                 await watcher.changed.wait()
                 watcher.changed.clear()
-                # Whatever ends the stream, what was answered before that is sent.
-                while frame := self._next_frame():
+                if frame := self._next_frame():
                     yield frame
+                if len(self._unsent):  # whatever ends the stream, what is answered is sent first
+                    watcher.changed.set()
+                    continue
                 if self._failure is not None:
                     raise self._failure
                 if self._ended:
@@ -164,6 +166,9 @@ class _Unsent:
         self._bytes = 0
         self.room = asyncio.Event()
         self.room.set()
+
+    def __len__(self) -> int:
+        return len(self._results)
 
     def add(self, result: exchange_pb2.OperationResult, body_bytes: int) -> None:
         self._results.append((result, body_bytes))
