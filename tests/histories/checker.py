@@ -151,10 +151,10 @@ def _nothing_skipped(events: Sequence[Event]) -> Iterator[Violation]:
             yield Violation(Rule.NOTHING_SKIPPED, at, how)
         elif isinstance(event, Delivered) and event.delivery_count == 1:
             stream = (event.stream, event.queue)
-            if event.message < newest.get(stream, 0):
-                how = f"{event.message} came for the first time after {newest[stream]}"
+            if event.offset < newest.get(stream, 0):
+                how = f"{event.message} came for the first time after what was published later"
                 yield Violation(Rule.NOTHING_SKIPPED, at, how)
-            newest[stream] = max(event.message, newest.get(stream, 0))
+            newest[stream] = max(event.offset, newest.get(stream, 0))
 
 
 def _first_message_in_time(events: Sequence[Event], bound_ms: int) -> Iterator[Violation]:

@@ -171,14 +171,12 @@ class Client:
     def _owns(self, result: SubscriptionResult, began: int, by: By) -> None:
         queue, epoch = result.lmq_name, result.epoch
         self._epochs[queue] = epoch
-        self._history.add(
-            Owned(self.now_ms, began, self.name, queue, epoch, by, waits=self.waits)
-        )
+        self._history.add(Owned(self.now_ms, began, self.name, queue, epoch, by, waits=self.waits))
 
     def _got(self, delivery: Delivery, session: Session | None, began: int | None) -> None:
         # Every pull is a stream of its own: two at a time may be answered in any order.
         stream = session.welcome.session_id if session is not None else -self._history.now
-        for message in delivery.batch.messages:
+        for offset, message in enumerate(delivery.batch.messages, delivery.first_offset):
             self._history.add(
                 Delivered(
                     self.now_ms,
@@ -186,6 +184,7 @@ class Client:
                     stream,
                     delivery.lmq_name,
                     int(message.payload),
+                    offset,
                     delivery.epoch,
                     delivery.delivery_count,
                     began,

@@ -58,6 +58,7 @@ class Delivered:
     """The connection it came on; what comes on one keeps its order."""
     queue: str
     message: int
+    offset: int
     epoch: int
     delivery_count: int
     began: int | None = None

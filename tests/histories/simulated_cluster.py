@@ -135,9 +135,7 @@ class SimulatedCluster:
     async def _serve_storage(self) -> None:
         self._disk = FaultyEngines(self._engines)
         identities = [Identity(CLUSTER_ID, number, PARTITIONS) for number in range(PARTITIONS)]
-        held = {
-            each.partition: Partition(self._disk, each, self.clock) for each in identities
-        }
+        held = {each.partition: Partition(self._disk, each, self.clock) for each in identities}
         for partition in held.values():
             await partition.open()
         self._storage_service = StorageService(CLUSTER_ID, Partitions(held), asyncio.Event())

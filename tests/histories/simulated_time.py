@@ -1,8 +1,8 @@
 """An event loop in which nothing takes time by itself, and a run can be repeated from its seed.
 
 Whenever nothing is left to do, the clock jumps to whoever sleeps next. What real code does in a
-thread (waiting for a disk) is done at once, and its end comes after a random time of the clock. A
-`Process` is all tasks that it, or they, have started: it can be killed in the middle of anything.
+thread (waiting for a disk) is done in none, after a random time of the clock. A `Process` is all
+tasks that it, or they, have started: it can be killed in the middle of anything.
 """
 
 import asyncio
@@ -83,9 +83,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return asyncio.ensure_future(self._in_no_thread(func, args), loop=self)
 
     async def _in_no_thread(self, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-        result = func(*args)
         await self.clock.sleep_ms(self._chance.randint(0, DISK_MS_MAX))
-        return result
+        return func(*args)
 
     def _idle(self) -> None:
         if not self.clock.jump():
