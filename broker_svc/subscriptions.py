@@ -70,6 +70,16 @@ class Subscriptions:
     def __len__(self) -> int:
         return self._subscribers.subscriptions
 
+    @property
+    def exclusive_queues(self) -> int:
+        """Exclusive queues that the broker remembers: those in use, and no others."""
+        return len(self._ownerships)
+
+    @property
+    def eviction_markers(self) -> int:
+        """Eviction markers that stand."""
+        return len(self._markers)
+
     # --- subscribers come and go ---------------------------------------------------------------
 
     def attach(self, subscriber: Subscriber) -> None:

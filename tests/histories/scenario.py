@@ -23,6 +23,8 @@ from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.errors import TidemarkError
 
 QUEUES: Final = ("own/a", "own/b")
+CALM: Final = 0.05
+"""How often everybody pauses for a takeover."""
 
 
 class FaultyCluster(Cluster, Protocol):
@@ -67,7 +69,7 @@ class _Scenario:
         self._pace = pace
         self._published = 0
         self._acting: dict[asyncio.Task[None], None] = {}
-        self._sessions = [self._session_client(name, chance.choice([2, PLENTY])) for name in "ab"]
+        self._sessions = [self._session_client("a", PLENTY), self._session_client("b", 2)]
         self._unary = [UnaryClient("u", *self._parts(), deaf=chance.random() < 0.5)]
         self._clients: list[Client] = [*self._sessions, *self._unary]
 
@@ -86,12 +88,21 @@ class _Scenario:
         )
         acts, weights = zip(*actions, strict=True)
         for _ in range(self._pace.steps):
+            if self._chance.random() < CALM:
+                await self._take_over_in_calm()
             (act,) = self._chance.choices(acts, weights)
             task = asyncio.create_task(_whatever_comes(act()))
             self._acting[task] = None
             task.add_done_callback(self._acting.pop)
             if self._chance.random() < 0.7:
                 await self._cluster.clock.sleep_ms(self._chance.randint(0, self._pace.gap_ms_max))
+
+    async def _take_over_in_calm(self) -> None:
+        """Nothing else begins meanwhile: the new owner has no excuse, whatever the old one holds."""
+        await self._cluster.clock.sleep_ms(2 * self._pace.bound_ms)
+        waiting = self._chance.choice([each for each in self._sessions if each.waits])
+        await _whatever_comes(waiting.subscribe(self._chance.choice(QUEUES)))
+        await self._cluster.clock.sleep_ms(2 * self._pace.bound_ms)
 
     async def drain(self) -> None:
         """Mend everything, let everybody go, and have one owner acknowledge what is left."""

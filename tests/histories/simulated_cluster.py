@@ -175,10 +175,17 @@ class SimulatedCluster:
         self._client_wires.clear()
         await self._broker.kill()
 
-    @property
-    def shop(self) -> Workshop:
-        """The broker's parts, to look into."""
-        return self._shop
+    def remembered(self) -> dict[str, int]:
+        """What the broker still keeps of anybody (E6, I9); nothing once everybody has gone."""
+        shop = self._shop
+        kept = {
+            "exclusive queues": shop.subscriptions.exclusive_queues,
+            "subscriptions": len(shop.subscriptions),
+            "eviction markers": shop.subscriptions.eviction_markers,
+            "feeds": len(shop.feeds),
+            "deliveries": len(shop.directory),
+        }
+        return {what: count for what, count in kept.items() if count}
 
     # --- clients -------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class Process:
         task.add_done_callback(self._tasks.pop)
 
     async def kill(self) -> None:
-        """End everything that it does. Whatever it still says, nobody hears: cut its wires first."""
+        """End everything that it does. Cut its wires first: nobody hears its last words."""
         self.dead = True
         while self._tasks:
             for task in list(self._tasks):

@@ -2,32 +2,43 @@
 
 import random
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.histories.checker import Violation, check
 from tests.histories.history import History
 from tests.histories.scenario import Pace, record
-from tests.histories.simulated_cluster import SimulatedCluster
+from tests.histories.simulated_cluster import CLIENT_TIMEOUT_MS, SimulatedCluster
 from tests.histories.simulated_time import SimulatedClock, simulate
 
 PACE: Final = Pace(steps=60, gap_ms_max=40, visibility_ms=300, bound_ms=150, calm_ms=3_000)
 
 
-def simulated_history(seed: int, directory: Path) -> tuple[History, list[Violation]]:
-    """What happens under a seed, and what of it must not. The directory is used and removed."""
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What happened, what of it must not, and what the broker kept of it in the end."""
 
-    async def happen(clock: SimulatedClock) -> History:
+    history: History
+    violations: list[Violation]
+    remembered: dict[str, int]
+
+
+def simulated(seed: int, directory: Path) -> Simulated:
+    """The history of a seed. The directory is used and removed."""
+
+    async def happen(clock: SimulatedClock) -> Simulated:
         chance = random.Random(seed)
         cluster = SimulatedCluster(directory, clock, chance)
         await cluster.start()
         try:
-            return await record(cluster, chance, PACE)
+            history = await record(cluster, chance, PACE)
+            await clock.sleep_ms(2 * CLIENT_TIMEOUT_MS)
+            return Simulated(history, check(history.events, PACE.bound_ms), cluster.remembered())
         finally:
             await cluster.stop()
 
     try:
-        history = simulate(happen, seed)
+        return simulate(happen, seed)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return history, check(history.events, PACE.bound_ms)
