@@ -215,7 +215,8 @@ class Client:
             raise from_status(result.error)
 
     def _some_action(self) -> Action:
-        return self._chance.choices([Ack(), Nack(), Release()], [6, 1, 1])[0]
+        actions: list[Action] = [Ack(), Nack(), Release()]
+        return self._chance.choices(actions, [6, 1, 1])[0]
 
     def _reported(self) -> broker_pb2.HeldSubscriptions:
         report = broker_pb2.HeldSubscriptions()

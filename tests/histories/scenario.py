@@ -22,9 +22,8 @@ from tests.histories.history import Disturbed, History, Outcome, Published, Sett
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.errors import TidemarkError
 
-QUEUES: Final = ("own/a", "own/b")
-CALM: Final = 0.05
-"""How often everybody pauses for a takeover."""
+TOPIC: Final = "own"
+QUEUES: Final = (f"{TOPIC}/a", f"{TOPIC}/b")
 
 
 class FaultyCluster(Cluster, Protocol):
@@ -48,6 +47,8 @@ class Pace:
     """Within which a new owner that nothing disturbs has its first message."""
     calm_ms: int
     """After which everything that was on its way has arrived."""
+    calm_takeovers: float
+    """How often, per step, everybody pauses for a takeover."""
 
 
 async def record(cluster: FaultyCluster, chance: random.Random, pace: Pace) -> History:
@@ -88,7 +89,7 @@ class _Scenario:
         )
         acts, weights = zip(*actions, strict=True)
         for _ in range(self._pace.steps):
-            if self._chance.random() < CALM:
+            if self._chance.random() < self._pace.calm_takeovers:
                 await self._take_over_in_calm()
             (act,) = self._chance.choices(acts, weights)
             task = asyncio.create_task(_whatever_comes(act()))
@@ -98,7 +99,7 @@ class _Scenario:
                 await self._cluster.clock.sleep_ms(self._chance.randint(0, self._pace.gap_ms_max))
 
     async def _take_over_in_calm(self) -> None:
-        """Nothing else begins meanwhile: the new owner has no excuse, whatever the old one holds."""
+        """Nothing else begins meanwhile: whatever the old owner holds, the new one is served."""
         await self._cluster.clock.sleep_ms(2 * self._pace.bound_ms)
         waiting = self._chance.choice([each for each in self._sessions if each.waits])
         await _whatever_comes(waiting.subscribe(self._chance.choice(QUEUES)))

@@ -20,6 +20,7 @@ from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition import Partition
 from storage_svc.service import Partitions, StorageService
 from tests.conformance.faulty_engine import Fault, FaultyEngines
+from tests.histories.scenario import TOPIC
 from tests.histories.simulated_time import Process, SimulatedClock
 from tests.histories.wires import Wire
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
@@ -29,7 +30,6 @@ from tidemark.settings import BrokerSettings
 
 PARTITIONS: Final = 1
 CLUSTER_ID: Final = "simulated"
-TOPIC: Final = "own"
 CLIENT_TIMEOUT_MS: Final = 2_000
 DOWN_MS_MAX: Final = 200
 COMMIT_WITHIN_MS: Final = 200
@@ -65,7 +65,7 @@ class SimulatedCluster:
         self._storage = Process("storage")
         self._broker = Process("broker")
         self._storage_service: StorageService
-        self._link: Wire | None = None
+        self._link = Wire(None, self._storage, clock, chance)
         self._service: BrokerService
         self._shop: Workshop
         self._topics: TopicService
@@ -119,18 +119,20 @@ class SimulatedCluster:
         """The next one; its outcome is unknown to whoever waits for it."""
         self._disk.next_commit = chance.choice(list(Fault))
         for _ in range(COMMIT_WITHIN_MS):
-            if self._disk.next_commit is None:
-                break
+            if self._has_failed():
+                return
             await self.clock.sleep_ms(1)
         self._disk.next_commit = None
+
+    def _has_failed(self) -> bool:
+        return self._disk.next_commit is None
 
     # --- storage -------------------------------------------------------------------------------
 
     async def start_storage(self) -> None:
         self._storage = Process("storage")
         await self._storage.start(self._serve_storage())
-        if self._link is not None:
-            self._link.reach(self._storage_service, self._storage)
+        self._link.reach(self._storage_service, self._storage)
 
     async def _serve_storage(self) -> None:
         self._disk = FaultyEngines(self._engines)
@@ -159,9 +161,10 @@ class SimulatedCluster:
         first_session_id = self.chance.getrandbits(40)
         self._service = BrokerService(self._shop, clients, first_session_id)
         self._topics = TopicService(self._shop, link)
-        for each in (*self._shop.links.values(), *timers, self._shop.cleanup):
-            self._broker.start(each.run())
-        self._broker.start(self._expire(self._service))
+        running = [link.run() for link in self._shop.links.values()]
+        running += [timer.run() for timer in timers]
+        for each in (*running, self._shop.cleanup.run(), self._expire(self._service)):
+            self._broker.spawn(each)
 
     async def _expire(self, service: BrokerService) -> None:
         while True:

@@ -52,6 +52,10 @@ class Process:
         context.run(_process.set, self)
         return asyncio.get_running_loop().create_task(work, context=context)
 
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Start what runs until the process is killed."""
+        self.start(work).add_done_callback(_must_not_fail)
+
     def join(self, task: "asyncio.Task[Any]") -> None:
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -63,6 +67,11 @@ class Process:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.wait(list(self._tasks))
+
+
+def _must_not_fail(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.result()
 
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
@@ -107,11 +116,9 @@ class _Impatient(selectors.SelectSelector):
 
 
 def _task_of_process(
-    loop: asyncio.AbstractEventLoop,
-    work: Coroutine[Any, Any, T],
-    context: Context | None = None,
-) -> "asyncio.Task[T]":
-    task = asyncio.Task(work, loop=loop, context=context)
+    loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None
+) -> "asyncio.Task[Any]":
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
     process = _process.get() if context is None else context.get(_process)
     if process is not None:
         process.join(task)

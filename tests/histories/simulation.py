@@ -12,7 +12,14 @@ from tests.histories.scenario import Pace, record
 from tests.histories.simulated_cluster import CLIENT_TIMEOUT_MS, SimulatedCluster
 from tests.histories.simulated_time import SimulatedClock, simulate
 
-PACE: Final = Pace(steps=60, gap_ms_max=40, visibility_ms=300, bound_ms=150, calm_ms=3_000)
+PACE: Final = Pace(
+    steps=60,
+    gap_ms_max=40,
+    visibility_ms=300,
+    bound_ms=150,
+    calm_ms=3_000,
+    calm_takeovers=0.05,
+)
 
 
 @dataclass(frozen=True, slots=True)
