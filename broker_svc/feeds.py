@@ -303,7 +303,8 @@ class Feeds:
             answer.add_done_callback(partial(self._created, feed))
         else:
             feed.ready = False
-            if isinstance(error, Fenced) and self._feeds.get(feed.key) is feed:
+            current = self._feeds.get(feed.key) is feed
+            if isinstance(error, Fenced) and current and feed.owner_epoch:
                 self.fenced(feed.key, feed.owner_epoch)
 
     def _created(self, feed: Feed, answer: Answer) -> None:

@@ -155,8 +155,7 @@ class Ownerships:
         queue.state = takeover.transferred(queue.state, taken.epoch)
         if taken.matched:
             _takeovers.add(1)
-        for reservation_id in taken.revoked_reservation_ids:
-            self._directory.revoked((queue.partition, reservation_id))
+        self._revoke(queue, taken)
         return before, queue.state.owner
 
     async def confirm(self, queue: ExclusiveQueue, client_id: str, epoch: int) -> bool:
@@ -185,9 +184,11 @@ class Ownerships:
         operation.drop_ownership.client_id = owner.client_id
         operation.drop_ownership.epoch = owner.epoch
         try:
-            self._learn(queue, (await self._links[queue.partition].call(operation)).ownership)
+            dropped = (await self._links[queue.partition].call(operation)).ownership
         except (QueueNotFound, GroupNotFound):  # nobody owns what does not exist
-            queue.state = takeover.read(queue.state, "", owner.epoch)
+            dropped = exchange_pb2.OwnershipResult()
+        self._learn(queue, dropped)
+        self._revoke(queue, dropped)
 
     async def lost(self, queue: ExclusiveQueue, epoch: int) -> Owner | None:
         """Storage has refused the epoch: returns its owner if it is none any more.
@@ -224,6 +225,11 @@ class Ownerships:
         known = takeover.epoch_of(queue.state)
         epoch = found.epoch if found.client_id else max(found.epoch, known)
         queue.state = takeover.read(queue.state, found.client_id, epoch)
+
+    def _revoke(self, queue: ExclusiveQueue, ended: exchange_pb2.OwnershipResult) -> None:
+        """What storage took back, clients hold no longer."""
+        for reservation_id in ended.revoked_reservation_ids:
+            self._directory.revoked((queue.partition, reservation_id))
 
     def _forget(self, queue: ExclusiveQueue) -> None:
         if self._queues.get(queue.key) is queue:

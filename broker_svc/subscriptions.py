@@ -283,7 +283,7 @@ class Subscriptions:
         async with queue.lock():
             if not await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch):
                 epoch = 0 if queue.owner is None else queue.owner.epoch
-                self._markers.add(subscriber.client_id, group, entry.lmq_name, epoch)
+                self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
                 self._subscribers.end(subscriber, key)
                 subscriber.notify(_notice(group, entry.lmq_name, EVICTED, epoch))
                 return EVICTED, epoch
@@ -359,10 +359,14 @@ class Subscriptions:
 
     def _evict(self, queue: ExclusiveQueue, old: Owner) -> None:
         """Write the marker, then end the old owner's subscription, then tell it (E2)."""
-        if self._subscribers.of(old.client_id):  # else its next sync will compare epochs
-            epoch = 0 if queue.owner is None else queue.owner.epoch
-            self._markers.add(old.client_id, queue.group, queue.lmq_name, epoch)
+        epoch = 0 if queue.owner is None else queue.owner.epoch
+        self._mark(old.client_id, queue.group, queue.lmq_name, epoch)
         self._end_all(queue, old.client_id, EVICTED)
+
+    def _mark(self, client_id: str, group: str, lmq_name: str, epoch: int) -> None:
+        """Who is gone needs no marker, and nothing would remove it: its next sync compares."""
+        if self._subscribers.of(client_id):
+            self._markers.add(client_id, group, lmq_name, epoch)
 
     def _end_all(self, queue: ExclusiveQueue, client_id: str, why: State) -> None:
         """The client has lost the queue, in every incarnation; each is told."""
