@@ -132,6 +132,27 @@ async def test_a_removal_that_failed_can_be_repeated(
     assert await subscribe(bob, QUEUE) > epoch
 
 
+async def test_who_waits_while_the_owner_gives_up_becomes_the_owner(
+    broker: ExclusiveBroker, client: NewClient
+) -> None:
+    """E10: the queue is not forgotten under the one who is next."""
+    ada, bob = await client("ada"), await client("bob")
+    epoch = await subscribe(ada, QUEUE)
+    broker.link.answers.close()
+    removing = asyncio.create_task(remove(ada, REMOVE))
+    await in_time(broker.link.answers.until_held())
+    subscribing = asyncio.create_task(subscribe(bob, QUEUE))
+    for _ in range(3):  # bob's call has arrived by the time at which later ones are answered
+        await broker.unary_client("bob").report({})
+
+    broker.link.answers.let_go()
+
+    await removing
+    assert await subscribing > epoch
+    await broker.publish(run_of(QUEUE, b"1"))
+    assert payloads_of(await bob.receive()) == [b"1"]
+
+
 @pytest.mark.parametrize("mode", [REMOVE, REMOVE_ALL], ids=["one", "all"])
 async def test_who_removes_is_not_served_any_more(
     broker: ExclusiveBroker, client: NewClient, mode: int
