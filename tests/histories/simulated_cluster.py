@@ -59,11 +59,11 @@ class SimulatedCluster:
     def __init__(self, data_dir: Path, clock: SimulatedClock, chance: random.Random) -> None:
         self.clock = clock
         self.chance = chance
-        self._rocks = RocksEngines(data_dir, block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
-        self._engines = _Engines(self._rocks)
+        rocks = RocksEngines(data_dir, block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
+        self._engines = _Engines(rocks)
         self._disk: FaultyEngines
-        self._storage = Process("storage")
-        self._broker = Process("broker")
+        self._storage = Process()
+        self._broker = Process()
         self._storage_service: StorageService
         self._link = Wire(None, self._storage, clock, chance)
         self._service: BrokerService
@@ -130,7 +130,7 @@ class SimulatedCluster:
     # --- storage -------------------------------------------------------------------------------
 
     async def start_storage(self) -> None:
-        self._storage = Process("storage")
+        self._storage = Process()
         await self._storage.start(self._serve_storage())
         self._link.reach(self._storage_service, self._storage)
 
@@ -150,7 +150,7 @@ class SimulatedCluster:
     # --- the broker ----------------------------------------------------------------------------
 
     async def start_broker(self) -> None:
-        self._broker = Process("broker")
+        self._broker = Process()
         self._link = Wire(self._storage_service, self._storage, self.clock, self.chance)
         settings = BrokerSettings(
             partitions=PARTITIONS, cluster_id=CLUSTER_ID, client_timeout_ms=CLIENT_TIMEOUT_MS

@@ -41,8 +41,7 @@ class SimulatedClock(ManualClock):
 class Process:
     """Tasks that live and die together."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.dead = False
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
