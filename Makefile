@@ -39,6 +39,11 @@ test-model: .venv/.dev ## Compare the partition with its model at random, for mi
 test-crash: .venv/.dev ## Kill storage fifty times under load, and look for losses
 	@exec $(BIN)/python -m pytest --long tests/cluster/test_storage_crash.py $(ARGS)
 
+.PHONY: test-histories
+test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
+	@exec $(BIN)/python -m pytest --long -s --show-capture=no tests/histories $(ARGS) \
+		$(if $(findstring --seed,$(ARGS)),-k no_history_breaks_a_rule)
+
 .PHONY: bench
 bench: .venv/.dev ## Run a benchmark (ARGS="NAME --quick")
 	@exec $(BIN)/python -m bench $(ARGS)

@@ -5,7 +5,8 @@ What a unary client has pulled and not settled goes back when it was silent for 
 
 from broker_svc.deliveries import Deliveries, DeliveryDirectory
 from broker_svc.settling import Settling
-from broker_svc.subscriptions import Subscriber, Subscriptions
+from broker_svc.subscribers import Subscriber
+from broker_svc.subscriptions import Subscriptions
 
 
 class UnaryClient:

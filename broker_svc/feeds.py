@@ -16,7 +16,7 @@ from broker_svc.leases import Lease
 from broker_svc.partition_link import Answer, PartitionLink
 from broker_svc.tracking import TrackedQueue
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import QueueNotFound, TidemarkError
+from tidemark.errors import Fenced, QueueNotFound, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import meter
@@ -138,6 +138,8 @@ class Feeds:
     def __init__(self, links: Mapping[int, PartitionLink]) -> None:
         self._links = links
         self._feeds: dict[FeedKey, Feed] = {}
+        self.fenced: Callable[[FeedKey, int], None] = lambda _key, _epoch: None
+        """Told that storage has refused the epoch of a feed: its owner may be none any more."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -311,6 +313,9 @@ class Feeds:
             answer.add_done_callback(partial(self._created, feed))
         else:
             feed.ready = False
+            current = self._feeds.get(feed.key) is feed
+            if isinstance(error, Fenced) and current and feed.owner_epoch:
+                self.fenced(feed.key, feed.owner_epoch)
 
     def _created(self, feed: Feed, answer: Answer) -> None:
         if answer.exception() is None and not answer.result().HasField("error"):

@@ -7,7 +7,8 @@ has been read.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from broker_svc import takeover
 from broker_svc.deliveries import DeliveryDirectory
@@ -18,6 +19,7 @@ from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import (
     CommitOutcomeUnknown,
+    GroupNotFound,
     NotOwner,
     QueueNotFound,
     TidemarkError,
@@ -34,14 +36,25 @@ _takeovers = meter(__name__).create_counter(
 class ExclusiveQueue:
     """One (group, lmq_name) of an exclusive topic."""
 
-    __slots__ = ("group", "lmq_name", "lock", "partition", "state")
+    __slots__ = (
+        "_forget",
+        "_lock",
+        "_users",
+        "group",
+        "lmq_name",
+        "partition",
+        "state",
+        "subscriptions",
+    )
 
-    def __init__(self, partition: int, lmq_name: str, group: str) -> None:
-        self.partition = partition
-        self.lmq_name = lmq_name
-        self.group = group
+    def __init__(self, key: FeedKey, forget: Callable[["ExclusiveQueue"], None]) -> None:
+        self.partition, self.lmq_name, self.group = key
         self.state: State = Vacant()
-        self.lock = asyncio.Lock()
+        self.subscriptions = 0
+        """Subscribers that consume it: one, or none if the owner is gone."""
+        self._lock = asyncio.Lock()
+        self._users = 0
+        self._forget = forget
 
     @property
     def key(self) -> FeedKey:
@@ -51,9 +64,30 @@ class ExclusiveQueue:
     def owner(self) -> Owner | None:
         return self.state.owner if isinstance(self.state, Owned) else None
 
+    @asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        """One at a time changes it, or asks storage about it."""
+        self._users += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._users -= 1
+            self.unused()
+
+    def unused(self) -> None:
+        """Have it forgotten if nobody consumes it or waits for it: storage knows the rest."""
+        if not self._users and not self.subscriptions and not self.must_read:
+            self._forget(self)
+
+    @property
+    def must_read(self) -> bool:
+        """Whether only storage knows who owns it."""
+        return isinstance(self.state, Transferring) and self.state.must_read
+
 
 class Ownerships:
-    """The exclusive queues that this broker has heard of since it started."""
+    """The exclusive queues that somebody consumes, or is just asking for."""
 
     def __init__(
         self,
@@ -75,22 +109,18 @@ class Ownerships:
         return self._queues.get(key)
 
     def get(self, key: FeedKey) -> ExclusiveQueue:
+        """The record of a queue; who does not lock it at once may see it forgotten."""
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = ExclusiveQueue(*key)
+            queue = self._queues[key] = ExclusiveQueue(key, self._forget)
         return queue
 
-    def forget_vacant(self, queue: ExclusiveQueue) -> None:
-        """Nobody owns it and nobody waits for it: storage knows the rest."""
-        if isinstance(queue.state, Vacant) and not queue.lock.locked():
-            self._queues.pop(queue.key, None)
-
-    def unresolved(self, partition: int) -> list[ExclusiveQueue]:
+    def unresolved(self, partition: int) -> list[FeedKey]:
         """Queues of a partition whose owner only storage knows."""
         return [
-            queue
+            queue.key
             for queue in self._queues.values()
-            if queue.partition == partition and _must_read(queue.state)
+            if queue.partition == partition and queue.must_read
         ]
 
     async def take(
@@ -125,8 +155,7 @@ class Ownerships:
         queue.state = takeover.transferred(queue.state, taken.epoch)
         if taken.matched:
             _takeovers.add(1)
-        for reservation_id in taken.revoked_reservation_ids:
-            self._directory.revoked((queue.partition, reservation_id))
+        self._revoke(queue, taken)
         return before, queue.state.owner
 
     async def confirm(self, queue: ExclusiveQueue, client_id: str, epoch: int) -> bool:
@@ -137,32 +166,74 @@ class Ownerships:
             queue.state = takeover.confirmed(queue.state, Owner(client_id, epoch))
         return found.matched
 
-    async def drop(self, queue: ExclusiveQueue, owner: Owner) -> None:
-        """The owner gives up."""
+    async def drop(self, queue: ExclusiveQueue, client_id: str) -> None:
+        """Whatever the client owns of the queue it owns no longer. The caller holds the lock.
+
+        Storage is asked who owns, unless it is known: an earlier drop may have been answered by
+        nobody, or by a broker that is gone.
+        """
+        await self.resolve(queue)
+        if queue.owner is None:
+            self._learn(queue, await self._ask(queue, "", 0))
+        owner = queue.owner
+        if owner is None or owner.client_id != client_id:
+            return
         operation = exchange_pb2.Operation()
         operation.drop_ownership.lmq_name = queue.lmq_name
         operation.drop_ownership.group = queue.group
         operation.drop_ownership.client_id = owner.client_id
         operation.drop_ownership.epoch = owner.epoch
-        dropped = (await self._links[queue.partition].call(operation)).ownership
-        if dropped.matched and queue.owner == owner:
-            queue.state = takeover.dropped(queue.state, dropped.epoch)
+        try:
+            dropped = (await self._links[queue.partition].call(operation)).ownership
+        except (QueueNotFound, GroupNotFound):  # nobody owns what does not exist
+            dropped = exchange_pb2.OwnershipResult()
+        self._learn(queue, dropped)
+        self._revoke(queue, dropped)
+
+    async def lost(self, queue: ExclusiveQueue, epoch: int) -> Owner | None:
+        """Storage has refused the epoch: returns its owner if it is none any more.
+
+        The caller holds the lock. A takeover has its own way to evict; this is for ownership that
+        went with its queue or its group.
+        """
+        await self.resolve(queue)
+        owner = queue.owner
+        if owner is None or owner.epoch != epoch:
+            return None
+        found = await self._ask(queue, owner.client_id, owner.epoch)
+        if found.matched:
+            return None
+        self._learn(queue, found)
+        return owner
 
     async def resolve(self, queue: ExclusiveQueue) -> None:
         """Read storage if only storage knows who owns the queue. The caller holds the lock."""
         state = queue.state
         if not isinstance(state, Transferring) or not state.must_read:
             return
-        found = await self._ask(queue, "", 0)
-        # A queue that was deleted and created again has no owner, and no epoch to tell either.
-        epoch = found.epoch if found.client_id else max(found.epoch, takeover.epoch_of(state))
-        queue.state = takeover.read(state, found.client_id, epoch)
+        self._learn(queue, await self._ask(queue, "", 0))
         if queue.state == state.before:
             self._feeds.resume(queue.key)
         elif isinstance(state.before, Owned) and queue.owner != state.before.owner:
             self.evicted(queue, state.before.owner)
         else:
             self._feeds.evict(queue.key)
+
+    def _learn(self, queue: ExclusiveQueue, found: exchange_pb2.OwnershipResult) -> None:
+        """Storage was asked: whoever it names owns."""
+        # A queue that was deleted and created again has no owner, and no epoch to tell either.
+        known = takeover.epoch_of(queue.state)
+        epoch = found.epoch if found.client_id else max(found.epoch, known)
+        queue.state = takeover.read(queue.state, found.client_id, epoch)
+
+    def _revoke(self, queue: ExclusiveQueue, ended: exchange_pb2.OwnershipResult) -> None:
+        """What storage took back, clients hold no longer."""
+        for reservation_id in ended.revoked_reservation_ids:
+            self._directory.revoked((queue.partition, reservation_id))
+
+    def _forget(self, queue: ExclusiveQueue) -> None:
+        if self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
 
     async def _ask(
         self, queue: ExclusiveQueue, client_id: str, epoch: int
@@ -176,10 +247,6 @@ class Ownerships:
             return (await self._links[queue.partition].call(operation)).ownership
         except QueueNotFound:  # nobody owns what does not exist
             return exchange_pb2.OwnershipResult(epoch=takeover.epoch_of(queue.state))
-
-
-def _must_read(state: State) -> bool:
-    return isinstance(state, Transferring) and state.must_read
 
 
 def _nobody_listens(_queue: ExclusiveQueue, _owner: Owner) -> None:

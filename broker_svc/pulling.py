@@ -45,11 +45,11 @@ class Pull:
         key = (partitions[0], request.lmq_name, group)
         epoch = 0
         if topic.settings.exclusive:
-            state = self._shop.subscriptions.door(request.client_id, key)
+            state = self._shop.subscriptions.door(self._client.subscriber, key)
             if state != ACTIVE:
                 lease.release()
                 await self._shop.clock.sleep_ms(wait_ms)
-                return [], self._shop.subscriptions.door(request.client_id, key)
+                return [], self._shop.subscriptions.door(self._client.subscriber, key)
             epoch = self._shop.subscriptions.epoch(key)
         room = Room(min(request.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX))
         consumer = Consumer(_CONSUMER_ID, group, 0, request.visibility_ms, self._deliver, room)
@@ -65,7 +65,7 @@ class Pull:
             self._shop.feeds.close(consumer)
         if not topic.settings.exclusive:
             return self._deliveries, UNSPECIFIED
-        return self._deliveries, self._shop.subscriptions.door(request.client_id, key)
+        return self._deliveries, self._shop.subscriptions.door(self._client.subscriber, key)
 
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
         for each in slices:

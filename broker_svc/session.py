@@ -14,7 +14,7 @@ from broker_svc.deliveries import Deliveries, HeldDelivery, fill_delivery
 from broker_svc.feeds import Consumer, Feed, Room, Slices
 from broker_svc.partition_link import PartitionLink
 from broker_svc.publishers import PublisherCache
-from broker_svc.subscriptions import Subscriber
+from broker_svc.subscribers import Subscriber
 from broker_svc.workshop import Workshop
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2

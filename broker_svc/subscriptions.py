@@ -6,10 +6,8 @@ A full resync or a heartbeat confirms ownership and never takes it (E7).
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from broker_svc.feeds import Consumer, FeedKey, Feeds
@@ -18,6 +16,7 @@ from broker_svc.markers import EvictionMarkers
 from broker_svc.ownership import ExclusiveQueue, Ownerships
 from broker_svc.partition_link import PartitionLink
 from broker_svc.placement import partitions_of
+from broker_svc.subscribers import Subscriber, Subscribers, Subscription, SubscriptionKey
 from broker_svc.takeover import Owner, Transferring
 from broker_svc.topic_cache import TopicCache
 from tidemark import limits
@@ -37,32 +36,6 @@ EVICTED = subscription_pb2.SUBSCRIPTION_STATE_EVICTED
 NOT_SUBSCRIBED = subscription_pb2.SUBSCRIPTION_STATE_NOT_SUBSCRIBED
 RESYNC_REQUIRED = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 TRANSFERRING = subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING
-
-SubscriptionKey = tuple[str, str]
-"""Group and lmq_name."""
-
-
-@dataclass(slots=True, eq=False)
-class Subscription:
-    """One queue that a subscriber consumes."""
-
-    lease: Lease
-    consumer: Consumer | None
-    exclusive: ExclusiveQueue | None = None
-    epoch: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Subscriber:
-    """One incarnation of a client: a session, or a unary client until it falls silent."""
-
-    client_id: str
-    session_id: int
-    notify: Callable[[subscription_pb2.UnsubscribeNotice], None]
-    subscriptions: dict[SubscriptionKey, Subscription] = field(default_factory=dict)
-    joining: int = 0
-    """Subscriptions that are being made: they count for quotas."""
-
 
 Change: TypeAlias = Callable[
     [Subscriber, str, Entry, Consumer | None, Topic], Coroutine[Any, Any, tuple[State, int]]
@@ -89,42 +62,69 @@ class Subscriptions:
         self._feeds = feeds
         self._ownerships = ownerships
         self._markers = markers
-        self._by_client: dict[str, set[Subscriber]] = {}
-        self._per_group: Counter[str] = Counter()
-        self._joining: Counter[str] = Counter()
-        self._resolving: set[asyncio.Task[None]] = set()
+        self._subscribers = Subscribers(settings, feeds)
+        self._looking: set[asyncio.Task[None]] = set()
         ownerships.evicted = self._evict
+        feeds.fenced = self._fenced
 
     def __len__(self) -> int:
-        return self._per_group.total()
+        return self._subscribers.subscriptions
+
+    @property
+    def exclusive_queues(self) -> int:
+        """Exclusive queues that the broker remembers: those in use, and no others."""
+        return len(self._ownerships)
+
+    @property
+    def eviction_markers(self) -> int:
+        """Eviction markers that stand."""
+        return len(self._markers)
 
     # --- subscribers come and go ---------------------------------------------------------------
 
     def attach(self, subscriber: Subscriber) -> None:
-        self._by_client.setdefault(subscriber.client_id, set()).add(subscriber)
+        self._subscribers.attach(subscriber)
 
     def detach(self, subscriber: Subscriber) -> None:
         """Disconnect or timeout: its subscriptions end, and its client's markers with the last."""
-        for key in list(subscriber.subscriptions):
-            self._end(subscriber, key)
-        others = self._by_client.get(subscriber.client_id, set())
-        others.discard(subscriber)
-        if not others:
-            self._by_client.pop(subscriber.client_id, None)
+        if self._subscribers.detach(subscriber):
             self._markers.remove_client(subscriber.client_id)
-
-    def link_up(self, partition: int) -> None:
-        """Takeovers whose answer was lost can be read now."""
-        for queue in self._ownerships.unresolved(partition):
-            task = asyncio.create_task(self._resolve(queue))
-            self._resolving.add(task)
-            task.add_done_callback(self._resolving.discard)
 
     def close_consumer(self, subscriber: Subscriber, consumer: Consumer) -> None:
         """A consumer of a session is closed: what it was subscribed to ends with it."""
         for key, subscription in list(subscriber.subscriptions.items()):
             if subscription.consumer is consumer:
-                self._end(subscriber, key)
+                self._subscribers.end(subscriber, key)
+
+    # --- what storage says ---------------------------------------------------------------------
+
+    def link_up(self, partition: int) -> None:
+        """Takeovers whose answer was lost can be read now."""
+        for key in self._ownerships.unresolved(partition):
+            self._look(self._resolve(key))
+
+    def _fenced(self, key: FeedKey, epoch: int) -> None:
+        """A reserve of the owner was refused: its queue or its group may have been deleted."""
+        self._look(self._check(key, epoch))
+
+    def _look(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _resolve(self, key: FeedKey) -> None:
+        queue = self._ownerships.get(key)
+        async with queue.lock():
+            with suppress(TidemarkError):  # the link is gone again; the next one tries
+                await self._ownerships.resolve(queue)
+
+    async def _check(self, key: FeedKey, epoch: int) -> None:
+        queue = self._ownerships.get(key)
+        async with queue.lock():
+            with suppress(TidemarkError):  # whoever reserves next is refused again
+                lost_by = await self._ownerships.lost(queue, epoch)
+                if lost_by is not None:
+                    self._end_all(queue, lost_by.client_id, RESYNC_REQUIRED)
 
     # --- syncs ---------------------------------------------------------------------------------
 
@@ -173,8 +173,12 @@ class Subscriptions:
                 notices.append(_notice(group, entry.lmq_name, RESYNC_REQUIRED, 0))
         return notices
 
-    def door(self, client_id: str, key: FeedKey) -> State:
-        """Whether a client may consume an exclusive queue, answered without storage (E3)."""
+    def door(self, subscriber: Subscriber, key: FeedKey) -> State:
+        """Whether a client may consume an exclusive queue, answered without storage (E3).
+
+        It may in the incarnation that has subscribed: an earlier or another one has to resync.
+        """
+        client_id = subscriber.client_id
         _, lmq_name, group = key
         if self._markers.epoch(client_id, group, lmq_name) is not None:
             return EVICTED
@@ -182,7 +186,8 @@ class Subscriptions:
         if queue is None:
             return RESYNC_REQUIRED
         if queue.owner is not None and queue.owner.client_id == client_id:
-            return ACTIVE
+            subscribed = (group, lmq_name) in subscriber.subscriptions
+            return ACTIVE if subscribed else RESYNC_REQUIRED
         state = queue.state
         if isinstance(state, Transferring) and state.to_client_id == client_id:
             return TRANSFERRING
@@ -226,14 +231,14 @@ class Subscriptions:
         start = entry.start if entry.start.WhichOneof("position") else None
         if not topic.settings.exclusive:
             if key not in subscriber.subscriptions:
-                with self._joins(subscriber, key):
+                with self._subscribers.joins(subscriber, key):
                     lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
                     await self._place(lease, group, start)
-                    self._begin(subscriber, key, Subscription(lease, consumer))
+                    self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
             return ACTIVE, 0
         queue = self._exclusive(entry.lmq_name, group, topic)
-        async with queue.lock:
-            with self._joins(subscriber, key):
+        async with queue.lock():
+            with self._subscribers.joins(subscriber, key):
                 return await self._take(subscriber, key, queue, consumer, topic, start)
 
     async def _take(
@@ -275,17 +280,17 @@ class Subscriptions:
         if not topic.settings.exclusive:
             return await self._add(subscriber, group, entry, consumer, topic)
         queue = self._exclusive(entry.lmq_name, group, topic)
-        async with queue.lock:
+        async with queue.lock():
             if not await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch):
                 epoch = 0 if queue.owner is None else queue.owner.epoch
                 self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
-                self._end(subscriber, key)
+                self._subscribers.end(subscriber, key)
                 subscriber.notify(_notice(group, entry.lmq_name, EVICTED, epoch))
                 return EVICTED, epoch
             self._markers.remove(subscriber.client_id, group, entry.lmq_name)
             held = subscriber.subscriptions.get(key)
             if held is None or held.consumer is not consumer:
-                with self._joins(subscriber, key):
+                with self._subscribers.joins(subscriber, key):
                     lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
                     self._own(subscriber, key, Subscription(lease, consumer, queue, entry.epoch))
             return ACTIVE, entry.epoch
@@ -299,15 +304,15 @@ class Subscriptions:
         topic: Topic,
     ) -> tuple[State, int]:
         """Never refused by a quota. The owner of an exclusive queue gives it up."""
-        subscription = subscriber.subscriptions.get((group, entry.lmq_name))
-        self._end(subscriber, (group, entry.lmq_name))
-        queue = None if subscription is None else subscription.exclusive
-        if queue is not None and subscription is not None:
-            async with queue.lock:
-                owner = Owner(subscriber.client_id, subscription.epoch)
-                if queue.owner == owner:
-                    await self._ownerships.drop(queue, owner)
-            self._ownerships.forget_vacant(queue)
+        key = (group, entry.lmq_name)
+        if topic.settings.exclusive:
+            queue = self._exclusive(entry.lmq_name, group, topic)
+            async with queue.lock():
+                # Another incarnation of the client that consumes the queue keeps it.
+                if self._subscribers.holder(subscriber.client_id, key) in (None, subscriber):
+                    await self._ownerships.drop(queue, subscriber.client_id)
+                self._subscribers.end(subscriber, key)  # only now: what failed can be repeated
+        self._subscribers.end(subscriber, key)
         return NOT_SUBSCRIBED, 0
 
     async def _remove_all(
@@ -324,38 +329,6 @@ class Subscriptions:
     def _exclusive(self, lmq_name: str, group: str, topic: Topic) -> ExclusiveQueue:
         (partition,) = partitions_of(lmq_name, topic, self._settings.partitions)
         return self._ownerships.get((partition, lmq_name, group))
-
-    @contextmanager
-    def _joins(self, subscriber: Subscriber, key: SubscriptionKey) -> Iterator[None]:
-        """Make a subscription within the quotas: those that are made meanwhile count as well."""
-        group, _ = key
-        if key in subscriber.subscriptions:
-            yield
-            return
-        self._check_quotas(subscriber, group)
-        subscriber.joining += 1
-        self._joining[group] += 1
-        try:
-            yield
-        finally:
-            subscriber.joining -= 1
-            self._joining[group] -= 1
-            if not self._joining[group]:
-                del self._joining[group]
-
-    def _check_quotas(self, subscriber: Subscriber, group: str) -> None:
-        settings = self._settings
-        of_client = len(subscriber.subscriptions) + subscriber.joining
-        of_group = self._per_group[group] + self._joining[group]
-        of_broker = len(self) + self._joining.total()
-        quotas = (
-            ("client", of_client, limits.SUBSCRIPTIONS_PER_SESSION_MAX),
-            ("group", of_group, settings.subscriptions_per_group_max),
-            ("broker", of_broker, settings.subscriptions_per_broker_max),
-        )
-        for what, held, most in quotas:
-            if held >= most:
-                raise QuotaExceeded(f"at most {most} subscriptions per {what}", quota=what)
 
     async def _place(
         self, lease: Lease, group: str, start: subscription_pb2.StartPosition | None
@@ -379,58 +352,29 @@ class Subscriptions:
     ) -> None:
         """The subscriber is the owner: whoever drew from the queue before does no longer."""
         assert subscription.exclusive is not None, "only exclusive queues are owned"
-        for other in self._by_client.get(subscriber.client_id, set()):
-            self._end(other, key)
+        for other in self._subscribers.of(subscriber.client_id):
+            self._subscribers.end(other, key)
         self._feeds.evict(subscription.exclusive.key)
-        self._begin(subscriber, key, subscription)
-
-    def _begin(
-        self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
-    ) -> None:
-        if key in subscriber.subscriptions or subscriber not in self._by_client.get(
-            subscriber.client_id, ()
-        ):
-            subscription.lease.release()  # made twice, or the client is gone meanwhile
-            return
-        subscriber.subscriptions[key] = subscription
-        self._per_group[key[0]] += 1
-        consumer = subscription.consumer
-        if consumer is not None and not consumer.closed:
-            self._feeds.subscribe(consumer, subscription.lease, subscription.epoch)
-
-    def _end(self, subscriber: Subscriber, key: SubscriptionKey) -> None:
-        subscription = subscriber.subscriptions.pop(key, None)
-        if subscription is None:
-            return
-        self._per_group[key[0]] -= 1
-        if not self._per_group[key[0]]:
-            del self._per_group[key[0]]
-        if subscription.consumer is not None:
-            self._feeds.unsubscribe(subscription.consumer, key[1])
-        subscription.lease.release()
+        self._subscribers.begin(subscriber, key, subscription)
 
     def _evict(self, queue: ExclusiveQueue, old: Owner) -> None:
         """Write the marker, then end the old owner's subscription, then tell it (E2)."""
         epoch = 0 if queue.owner is None else queue.owner.epoch
         self._mark(old.client_id, queue.group, queue.lmq_name, epoch)
-        self._feeds.evict(queue.key)
-        notice = _notice(queue.group, queue.lmq_name, EVICTED, epoch)
-        subscribers = self._by_client.get(old.client_id, set())
-        for subscriber in list(subscribers):
-            self._end(subscriber, (queue.group, queue.lmq_name))
-            subscriber.notify(notice)
-        if not subscribers:  # it is not connected: its next sync will compare epochs
-            self._markers.remove_client(old.client_id)
+        self._end_all(queue, old.client_id, EVICTED)
 
     def _mark(self, client_id: str, group: str, lmq_name: str, epoch: int) -> None:
-        self._markers.add(client_id, group, lmq_name, epoch)
+        """Who is gone needs no marker, and nothing would remove it: its next sync compares."""
+        if self._subscribers.of(client_id):
+            self._markers.add(client_id, group, lmq_name, epoch)
 
-    async def _resolve(self, queue: ExclusiveQueue) -> None:
-        async with queue.lock:
-            try:
-                await self._ownerships.resolve(queue)
-            except TidemarkError:
-                return  # the link is gone again; the next one tries
+    def _end_all(self, queue: ExclusiveQueue, client_id: str, why: State) -> None:
+        """The client has lost the queue, in every incarnation; each is told."""
+        epoch = 0 if queue.owner is None else queue.owner.epoch
+        self._feeds.evict(queue.key)
+        for subscriber in self._subscribers.of(client_id):
+            self._subscribers.end(subscriber, (queue.group, queue.lmq_name))
+            subscriber.notify(_notice(queue.group, queue.lmq_name, why, epoch))
 
 
 def _notice(

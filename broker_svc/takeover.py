@@ -9,11 +9,10 @@ stays TRANSFERRING until storage has been read.
     VACANT        confirmed(A, n)              OWNED(A, n)
     OWNED(A, n)   transfer_began(B)            TRANSFERRING(to B, from A, n)
     OWNED(A, n)   confirmed(A, n)              OWNED(A, n)
-    OWNED(A, n)   dropped(m > n)               VACANT(m)
     TRANSFERRING  transferred(B, m > n)        OWNED(B, m)
     TRANSFERRING  refused()                    what was before
     TRANSFERRING  outcome_unknown()            TRANSFERRING, to be read
-    TRANSFERRING  read(X, m >= n)              OWNED(X, m), or VACANT(m) without an X
+    any           read(X, m >= n)              OWNED(X, m), or VACANT(m) without an X
 """
 
 from typing import NamedTuple
@@ -108,15 +107,6 @@ def outcome_unknown(state: State) -> Transferring:
 
 def read(state: State, client_id: str, epoch: int) -> Vacant | Owned:
     """Storage was read: whoever it names owns."""
-    match state:
-        case Transferring(_, before, _) if epoch >= epoch_of(before):
-            return Owned(Owner(client_id, epoch)) if client_id else Vacant(epoch)
-    raise IllegalEvent(f"epoch {epoch} is older than {state}")
-
-
-def dropped(state: State, epoch: int) -> Vacant:
-    """The owner gave up; `epoch` is what storage holds now."""
-    match state:
-        case Owned(owner) if epoch > owner.epoch:
-            return Vacant(epoch)
-    raise IllegalEvent(f"nobody can give up under {epoch} in {state}")
+    if epoch < epoch_of(state):
+        raise IllegalEvent(f"epoch {epoch} is older than {state}")
+    return Owned(Owner(client_id, epoch)) if client_id else Vacant(epoch)

@@ -8,6 +8,8 @@ _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="search at random, and for minutes")
+    parser.addoption("--seed", type=int, help="the one simulated history to repeat")
+    parser.addoption("--histories", type=int, help="how many histories to simulate")
 
 
 def pytest_configure(config: pytest.Config) -> None:

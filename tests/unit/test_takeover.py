@@ -42,8 +42,6 @@ EVENTS: Final[dict[str, Event]] = {
     "read(bob, 6)": lambda state: takeover.read(state, "bob", 6),
     "read(nobody, 4)": lambda state: takeover.read(state, "", 4),
     "read(nobody, 6)": lambda state: takeover.read(state, "", 6),
-    "dropped(5)": lambda state: takeover.dropped(state, 5),
-    "dropped(6)": lambda state: takeover.dropped(state, 6),
 }
 
 BOB_AT_5: Final = Owned(Owner("bob", 5))
@@ -52,6 +50,9 @@ BOB_AT_6: Final = Owned(Owner("bob", 6))
 EVERY_TRANSFER: Final[dict[str, State]] = {
     "transferred(5)": BOB_AT_5,
     "transferred(6)": BOB_AT_6,
+}
+
+EVERY_STATE: Final[dict[str, State]] = {
     "read(ada, 5)": OWNED,
     "read(bob, 6)": BOB_AT_6,
     "read(nobody, 6)": Vacant(6),
@@ -66,7 +67,7 @@ ALLOWED: Final[dict[tuple[str, str], State]] = {
     ("owned", "transfer_began(ada)"): Transferring("ada", OWNED),
     ("owned", "confirmed(ada, 5)"): OWNED,
     ("owned", "confirmed(bob, 6)"): BOB_AT_6,
-    ("owned", "dropped(6)"): Vacant(6),
+    **{(state, event): after for state in STATES for event, after in EVERY_STATE.items()},
     **{
         (state, event): after
         for state in ("from nobody", "from ada", "unknown, from nobody", "unknown, from ada")

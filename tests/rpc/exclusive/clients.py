@@ -108,7 +108,7 @@ class SessionClient:
 
     async def round_trip(self) -> None:
         """Everything that the broker had to say before is here afterwards."""
-        await self.sync(REMOVE, SubscriptionEntry(lmq_name="own/never-subscribed"))
+        await self.sync(REMOVE, SubscriptionEntry(lmq_name="shared/never-subscribed"))
 
 
 class UnaryClient:

@@ -6,10 +6,12 @@ The numbers are those of the list in docs/EXCLUSIVE_QUEUES.md.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
+from storage_svc.engines.rocksdb import RocksEngines
+from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.rpc.broker.local_broker import in_time, payloads_of, run_of, until
 from tests.rpc.exclusive.clients import (
     ACTIVE,
@@ -21,12 +23,14 @@ from tests.rpc.exclusive.clients import (
     resync,
     subscribe,
 )
-from tests.rpc.exclusive.conftest import QUEUE, ExclusiveBroker, NewClient
+from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
 from tests.rpc.idle.gated_storage import Gate
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
 from tidemark.api.broker.v1.subscription_pb2 import SubscriptionEntry, SubscriptionSync
-from tidemark.errors import Unavailable
+from tidemark.errors import CommitOutcomeUnknown, Unavailable
+
+PullTask: TypeAlias = "asyncio.Task[broker_pb2.PullResponse]"
 
 
 def gate_of(broker: ExclusiveBroker, way: str) -> Gate:
@@ -162,6 +166,30 @@ async def test_many_that_race_end_with_one_owner(
         assert await each.arrived(QUEUE) == []
 
 
+async def test_a_second_subscriber_waits_for_the_takeover_of_the_first(
+    broker: ExclusiveBroker, client: NewClient
+) -> None:
+    """E9, E10: hole 2. Each evicts the one before it, and nobody is evicted or registered twice."""
+    ada = await broker.session_client("ada")
+    bob, cy = await broker.session_client("bob"), await client("cy")
+    first = await subscribe(ada, QUEUE)
+
+    async with held_takeover(broker, bob, broker.link.answers) as bobs:
+        cys = asyncio.create_task(subscribe(cy, QUEUE))
+        # Cy's call has arrived by the time at which one that was sent after it is answered.
+        await until_gone(broker, "cy")
+        assert (await broker.unary_client("cy").pull(QUEUE)).subscription_state == NOT_SUBSCRIBED
+
+    assert (await bobs, await cys) == (first + 1, first + 2)
+    (told,) = await ada.until_told()
+    assert (told.state, told.epoch) == (EVICTED, first + 1)
+    (told,) = await bob.until_told()
+    assert (told.state, told.epoch) == (EVICTED, first + 2)
+    await broker.publish(run_of(QUEUE, b"1"))
+    assert payloads_of(await cy.receive()) == [b"1"]
+    assert await ada.arrived(QUEUE) == await bob.arrived(QUEUE) == []
+
+
 # --- 3 and 4 ------------------------------------------------------------------------------------
 
 
@@ -205,16 +233,26 @@ async def test_a_stale_resync_after_a_broker_restart_registers_nobody(
 # --- 5 and 9 ------------------------------------------------------------------------------------
 
 
+async def pull_that_waits(broker: ExclusiveBroker, client_id: str) -> PullTask:
+    """A pull that has heard from storage that there is nothing: only a wake-up ends it."""
+    broker.link.answers.close()
+    pull = asyncio.create_task(broker.unary_client(client_id).pull(QUEUE, wait_ms=2_000))
+    await in_time(broker.link.answers.until_held())
+    broker.link.answers.let_go()
+    await broker.publish(run_of(OTHER_QUEUE, b"whose answer comes after that of the pull"))
+    return pull
+
+
 async def test_a_new_message_wakes_the_owner_and_not_who_was_evicted(
     broker: ExclusiveBroker,
 ) -> None:
-    """E9: hole 5. Both wait when it is published."""
+    """E9: hole 5. Both wait when it is published, and who was evicted came first."""
     ada, bob = broker.unary_client("ada"), broker.unary_client("bob")
     await subscribe(ada, QUEUE)
-    began_as_owner = asyncio.create_task(ada.pull(QUEUE, wait_ms=1_000))
+    began_as_owner = await pull_that_waits(broker, "ada")
     await subscribe(bob, QUEUE)
-    began_evicted = asyncio.create_task(ada.pull(QUEUE, wait_ms=1_000))
-    waiting = asyncio.create_task(bob.pull(QUEUE, wait_ms=9_000))
+    began_evicted = asyncio.create_task(ada.pull(QUEUE, wait_ms=2_000))
+    waiting = await pull_that_waits(broker, "bob")
 
     await broker.publish(run_of(QUEUE, b"1"))
 
@@ -222,6 +260,26 @@ async def test_a_new_message_wakes_the_owner_and_not_who_was_evicted(
     for pull in (began_as_owner, began_evicted):
         answer = await pull
         assert (list(answer.deliveries), answer.subscription_state) == ([], EVICTED)
+
+
+async def test_a_wake_up_in_the_middle_of_a_takeover_is_not_lost(broker: ExclusiveBroker) -> None:
+    """E9: hole 5. The broker hears of the message before it hears who owns."""
+    ada, bob = broker.unary_client("ada"), await broker.session_client("bob")
+    await subscribe(ada, QUEUE)
+    pull = await pull_that_waits(broker, "ada")
+    broker.link.answers.close()
+    publishing = asyncio.create_task(broker.publish(run_of(QUEUE, b"1")))
+    await in_time(broker.link.answers.until_held())
+    subscribing = asyncio.create_task(subscribe(bob, QUEUE))
+    await until_transferring(broker, "bob")
+
+    broker.link.answers.let_go()
+
+    epoch = await subscribing
+    (delivery,) = await bob.receive()
+    assert (payloads_of([delivery]), delivery.epoch) == ([b"1"], epoch)
+    assert list((await pull).deliveries) == []
+    await publishing
 
 
 async def test_a_client_that_ignores_notices_disturbs_nobody(
@@ -470,6 +528,53 @@ async def test_a_takeover_that_was_lost_over_a_deleted_queue_is_resolved(
 
     assert await subscribe(bob, QUEUE) > epoch
     assert payloads_of(await bob.receive(2)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_a_takeover_whose_commit_failed_stays_in_transfer_until_storage_was_read(
+    start: Start, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    """E9, S2: it may have been written or not, and until then nobody is served."""
+    disks: list[FaultyEngines] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyEngines:
+        disks.append(FaultyEngines(RocksEngines(*args, **options)))
+        return disks[-1]
+
+    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
+    broker = await start()
+    (disk,) = disks
+    ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
+    epoch = await subscribe(ada, QUEUE)
+    await broker.publish(run_of(QUEUE, b"1"))
+    (held,) = await ada.receive()
+    disk.gate.clear()
+    subscribing = asyncio.create_task(subscribe(bob, QUEUE))
+    await in_time(disk.waiting.wait())
+    looking = asyncio.create_task(bob.pull(QUEUE, wait_ms=500))  # tells the state of its end
+    await until_transferring(broker, "bob")
+    broker.link.requests.close()  # for the question who owns
+
+    disk.next_commit = fault
+    disk.gate.set()
+
+    with pytest.raises(CommitOutcomeUnknown):
+        await subscribing
+    await in_time(broker.link.requests.until_held())
+    assert (await looking).subscription_state == TRANSFERRING
+    assert ada.session.unsubscribed == []
+    broker.link.requests.let_go()
+    if fault is Fault.AFTER_WRITING:
+        (notice,) = await ada.until_told()
+        assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
+        assert await ada.settle(held, Ack()) == "FENCED"
+        assert await subscribe(bob, QUEUE) == epoch + 1
+        assert payloads_of(await bob.receive()) == [b"1"]
+    else:
+        assert await ada.settle(held, Ack()) == ""
+        await broker.publish(run_of(QUEUE, b"2"))
+        assert payloads_of(await ada.receive()) == [b"2"]
+        assert ada.session.unsubscribed == []
 
 
 async def until_published(broker: ExclusiveBroker, payload: bytes) -> None:

@@ -1,0 +1,151 @@
+"""Subscribers: each incarnation of each client, and the queues that it consumes, within quotas.
+
+Bookkeeping in memory: a subscription begins and ends with its lease, its feed and its place in the
+quotas. Who may subscribe to what, and who owns, is decided in `subscriptions`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from broker_svc.feeds import Consumer, Feeds
+from broker_svc.leases import Lease
+from broker_svc.ownership import ExclusiveQueue
+from tidemark import limits
+from tidemark.api.broker.v1 import subscription_pb2
+from tidemark.errors import QuotaExceeded
+from tidemark.settings import BrokerSettings
+
+SubscriptionKey = tuple[str, str]
+"""Group and lmq_name."""
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """One queue that a subscriber consumes."""
+
+    lease: Lease
+    consumer: Consumer | None
+    exclusive: ExclusiveQueue | None = None
+    epoch: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Subscriber:
+    """One incarnation of a client: a session, or a unary client until it falls silent."""
+
+    client_id: str
+    session_id: int
+    notify: Callable[[subscription_pb2.UnsubscribeNotice], None]
+    subscriptions: dict[SubscriptionKey, Subscription] = field(default_factory=dict)
+    joining: int = 0
+    """Subscriptions that are being made: they count for quotas."""
+
+
+class Subscribers:
+    """All incarnations of all clients of a broker."""
+
+    def __init__(self, settings: BrokerSettings, feeds: Feeds) -> None:
+        self._settings = settings
+        self._feeds = feeds
+        self._by_client: dict[str, dict[Subscriber, None]] = {}
+        self._per_group: Counter[str] = Counter()
+        self._joining: Counter[str] = Counter()
+
+    @property
+    def subscriptions(self) -> int:
+        return self._per_group.total()
+
+    # --- who is there --------------------------------------------------------------------------
+
+    def attach(self, subscriber: Subscriber) -> None:
+        self._by_client.setdefault(subscriber.client_id, {})[subscriber] = None
+
+    def detach(self, subscriber: Subscriber) -> bool:
+        """It is gone, and its subscriptions end; whether it was the last of its client."""
+        for key in list(subscriber.subscriptions):
+            self.end(subscriber, key)
+        others = self._by_client.get(subscriber.client_id, {})
+        others.pop(subscriber, None)
+        if others:
+            return False
+        self._by_client.pop(subscriber.client_id, None)
+        return True
+
+    def of(self, client_id: str) -> list[Subscriber]:
+        """The incarnations of a client that are there now."""
+        return list(self._by_client.get(client_id, ()))
+
+    def holder(self, client_id: str, key: SubscriptionKey) -> Subscriber | None:
+        """The incarnation that a client consumes the queue with."""
+        for subscriber in self._by_client.get(client_id, ()):
+            if key in subscriber.subscriptions:
+                return subscriber
+        return None
+
+    # --- what they consume ---------------------------------------------------------------------
+
+    def begin(
+        self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
+    ) -> None:
+        attached = subscriber in self._by_client.get(subscriber.client_id, ())
+        if key in subscriber.subscriptions or not attached:
+            subscription.lease.release()  # made twice, or the client is gone meanwhile
+            return
+        subscriber.subscriptions[key] = subscription
+        self._per_group[key[0]] += 1
+        if subscription.exclusive is not None:
+            subscription.exclusive.subscriptions += 1
+        consumer = subscription.consumer
+        if consumer is not None and not consumer.closed:
+            self._feeds.subscribe(consumer, subscription.lease, subscription.epoch)
+
+    def end(self, subscriber: Subscriber, key: SubscriptionKey) -> None:
+        """A second time is harmless."""
+        subscription = subscriber.subscriptions.pop(key, None)
+        if subscription is None:
+            return
+        self._per_group[key[0]] -= 1
+        if not self._per_group[key[0]]:
+            del self._per_group[key[0]]
+        if subscription.consumer is not None:
+            self._feeds.unsubscribe(subscription.consumer, key[1])
+        subscription.lease.release()
+        if subscription.exclusive is not None:
+            subscription.exclusive.subscriptions -= 1
+            subscription.exclusive.unused()
+
+    # --- quotas --------------------------------------------------------------------------------
+
+    @contextmanager
+    def joins(self, subscriber: Subscriber, key: SubscriptionKey) -> Iterator[None]:
+        """Make a subscription within the quotas: those that are made meanwhile count as well."""
+        group, _ = key
+        if key in subscriber.subscriptions:
+            yield
+            return
+        self._check_quotas(subscriber, group)
+        subscriber.joining += 1
+        self._joining[group] += 1
+        try:
+            yield
+        finally:
+            subscriber.joining -= 1
+            self._joining[group] -= 1
+            if not self._joining[group]:
+                del self._joining[group]
+
+    def _check_quotas(self, subscriber: Subscriber, group: str) -> None:
+        settings = self._settings
+        of_client = len(subscriber.subscriptions) + subscriber.joining
+        of_group = self._per_group[group] + self._joining[group]
+        of_broker = self.subscriptions + self._joining.total()
+        quotas = (
+            ("client", of_client, limits.SUBSCRIPTIONS_PER_SESSION_MAX),
+            ("group", of_group, settings.subscriptions_per_group_max),
+            ("broker", of_broker, settings.subscriptions_per_broker_max),
+        )
+        for what, held, most in quotas:
+            if held >= most:
+                raise QuotaExceeded(f"at most {most} subscriptions per {what}", quota=what)

@@ -1,0 +1,1 @@
+"""Random histories of exclusive queues, recorded and checked."""
