@@ -18,6 +18,8 @@ from tidemark.rpc.channels import ChannelPool
 from tidemark.telemetry import meter
 
 ANSWER_MS_MAX = 5_000
+"""A call waits that long for a lifecycle service that is just starting, or gone."""
+
 RETRY_MS_MIN = 50
 RETRY_MS_MAX = 2_000
 ANNOUNCE_AGAIN_MS = 1_000
@@ -77,7 +79,8 @@ class Announcer:
         announcement = AnnouncePartitionRequest(
             partition=self._partition.number, storage_address=self._storage_address
         )
-        await self._clock.wait_for(stub.AnnouncePartition(announcement), ANSWER_MS_MAX)
+        call = stub.AnnouncePartition(announcement, wait_for_ready=True)
+        await self._clock.wait_for(call, ANSWER_MS_MAX)
 
     async def _wake(self, due_ms: int) -> None:
         holder = self._partition.sweep_lease.holder(self._clock.monotonic_ms())
@@ -86,7 +89,8 @@ class Announcer:
         wake = WakePartitionRequest(
             partition=self._partition.number, in_ms=max(0, due_ms - self._partition.now_ms())
         )
-        await self._clock.wait_for(stub.WakePartition(wake), ANSWER_MS_MAX)
+        call = stub.WakePartition(wake, wait_for_ready=True)
+        await self._clock.wait_for(call, ANSWER_MS_MAX)
 
     def _failed(self, error: Exception) -> int:
         _failures.add(1)

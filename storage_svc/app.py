@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from storage_svc.announcing import Announcer, announce_all
-from storage_svc.engines.engine import Identity
+from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.owner_service import OwnerService
 from storage_svc.partition import Partition, Silence
@@ -25,11 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def storage(settings: StorageSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A storage service that serves, until the block ends."""
+async def storage(
+    settings: StorageSettings, clock: Clock, engines: Engines | None = None
+) -> AsyncIterator[RpcServer]:
+    """A storage service that serves, until the block ends. The settings name its engines."""
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engines = RocksEngines(
+    engines = engines or RocksEngines(
         settings.data_dir,
         block_cache_bytes=settings.block_cache_bytes,
         write_buffer_bytes=settings.write_buffer_bytes,
