@@ -44,7 +44,8 @@ class LocalBroker:
         self._clock = clock
         self._data_dir = data_dir
         self._storage_settings = {"await_sweep": False, **settings.pop("storage", {})}
-        self.engines: Engines | None = None
+        self.wrap: Callable[[Engines], Engines] = lambda same: same
+        """What is put around the engines of storage, to break them."""
         self._settings = settings
         self._storage: AsyncExitStack | None = None
         self._broker: AsyncExitStack | None = None
@@ -77,7 +78,7 @@ class LocalBroker:
         )
         self._storage = AsyncExitStack()
         self.storage_server = await self._storage.enter_async_context(
-            storage(settings, self._clock, self.engines)
+            storage(settings, self._clock, self.wrap)
         )
         self._storage_listen = self.storage_server.address
         channel = await self._clients.enter_async_context(open_channel(self._storage_listen))

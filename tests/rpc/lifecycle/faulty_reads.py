@@ -14,10 +14,14 @@ from tidemark.errors import DataCorrupt
 class FaultyReads:
     """Opens engines whose readers obey `failing` and `stalled`."""
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self) -> None:
         self.failing: set[int] = set()
         self.stalled: set[int] = set()
+        self._engines: Engines
+
+    def around(self, engines: Engines) -> Self:
         self._engines = engines
+        return self
 
     async def open(self, identity: Identity) -> "_Engine":
         return _Engine(await self._engines.open(identity), self)

@@ -117,9 +117,9 @@ async def swept_broker(
     data_dir: Path, clock: ManualClock, *, partitions: int = 1, **settings: Any
 ) -> AsyncIterator[SweptBroker]:
     """All three services, serving."""
-    engines = settings.pop("engines", None)
+    wrap = settings.pop("wrap", None)
     swept = SweptBroker(data_dir, clock, partitions, **settings)
-    swept.engines = engines
+    swept.wrap = wrap or swept.wrap
     try:
         await swept.start_storage()
         swept.lifecycle = swept.replica(swept.lifecycle.address)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from storage_svc.engines.rocksdb import RocksEngines
 from tests.rpc.broker.local_broker import TOPIC, payloads_of, reason_of, run_of
 from tests.rpc.lifecycle.conftest import StartSwept
 from tests.rpc.lifecycle.faulty_reads import FaultyReads
@@ -18,12 +17,8 @@ from tidemark.clock import ManualClock
 
 
 @pytest.fixture
-def reads(tmp_path_factory: pytest.TempPathFactory) -> FaultyReads:
-    return FaultyReads(
-        RocksEngines(
-            tmp_path_factory.mktemp("data"), block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20
-        )
-    )
+def reads() -> FaultyReads:
+    return FaultyReads()
 
 
 async def partition_info(swept: SweptBroker, number: int) -> PartitionInfo:
@@ -42,7 +37,7 @@ async def test_a_partition_that_cannot_be_read_is_faulty_until_it_can(
     start: StartSwept, reads: FaultyReads
 ) -> None:
     """L1, L4: reasons on the wire, other partitions do not notice, healing by itself."""
-    swept = await start(partitions=2, engines=reads, lifecycle={"sweep_interval_ms_max": 200})
+    swept = await start(partitions=2, wrap=reads.around, lifecycle={"sweep_interval_ms_max": 200})
     await swept.create_topic()
     (broken,), (sound,) = swept.names_in(1, 1), swept.names_in(0, 1)
 
@@ -71,7 +66,7 @@ async def test_a_partition_that_stalls_delays_no_other(
     start: StartSwept, reads: FaultyReads, clock: ManualClock
 ) -> None:
     """L1: and is faulty once its answer is overdue."""
-    swept = await start(partitions=2, engines=reads, lifecycle={"sweep_timeout_ms": 10_000})
+    swept = await start(partitions=2, wrap=reads.around, lifecycle={"sweep_timeout_ms": 10_000})
     await swept.create_topic()
     (stalled,), (sound,) = swept.names_in(1, 1), swept.names_in(0, 1)
     await swept.publish(
