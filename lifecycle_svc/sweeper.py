@@ -279,8 +279,10 @@ class Sweeper:
             return True
         lease_ms = self._settings.sweep_lease_ms
         granted = await self._lease(lease_ms)
-        if not self._leased_until_ms:
-            self._reported = False  # what another replica said of the partition is not known
+        if granted and now_ms >= self._leased_until_ms:
+            # What another replica was told meanwhile, and what it reported, is not known here.
+            self._reported = False
+            self._timetable.due(now_ms)
         self._leased_until_ms = now_ms + lease_ms if granted else 0
         self._renew_ms = now_ms + lease_ms // 3
         return granted
