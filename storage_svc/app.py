@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from storage_svc.announcing import Announcer, announce_all
-from storage_svc.engines.engine import Identity
+from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.owner_service import OwnerService
 from storage_svc.partition import Partition, Silence
@@ -25,14 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def storage(settings: StorageSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A storage service that serves, until the block ends."""
+async def storage(
+    settings: StorageSettings, clock: Clock, wrap: Callable[[Engines], Engines] = lambda same: same
+) -> AsyncIterator[RpcServer]:
+    """A storage service that serves, until the block ends; `wrap` is for those who break things."""
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engines = RocksEngines(
-        settings.data_dir,
-        block_cache_bytes=settings.block_cache_bytes,
-        write_buffer_bytes=settings.write_buffer_bytes,
+    engines = wrap(
+        RocksEngines(
+            settings.data_dir,
+            block_cache_bytes=settings.block_cache_bytes,
+            write_buffer_bytes=settings.write_buffer_bytes,
+        )
     )
     held = {
         number: Partition(

@@ -14,7 +14,14 @@ from tests.cluster.unary_client import CLIENT_ID, run_of
 from tests.rpc.storage_client import StorageClient
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Message, Nack, PublishReceipt
+from tidemark.api.broker.v1.message_pb2 import (
+    Ack,
+    Delivery,
+    Message,
+    Nack,
+    PublishReceipt,
+    PublishRun,
+)
 from tidemark.api.broker.v1.topic_pb2 import CreateTopicRequest, TopicSettings
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.lifecycle.v1.lifecycle_pb2 import ListSweepersRequest, SweeperStatus
@@ -24,6 +31,7 @@ from tidemark.api.storage.v1.storage_pb2 import PeekQueueRequest
 from tidemark.client.session import Action, receipt_of, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import QueueNotFound, ServiceError
+from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.local_cluster import LocalCluster
 from tidemark.names import partition_of
 from tidemark.ports import free_ports, join_address
@@ -36,7 +44,6 @@ PARTITIONS: Final = 4
 
 _HOST: Final = "127.0.0.1"
 _POLL_MS: Final = 20
-_PEEKED_MAX: Final = 1000
 
 T = TypeVar("T")
 
@@ -81,9 +88,13 @@ class Client:
         for each in messages:
             run.batch.messages.append(Message(payload=each) if isinstance(each, bytes) else each)
         run.count = len(messages)
-        request = broker_pb2.PublishRequest(client_id=CLIENT_ID, runs=[run])
-        (result,) = (await self.broker.Publish(request)).results
-        return receipt_of(result)
+        (receipt,) = await self.publish_each(run)
+        return receipt
+
+    async def publish_each(self, *runs: PublishRun) -> list[PublishReceipt]:
+        """Runs in one call; raises the first reason why one was refused."""
+        request = broker_pb2.PublishRequest(client_id=CLIENT_ID, runs=runs)
+        return [receipt_of(result) for result in (await self.broker.Publish(request)).results]
 
     async def pull(
         self, lmq_name: str, *, wait_ms: int = WITHIN_MS, max_messages: int = 0
@@ -117,15 +128,21 @@ class Client:
 
     async def stored(self, lmq_name: str) -> list[Message]:
         """All messages of a queue by their offsets; none of a queue that does not exist."""
-        try:
-            partition = partition_of(lmq_name, PARTITIONS)
-            request = PeekQueueRequest(
-                partition=partition, lmq_name=lmq_name, max_messages=_PEEKED_MAX
-            )
-            answer = await self.storage.storage.PeekQueue(request)
-        except QueueNotFound:
-            return []
-        return [each.message for each in answer.messages]
+        found: list[Message] = []
+        request = PeekQueueRequest(
+            partition=partition_of(lmq_name, PARTITIONS),
+            lmq_name=lmq_name,
+            max_messages=PAGE_SIZE_MAX,
+        )
+        while True:
+            try:
+                page = (await self.storage.storage.PeekQueue(request)).messages
+            except QueueNotFound:
+                return []
+            found += [each.message for each in page]
+            if len(page) < PAGE_SIZE_MAX:
+                return found
+            request.offset = page[-1].offset + 1
 
     async def queue(self, lmq_name: str) -> topic_pb2.Queue:
         found = await self.storage.queue(lmq_name, partition_of(lmq_name, PARTITIONS))
