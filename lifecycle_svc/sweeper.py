@@ -192,10 +192,11 @@ class Sweeper:
                 while True:
                     phase = "act"
                     await self._act(reading, sweep)
-                    if not reading.next_tokens or not await self._hold_lease():
+                    tokens = phase_one.after(reading)
+                    if not tokens or not await self._hold_lease():
                         break
                     phase = "read"
-                    reading = await self._read(reading.next_tokens)
+                    reading = await self._read(tokens)
             except Exception as error:
                 if phase == "read":
                     self._reported = False
@@ -211,6 +212,8 @@ class Sweeper:
         sweep.duration_ms = took_ns // 1_000_000
         self.last, self.last_error, self.state = sweep, "", SweeperState.WAITING
         self._timetable.ended()
+        if reading.next_tokens:  # more than a page is urgent
+            self._timetable.due(self._clock.monotonic_ms())
 
     # --- phase one -----------------------------------------------------------------------------
 
