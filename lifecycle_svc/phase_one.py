@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lifecycle_svc.planner import Fact, FactKind
+from lifecycle_svc.planner import URGENT, Fact, FactKind
 from tidemark.api.storage.v1.action_pb2 import Action
 from tidemark.api.storage.v1.storage_pb2 import (
     ScanKind,
@@ -21,6 +21,9 @@ Tokens = Mapping[FactKind, bytes]
 """Where to go on reading each kind; a kind that is missing has been read to its end."""
 
 FROM_THE_START: Tokens = dict.fromkeys(FactKind, b"")
+
+CLEARING_PAGE_MAX = 200
+"""Facts of a page that nobody waits for: what is urgent is looked at again after each of them."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,15 @@ class Reading:
     next_due_in_ms: dict[FactKind, int] = field(default_factory=dict)
 
 
+def after(reading: Reading) -> Tokens:
+    """Where to go on after a page: empty once all there was to clear up has been seen.
+
+    What is urgent is read from the start every time, since all that was found of it is done.
+    """
+    left = {kind: token for kind, token in reading.next_tokens.items() if kind not in URGENT}
+    return {**dict.fromkeys(URGENT, b""), **left} if left else {}
+
+
 async def read(
     storage: StorageServiceStub, partition: int, tokens: Tokens, blocked: Iterable[str]
 ) -> Reading:
@@ -43,6 +55,7 @@ async def read(
         ScanPartitionRequest(
             partition=partition,
             kind=ScanKind.Value(f"SCAN_KIND_{kind.value}"),
+            page_size=0 if kind in URGENT else CLEARING_PAGE_MAX,
             page_token=token,
             except_destinations=blocked if kind is FactKind.OUTBOX else (),
         )

@@ -30,6 +30,9 @@ class FactKind(Enum):
 BROKER_DRIVEN = frozenset({FactKind.EXPIRED_RESERVATIONS, FactKind.DELAYS_OVER})
 """What the owner of a partition sees to by itself, as long as it is connected (V1)."""
 
+URGENT = frozenset({FactKind.EXPIRED_RESERVATIONS, FactKind.DELAYS_OVER, FactKind.SCHEDULES_DUE})
+"""What somebody may be waiting for. The rest is clearing up, which must not hold it up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[A]):

@@ -192,10 +192,11 @@ class Sweeper:
                 while True:
                     phase = "act"
                     await self._act(reading, sweep)
-                    if not reading.next_tokens or not await self._hold_lease():
+                    tokens = phase_one.after(reading)
+                    if not tokens or not await self._hold_lease():
                         break
                     phase = "read"
-                    reading = await self._read(reading.next_tokens)
+                    reading = await self._read(tokens)
             except Exception as error:
                 if phase == "read":
                     self._reported = False
@@ -211,6 +212,8 @@ class Sweeper:
         sweep.duration_ms = took_ns // 1_000_000
         self.last, self.last_error, self.state = sweep, "", SweeperState.WAITING
         self._timetable.ended()
+        if reading.next_tokens:  # more than a page is urgent
+            self._timetable.due(self._clock.monotonic_ms())
 
     # --- phase one -----------------------------------------------------------------------------
 
@@ -279,8 +282,10 @@ class Sweeper:
             return True
         lease_ms = self._settings.sweep_lease_ms
         granted = await self._lease(lease_ms)
-        if not self._leased_until_ms:
-            self._reported = False  # what another replica said of the partition is not known
+        if granted and now_ms >= self._leased_until_ms:
+            # What another replica was told meanwhile, and what it reported, is not known here.
+            self._reported = False
+            self._timetable.due(now_ms)
         self._leased_until_ms = now_ms + lease_ms if granted else 0
         self._renew_ms = now_ms + lease_ms // 3
         return granted
