@@ -10,7 +10,11 @@ from tidemark.local_cluster import SERVICES, LocalCluster, ServiceName
 
 @asynccontextmanager
 async def running_cluster(
-    directory: Path, *, partitions: int | None = None, variables: Mapping[str, str] | None = None
+    directory: Path,
+    *,
+    partitions: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    storage_module: str = "storage_svc",
 ) -> AsyncIterator[LocalCluster]:
     """A healthy cluster with its data and logs below the directory; stopped at the end."""
     cluster = LocalCluster(
@@ -18,6 +22,7 @@ async def running_cluster(
         log_dir=directory / "logs",
         partitions=partitions,
         environment=dict.fromkeys(SERVICES, variables or {}),
+        modules={"storage": storage_module},
     )
     async with cluster:
         yield cluster

@@ -131,9 +131,9 @@ class Cell:
         return self._figures(stopwatch, commits, runs)
 
     async def _send(self, stopwatch: "Stopwatch") -> int:
-        """One frame after the other; how many runs they held."""
+        """One frame after the other, at least one; how many runs they held."""
         runs = 0
-        while not stopwatch.over:
+        while not runs or not stopwatch.over:
             frame = [
                 Append(next(self._next_name), self._messages, next(self._bodies))
                 for _ in range(self._frame_runs)
@@ -167,7 +167,7 @@ class Cell:
     def _repeat(self, commit: Callable[[Iterator[bytes]], None]) -> dict[str, float]:
         commits = 0
         stopwatch = Stopwatch(self._round_ns)
-        while not stopwatch.over:
+        while not commits or not stopwatch.over:
             commit(itertools.islice(self._bodies, self._commit_runs))
             commits += 1
         return self._figures(stopwatch, commits, commits * self._commit_runs)

@@ -129,6 +129,7 @@ async def running_storage(directory: Path) -> AsyncIterator[Storage]:
         environment={
             "TIDEMARK_CLUSTER_ID": _CLUSTER_ID,
             "TIDEMARK_PARTITIONS": str(PARTITIONS),
+            "TIDEMARK_STORAGE_AWAIT_SWEEP": "false",
             "TIDEMARK_STORAGE_LISTEN": address,
             "TIDEMARK_STORAGE_DATA_DIR": str(directory / "data"),
         },

@@ -240,6 +240,47 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         result = await self._call(request.partition, operation)
         return topic_pb2.CancelScheduledResponse(messages=result.removed.messages)
 
+    async def RedriveDeadLetters(
+        self, request: topic_pb2.RedriveDeadLettersRequest, context: Context
+    ) -> topic_pb2.RedriveDeadLettersResponse:
+        redrive = exchange_pb2.Redrive(
+            lmq_name=request.lmq_name,
+            reason=request.reason,
+            source_lmq_name=request.source_lmq_name,
+            after_ms=_unix_ms(request, "after_time"),
+            before_ms=_unix_ms(request, "before_time"),
+            limit=request.limit,
+            dry_run=request.dry_run,
+        )
+        response = topic_pb2.RedriveDeadLettersResponse()
+        for partition in await self._partitions(request.lmq_name):
+            if request.limit and response.messages >= request.limit:
+                break
+            redrive.page_token = b""
+            await self._redrive(partition, redrive, response)
+        return response
+
+    async def _redrive(
+        self,
+        partition: int,
+        redrive: exchange_pb2.Redrive,
+        total: topic_pb2.RedriveDeadLettersResponse,
+    ) -> None:
+        """One partition, page by page: others get their turn in between."""
+        limit = redrive.limit
+        while True:
+            operation = exchange_pb2.Operation(redrive=redrive)
+            operation.redrive.limit = limit - total.messages if limit else 0
+            try:
+                removed = (await self._call(partition, operation)).removed
+            except QueueNotFound:  # nothing died into this partition yet
+                return
+            total.messages += removed.messages
+            total.orphans += removed.skipped
+            redrive.page_token = removed.next_page_token
+            if not removed.next_page_token or (limit and total.messages >= limit):
+                return
+
     # --- groups --------------------------------------------------------------------------------
 
     async def ListGroups(
@@ -360,6 +401,14 @@ def _groups(found: Sequence[storage_pb2.GetQueueResponse]) -> list[topic_pb2.Gro
 
 def _outcome(outcome: EvictionOutcome) -> topic_pb2.EvictionOutcome.ValueType:
     return topic_pb2.EvictionOutcome.Value(f"EVICTION_OUTCOME_{outcome.value}")
+
+
+def _unix_ms(request: topic_pb2.RedriveDeadLettersRequest, field: str) -> int:
+    """A time of the request; 0 if it is not set."""
+    try:
+        return max(0, int(getattr(request, field).ToMilliseconds()))
+    except ValueError:
+        raise InvalidArgument("not a time", field=field) from None
 
 
 def _read_token(token: str) -> tuple[int, str]:

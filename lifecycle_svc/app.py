@@ -1,26 +1,51 @@
 """Wires the lifecycle service together: the only place that constructs its parts."""
 
+import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from lifecycle_svc.service import LifecycleService
+from lifecycle_svc.sweeper import Replica
+from lifecycle_svc.sweepers import Sweepers
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import add_LifecycleServiceServicer_to_server
 from tidemark.clock import Clock
+from tidemark.rpc.channels import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import LifecycleSettings
 
 _log = logging.getLogger(__name__)
+_LIFECYCLE_SERVICE = "tidemark.api.lifecycle.v1.LifecycleService"
 
 
 @asynccontextmanager
 async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A lifecycle service that serves, until the block ends."""
+    """A lifecycle service that listens, and serves once it has tried every partition."""
     server = RpcServer(settings.listen, clock=clock)
-    server.add(add_LifecycleServiceServicer_to_server, LifecycleService())
-    try:
-        await server.start()
-        _log.info("lifecycle serves", extra={"address": server.address})
-        yield server
-    finally:
-        await server.stop(0)
+    async with ChannelPool() as channels:
+        sweepers = Sweepers(channels, settings, clock)
+        server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
+        server.set_serving(_LIFECYCLE_SERVICE, False)
+        finding: asyncio.Task[None] | None = None
+        try:
+            await server.start()
+            address = settings.advertise or server.address
+            sweepers.replica = Replica(f"{random.getrandbits(64):016x}", address)
+            _log.info("lifecycle listens", extra={"address": address})
+            finding = asyncio.create_task(_find(server, sweepers))
+            yield server
+        finally:
+            if finding is not None:
+                finding.cancel()
+                await asyncio.wait({finding})
+            await server.stop(0)
+            await sweepers.stop()
+
+
+async def _find(server: RpcServer, sweepers: Sweepers) -> None:
+    """Healthy from the moment at which every partition was tried; faults mend by themselves."""
+    await sweepers.discover()
+    await asyncio.gather(*(sweeper.attempted.wait() for sweeper in sweepers))
+    server.set_serving(_LIFECYCLE_SERVICE, True)
+    _log.info("lifecycle serves")

@@ -3,19 +3,21 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from storage_svc.engines.engine import Identity
+from storage_svc.announcing import Announcer, announce_all
+from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.owner_service import OwnerService
-from storage_svc.partition import Partition
+from storage_svc.partition import Partition, Silence
 from storage_svc.retention_service import RetentionService
 from storage_svc.service import Partitions, StorageService
 from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
+from tidemark.rpc.channels import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
 
@@ -23,14 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def storage(settings: StorageSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A storage service that serves, until the block ends."""
+async def storage(
+    settings: StorageSettings, clock: Clock, wrap: Callable[[Engines], Engines] = lambda same: same
+) -> AsyncIterator[RpcServer]:
+    """A storage service that serves, until the block ends; `wrap` is for those who break things."""
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engines = RocksEngines(
-        settings.data_dir,
-        block_cache_bytes=settings.block_cache_bytes,
-        write_buffer_bytes=settings.write_buffer_bytes,
+    engines = wrap(
+        RocksEngines(
+            settings.data_dir,
+            block_cache_bytes=settings.block_cache_bytes,
+            write_buffer_bytes=settings.write_buffer_bytes,
+        )
     )
     held = {
         number: Partition(
@@ -39,20 +45,39 @@ async def storage(settings: StorageSettings, clock: Clock) -> AsyncIterator[RpcS
             clock,
             await_sweep=settings.await_sweep,
             disk_free_bytes_min=settings.disk_free_bytes_min,
+            silence=_silence(settings),
         )
         for number in range(settings.partitions)
     }
     partitions = Partitions(held)
     server = RpcServer(settings.listen, clock=clock)
-    service = StorageService(settings.cluster_id, partitions, server.stopping)
+    service = StorageService(settings.cluster_id, partitions, server.stopping, clock)
     server.add(add_StorageServiceServicer_to_server, service)
     server.add(add_OwnerServiceServicer_to_server, OwnerService(partitions))
     server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
-    try:
-        await asyncio.gather(*(partition.open() for partition in held.values()))
-        await server.start()
-        _log.info("storage serves", extra={"address": server.address})
-        yield server
-    finally:
-        await server.stop(0)
-        await asyncio.gather(*(partition.close() for partition in held.values()))
+    async with ChannelPool() as channels:
+        announcing: asyncio.Task[None] | None = None
+        try:
+            await asyncio.gather(*(partition.open() for partition in held.values()))
+            await server.start()
+            _log.info("storage serves", extra={"address": server.address})
+            if settings.await_sweep:
+                address = settings.advertise or server.address
+                announcers = [
+                    Announcer(each, channels, settings.lifecycle_address, address, clock)
+                    for each in held.values()
+                ]
+                announcing = asyncio.create_task(announce_all(announcers))
+            yield server
+        finally:
+            if announcing is not None:
+                announcing.cancel()
+                await asyncio.wait({announcing})
+            await server.stop(0)
+            await asyncio.gather(*(partition.close() for partition in held.values()))
+
+
+def _silence(settings: StorageSettings) -> Silence:
+    """A storage service that expects no lifecycle does not miss it."""
+    after_ms = settings.lifecycle_silent_after_ms if settings.await_sweep else 0
+    return Silence(after_ms, settings.lifecycle_silent_is_fault)

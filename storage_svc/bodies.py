@@ -40,6 +40,20 @@ def label(body: bytes, headers: Mapping[str, str], first_offset: int, offset_nam
     return batch.SerializeToString()
 
 
+def first_headers(body: bytes) -> Mapping[str, str]:
+    """The headers of the first message."""
+    return MessageBatch.FromString(body).messages[0].headers
+
+
+def unlabel(body: bytes, prefix: str) -> bytes:
+    """The same messages without the headers whose names begin so."""
+    batch = MessageBatch.FromString(body)
+    for message in batch.messages:
+        for name in [name for name in message.headers if name.startswith(prefix)]:
+            del message.headers[name]
+    return batch.SerializeToString()
+
+
 class BodyCache:
     """Bodies that were stored or read lately: most messages are consumed soon after."""
 

@@ -11,6 +11,7 @@ from storage_svc import (
     loading,
     outbox,
     owning,
+    redriving,
     retention,
     sweeping,
 )
@@ -36,6 +37,7 @@ HANDLERS: dict[type, Handler] = {
     op.RemoveQueue: administering.remove_queue,
     op.Purge: administering.purge,
     op.Unschedule: appending.unschedule,
+    op.Redrive: redriving.redrive,
     op.ExpireReservation: delivering.expire_reservation,
     op.Bury: sweeping.bury,
     op.PromoteScheduled: appending.promote,

@@ -1,6 +1,7 @@
 """Health of a partition: why it does not serve, and since when.
 
-Pure. Reasons come and go independently of each other; the partition serves when none is left.
+Pure. Reasons come and go independently of each other; the partition serves when none is left. An
+alarm is a reason to look, not a reason to stop: it is shown among the faults and refuses nothing.
 """
 
 from enum import Enum
@@ -34,6 +35,7 @@ class Fault(NamedTuple):
     reason: FaultReason
     detail: str
     since_ms: int
+    alarm: bool = False
 
 
 class Health:
@@ -46,9 +48,10 @@ class Health:
 
     @property
     def state(self) -> PartitionState:
-        if not self._faults:
+        serious = self._serious()
+        if not serious:
             return PartitionState.SERVING
-        if set(self._faults) == {FaultReason.AWAITING_SWEEP}:
+        if [fault.reason for fault in serious] == [FaultReason.AWAITING_SWEEP]:
             return PartitionState.STARTING
         return PartitionState.FAULTY
 
@@ -56,10 +59,13 @@ class Health:
     def faults(self) -> tuple[Fault, ...]:
         return tuple(self._faults.values())
 
-    def add(self, reason: FaultReason, detail: str, now_ms: int) -> None:
+    def has(self, reason: FaultReason) -> bool:
+        return reason in self._faults
+
+    def add(self, reason: FaultReason, detail: str, now_ms: int, *, alarm: bool = False) -> None:
         """A fault that lasts keeps the time at which it began."""
         since_ms = self._faults[reason].since_ms if reason in self._faults else now_ms
-        self._faults[reason] = Fault(reason, detail, since_ms)
+        self._faults[reason] = Fault(reason, detail, since_ms, alarm)
 
     def clear(self, *reasons: FaultReason) -> None:
         for reason in reasons:
@@ -67,17 +73,21 @@ class Health:
 
     def refusal(self, partition: int) -> TidemarkError | None:
         """Why no publish is taken; None while the partition serves."""
-        if not self._faults:
+        serious = self._serious()
+        if not serious:
             return None
         number = str(partition)
         if self.state is PartitionState.STARTING:
             return LifecycleUnavailable(
                 f"partition {partition} waits for its first sweep", partition=number
             )
-        reasons = ",".join(reason.value for reason in self._faults)
-        details = "; ".join(fault.detail for fault in self._faults.values() if fault.detail)
+        reasons = ",".join(fault.reason.value for fault in serious)
+        details = "; ".join(fault.detail for fault in serious if fault.detail)
         return PartitionFaulty(
             f"partition {partition} is faulty: {reasons} {details}".rstrip(),
             partition=number,
             reasons=reasons,
         )
+
+    def _serious(self) -> list[Fault]:
+        return [fault for fault in self._faults.values() if not fault.alarm]

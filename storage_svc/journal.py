@@ -43,7 +43,7 @@ class BatchJournal:
         self.removed_names: set[str] = set()
         self.removed_ids: set[int] = set()
         self.indexed: list[tuple[Table, int]] = []
-        """Times at which this commit added entries to the indexes that have marks."""
+        """Times of entries that this commit added to indexes which sweeps read."""
         self.next_record = next_record
         """Number of the next consumption or history row: makes rows of one moment distinct."""
         self._deadlines = deadlines
@@ -168,6 +168,7 @@ class BatchJournal:
         self.batch.put(Table.EXCEPTIONS, key, rows.exception_value(returned))
         if returned.buried:
             self.batch.put(Table.BURIED, key, b"")
+            self.indexed.append((Table.BURIED, self.now_ms))
         elif returned.not_before_ms:
             self._deadlines.add(returned.not_before_ms)
             at_ms = returned.not_before_ms

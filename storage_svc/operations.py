@@ -259,12 +259,26 @@ class Unschedule(NamedTuple):
     schedule_id: int
 
 
+class Redrive(NamedTuple):
+    """Bring dead letters of a queue back to where they came from, or count them."""
+
+    lmq_name: str
+    reason: str = ""
+    source_lmq_name: str = ""
+    after_ms: int = 0
+    before_ms: int = 0
+    limit: int = 0
+    dry_run: bool = False
+    page_token: bytes = b""
+
+
 class Removed(NamedTuple):
     """What was deleted."""
 
     messages: int
     body_bytes: int = 0
     skipped: int = 0
+    next_token: bytes = b""
 
 
 # --- the partition and its topics -----------------------------------------------------------------
@@ -470,6 +484,7 @@ Operation = (
     | RemoveQueue
     | Purge
     | Unschedule
+    | Redrive
     | ExpireReservation
     | Bury
     | PromoteScheduled

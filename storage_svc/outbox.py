@@ -28,6 +28,7 @@ from tidemark.errors import DiskFull, Unavailable
 from tidemark.names import LmqName, partition_of
 from tidemark.telemetry import meter
 
+HEADER_PREFIX = "tidemark-dead-"
 HEADER_REASON = "tidemark-dead-reason"
 HEADER_DETAIL = "tidemark-dead-detail"
 HEADER_TOPIC = "tidemark-dead-topic"
@@ -120,6 +121,7 @@ async def put(unit: Unit, destination: str, slice_: Slice, body: bytes, reason: 
         previous,
     )
     unit.journal.batch.put(Table.OUTBOX, u64(entry.sequence), encode(entry))
+    unit.journal.indexed.append((Table.OUTBOX, unit.now_ms))
 
 
 async def append_from(unit: Unit, operation: AppendFromOutbox) -> Acted:
@@ -183,6 +185,11 @@ def encode(entry: OutboxEntry) -> bytes:
         + text(entry.traceparent.encode())
         + entry.body
     )
+
+
+def destination_of(value: bytes) -> str:
+    """Where an entry goes, without looking at the rest."""
+    return read_text(value, _ENTRY.size)[0].decode()
 
 
 def decode(key: bytes, value: bytes) -> OutboxEntry:

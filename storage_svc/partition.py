@@ -25,8 +25,10 @@ from storage_svc.journal import BatchJournal, QueueGroup
 from storage_svc.operations import Append, KeepHouse, Operation, Result
 from storage_svc.partition_time import PartitionTime
 from storage_svc.producers import Producers
+from storage_svc.sweep_lease import SweepLease
 from storage_svc.topics import Topics
 from storage_svc.unit import Memory, Unit
+from storage_svc.wakeups import WakeUps
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -62,9 +64,24 @@ _commit_seconds = _meter.create_histogram(
 _commit_operations = _meter.create_histogram(
     "tidemark.storage.commit.operations", description="Operations that gathered for a commit"
 )
+_silences = _meter.create_counter(
+    "tidemark.storage.lifecycle_silences", description="Times that lifecycle fell silent"
+)
 _fenced_calls = _meter.create_counter(
     "tidemark.storage.fenced_calls", description="Operations of brokers that no longer own"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """When lifecycle counts as silent, and what that means."""
+
+    after_ms: int = 0
+    """0: never."""
+    is_fault: bool = False
+
+
+_SILENCE_IGNORED = Silence()
 
 
 @dataclass(slots=True)
@@ -100,15 +117,21 @@ class Partition:
         *,
         await_sweep: bool = False,
         disk_free_bytes_min: int = 0,
+        silence: Silence = _SILENCE_IGNORED,
     ) -> None:
         self.identity = identity
         self.number = identity.partition
         self.health = Health()
         self.commits = 0
+        self.sweep_lease = SweepLease(clock.monotonic_ms())
+        self.wakeups = WakeUps()
+        self.due_earlier = asyncio.Event()
+        """Set when lifecycle must be told something; cleared by whoever tells it."""
         self._engines = engines
         self._clock = clock
         self._await_sweep = await_sweep
         self._disk_free_bytes_min = disk_free_bytes_min
+        self._silence = silence
         self._disk_full = False
         self._memory: Memory | None = None
         self._deadlines = Deadlines()
@@ -235,13 +258,50 @@ class Partition:
         self._watchers.discard(watcher)
         if self._memory is not None and not self.driven:
             self._memory.handles.forget_trackers()
+            # Nobody expires reservations now but sweeps (V1).
+            earliest_ms = self._deadlines.earliest_ms()
+            if earliest_ms is not None:
+                self.wakeups.scan_begins(Table.DEADLINES)
+                self._due(Table.DEADLINES, earliest_ms)
+
+    # --- sweeps --------------------------------------------------------------------------------
 
     def sweep_ended(self, succeeded: bool, detail: str) -> None:
         """Phase one of a sweep has ended (L4)."""
+        before = self.health.faults
         if succeeded:
             self.health.clear(FaultReason.AWAITING_SWEEP, FaultReason.SWEEP_FAILED)
         else:
             self.health.add(FaultReason.SWEEP_FAILED, detail, self.now_ms())
+        if self.health.faults != before:
+            self._tell_health()
+
+    @property
+    def awaits_sweep(self) -> bool:
+        return self.health.has(FaultReason.AWAITING_SWEEP)
+
+    def _due(self, table: Table, due_ms: int) -> None:
+        if self.wakeups.added(table, due_ms):
+            self.due_earlier.set()
+
+    def _listen_for_lifecycle(self) -> None:
+        """Lifecycle that falls silent is an alarm, or a fault if the settings say so (L4)."""
+        silent_ms = self._clock.monotonic_ms() - self.sweep_lease.heard_ms
+        before = self.health.has(FaultReason.LIFECYCLE_SILENT)
+        silent = self._silence.after_ms > 0 and silent_ms > self._silence.after_ms
+        if silent == before:
+            return
+        if silent:
+            _log.error("lifecycle is silent", extra={"partition": self.number, "ms": silent_ms})
+            _silences.add(1)
+            self.health.add(
+                FaultReason.LIFECYCLE_SILENT,
+                f"no sweeper was heard of for {silent_ms} ms",
+                self.now_ms(),
+                alarm=not self._silence.is_fault,
+            )
+        else:
+            self.health.clear(FaultReason.LIFECYCLE_SILENT)
         self._tell_health()
 
     # --- the writer ----------------------------------------------------------------------------
@@ -339,6 +399,7 @@ class Partition:
         unit.memory.producers.trim()
         for table, time_ms in unit.journal.indexed:
             unit.memory.lower_mark(table, time_ms)
+            self._due(table, time_ms)
         earliest_ms = self._deadlines.earliest_ms()
         moved = earliest_ms != self._told_deadline_ms
         self._told_deadline_ms = earliest_ms
@@ -424,10 +485,11 @@ class Partition:
             await self.housekeep_once()
 
     async def housekeep_once(self) -> None:
-        """Look at the disk, unload queues that nobody tracks, forget old producers."""
+        """Look at the disk and for lifecycle, unload idle queues, forget old producers."""
         if self._memory is None:
             return
         self._check_disk()
+        self._listen_for_lifecycle()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
             await self.submit([KeepHouse()])
 

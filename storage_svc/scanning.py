@@ -25,6 +25,9 @@ OUTBOX_PAGE_MAX = 16
 OUTBOX_BYTES_MAX = 8 * 1024 * 1024
 """Outbox entries carry their messages, so a page of them is short."""
 
+OUTBOX_EXAMINED_MAX = 1024
+"""Entries that one answer may pass over because their destinations were excepted."""
+
 
 class ScanKind(Enum):
     """What a scan looks for."""
@@ -61,26 +64,71 @@ _BY_TIME = {
 }
 
 
-async def scan(partition: Partition, kind: ScanKind, token: bytes, limit: int) -> Page:
+_TABLES = {
+    **_BY_TIME,
+    ScanKind.ATTEMPTS_EXHAUSTED: Table.BURIED,
+    ScanKind.OUTBOX: Table.OUTBOX,
+}
+
+
+async def scan(
+    partition: Partition,
+    kind: ScanKind,
+    token: bytes,
+    limit: int,
+    except_destinations: frozenset[str] = frozenset(),
+) -> Page:
     """A page of due work, earliest first."""
     now_ms = partition.now_ms()
+    table = _TABLES[kind]
+    if not token:
+        partition.wakeups.scan_begins(table)
     with partition.reader() as reader:
         if kind in _BY_TIME:
-            return await _scan_index(partition, reader, kind, token, limit, now_ms)
-        table = Table.BURIED if kind is ScanKind.ATTEMPTS_EXHAUSTED else Table.OUTBOX
-        limit = min(limit, OUTBOX_PAGE_MAX) if table is Table.OUTBOX else limit
-        found = await reader.scan(table, token, None, limit=limit)
-        if table is Table.OUTBOX:
-            found, limit = _fitting(found, limit)
+            page = await _scan_index(partition, reader, kind, token, limit, now_ms)
+        elif kind is ScanKind.OUTBOX:
+            found, next_token = await _scan_outbox(reader, token, limit, except_destinations)
             due = [_outbox_entry(partition.number, *row) for row in found]
+            page = Page(due, next_token, None, now_ms)
         else:
-            exceptions = await reader.load(Table.EXCEPTIONS, [key for key, _ in found])
-            due = [
-                _exhausted(key, value, now_ms)
-                for (key, _), value in zip(found, exceptions, strict=True)
-                if value is not None
-            ]
-        return Page(due, _next_token(found, limit), None, now_ms)
+            page = await _scan_buried(reader, token, limit, now_ms)
+    partition.wakeups.scan_ended(table, page.next_due_ms)
+    return page
+
+
+async def _scan_buried(reader: Reader, token: bytes, limit: int, now_ms: int) -> Page:
+    found = await reader.scan(Table.BURIED, token, None, limit=limit)
+    exceptions = await reader.load(Table.EXCEPTIONS, [key for key, _ in found])
+    due = [
+        _exhausted(key, value, now_ms)
+        for (key, _), value in zip(found, exceptions, strict=True)
+        if value is not None
+    ]
+    return Page(due, _next_token(found, limit), None, now_ms)
+
+
+async def _scan_outbox(
+    reader: Reader, token: bytes, limit: int, except_destinations: frozenset[str]
+) -> tuple[list[Row], bytes]:
+    """Entries in order, as many as one answer can carry, and where to go on."""
+    limit = min(limit, OUTBOX_PAGE_MAX)
+    found: list[Row] = []
+    size = examined = 0
+    while examined < OUTBOX_EXAMINED_MAX:
+        rows_read = await reader.scan(Table.OUTBOX, token, None, limit=OUTBOX_PAGE_MAX)
+        for key, value in rows_read:
+            size += len(value)
+            if found and (len(found) == limit or size > OUTBOX_BYTES_MAX):
+                return found, key
+            token = successor(key)
+            if outbox.destination_of(value) in except_destinations:
+                size -= len(value)
+            else:
+                found.append((key, value))
+        examined += len(rows_read)
+        if len(rows_read) < OUTBOX_PAGE_MAX:
+            return found, b""
+    return found, token
 
 
 async def _scan_index(
@@ -99,16 +147,6 @@ async def _scan_index(
             # Nothing lies before it; what is added earlier lowers the mark again.
             marks[table] = now_ms + 1 if next_due_ms is None else next_due_ms
     return Page(due, _next_token(found, limit), next_due_ms, now_ms)
-
-
-def _fitting(found: list[Row], limit: int) -> tuple[list[Row], int]:
-    """As many rows as one answer can carry, at least one; what is left is another page."""
-    size = 0
-    for taken, (_, value) in enumerate(found):
-        size += len(value)
-        if taken and size > OUTBOX_BYTES_MAX:
-            return found[:taken], taken
-    return found, limit
 
 
 def _next_token(found: list[Row], limit: int) -> bytes:

@@ -21,6 +21,7 @@ from storage_svc.scanning import ScanKind
 from tidemark import limits, topics
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
+from tidemark.clock import Clock
 from tidemark.errors import (
     ClusterMismatch,
     InvalidArgument,
@@ -59,10 +60,13 @@ class Partitions:
 class StorageService(storage_pb2_grpc.StorageServiceServicer):
     """Claims, exchanges, topics, and reads beside the writer."""
 
-    def __init__(self, cluster_id: str, partitions: Partitions, stopping: asyncio.Event) -> None:
+    def __init__(
+        self, cluster_id: str, partitions: Partitions, stopping: asyncio.Event, clock: Clock
+    ) -> None:
         self._cluster_id = cluster_id
         self._partitions = partitions
         self._stopping = stopping
+        self._clock = clock
 
     # --- partitions ----------------------------------------------------------------------------
 
@@ -140,17 +144,40 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         partition = self._partitions.get(request.partition)
         kind = _scan_kind(request.kind)
         limit = _page_size(request.page_size, limits.PAGE_SIZE_MAX)
-        page = await scanning.scan(partition, kind, request.page_token, limit)
+        excepted = frozenset(request.except_destinations)
+        if len(excepted) > limits.PAGE_SIZE_MAX:
+            raise InvalidArgument(
+                f"at most {limits.PAGE_SIZE_MAX} destinations", field="except_destinations"
+            )
+        page = await scanning.scan(partition, kind, request.page_token, limit, excepted)
         response = storage_pb2.ScanPartitionResponse(
             next_page_token=page.next_token,
             partition_time_ms=page.now_ms,
-            owner_address=partition.memory.claim.address,
+            owner_address=partition.memory.claim.address if partition.driven else "",
         )
         for due in page.due:
             response.facts.add(action=wire.action_to(due.action), due_ms=due.due_ms)
         if page.next_due_ms is not None:
             response.next_due_in_ms = max(0, page.next_due_ms - page.now_ms)
         return response
+
+    async def LeaseSweep(
+        self, request: storage_pb2.LeaseSweepRequest, context: Context
+    ) -> storage_pb2.LeaseSweepResponse:
+        partition = self._partitions.get(request.partition)
+        if not request.sweeper_id or not request.address:
+            raise InvalidArgument("a sweeper says who it is and where", field="sweeper_id")
+        if request.lease_ms > limits.SWEEP_LEASE_MS_MAX:
+            raise InvalidArgument(f"at most {limits.SWEEP_LEASE_MS_MAX} ms", field="lease_ms")
+        now_ms = self._clock.monotonic_ms()
+        lease = partition.sweep_lease
+        granted = lease.ask(request.sweeper_id, request.address, request.lease_ms, now_ms)
+        holder = lease.holder(now_ms)
+        return storage_pb2.LeaseSweepResponse(
+            granted=granted,
+            holder_address="" if holder is None else holder.address,
+            expires_in_ms=0 if holder is None else holder.expires_ms - now_ms,
+        )
 
     async def ReportSweep(
         self, request: storage_pb2.ReportSweepRequest, context: Context

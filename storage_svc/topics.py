@@ -10,7 +10,7 @@ from dataclasses import replace
 from storage_svc.engines.engine import Batch, Engine, Table
 from storage_svc.engines.keys import successor, text
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.errors import TopicExists, TopicNotFound, TopicVersionMismatch
+from tidemark.errors import InvalidArgument, TopicExists, TopicNotFound, TopicVersionMismatch
 from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
 
@@ -60,6 +60,7 @@ class Topics:
             if stored.settings == topic.settings:
                 return stored
             raise TopicExists(f"topic {topic.name} exists with other settings", topic=topic.name)
+        self._check_dead_letters(topic)
         return self._put(replace(topic, version=version, create_time_ms=now_ms), now_ms, batch)
 
     def update(
@@ -72,6 +73,7 @@ class Topics:
                 f"topic {topic.name} has version {stored.version}, not {expected_version}",
                 version=str(stored.version),
             )
+        self._check_dead_letters(topic)
         changed = replace(stored, settings=topic.settings, version=version)
         return self._put(changed, now_ms, batch)
 
@@ -88,6 +90,20 @@ class Topics:
         else:
             self._put(topic, topic.update_time_ms, batch)
         return True
+
+    def _check_dead_letters(self, topic: Topic) -> None:
+        """Refuse topics that point at each other: a message could travel between them for ever."""
+        way = [topic.name]
+        name = topic.settings.dead_letter_topic
+        while name:
+            way.append(name)
+            if name == topic.name:
+                raise InvalidArgument(
+                    f"dead-letter topics point at each other: {' -> '.join(way)}",
+                    field="dead_letter_topic",
+                )
+            found = self._live.get(name)
+            name = "" if found is None else found.settings.dead_letter_topic
 
     def _put(self, topic: Topic, now_ms: int, batch: Batch) -> Topic:
         topic = replace(topic, update_time_ms=now_ms)

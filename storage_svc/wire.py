@@ -14,7 +14,7 @@ from storage_svc.reservations import Ending
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import action_pb2, exchange_pb2, partition_pb2
-from tidemark.errors import InvalidArgument, TidemarkError, Unimplemented
+from tidemark.errors import InvalidArgument, TidemarkError
 from tidemark.names import (
     LmqName,
     validate_client_id,
@@ -46,15 +46,12 @@ _REASON_PROTOS = {reason: proto for proto, reason in _REASONS.items()}
 
 
 def operation_of(proto: exchange_pb2.Operation) -> op.Operation:
-    """Raises InvalidArgument, InvalidName or Unimplemented for what cannot become one."""
+    """Raises InvalidArgument or InvalidName for what cannot become one."""
     kind = proto.WhichOneof("kind")
     if kind is None:
         raise InvalidArgument("an operation without a kind", field="kind")
-    read = _READERS.get(kind)
-    if read is None:
-        raise Unimplemented(f"{kind} is not built yet", rpc="Exchange")
     try:
-        return read(getattr(proto, kind))
+        return _READERS[kind](getattr(proto, kind))
     except ValueError as error:  # a time that is none, for example
         raise InvalidArgument(f"{kind}: {error}", field=kind) from None
 
@@ -161,6 +158,19 @@ def _unschedule(proto: exchange_pb2.Unschedule) -> op.Operation:
     return op.Unschedule(_queue(proto.lmq_name), proto.schedule_id)
 
 
+def _redrive(proto: exchange_pb2.Redrive) -> op.Operation:
+    return op.Redrive(
+        _queue(proto.lmq_name),
+        proto.reason,
+        proto.source_lmq_name,
+        proto.after_ms,
+        proto.before_ms,
+        proto.limit,
+        proto.dry_run,
+        proto.page_token,
+    )
+
+
 def _apply_topic(proto: exchange_pb2.ApplyTopic) -> op.Operation:
     return op.ApplyTopic(topic_from_proto(proto.topic), proto.deleted)
 
@@ -234,6 +244,7 @@ _READERS: dict[str, Callable[[Any], op.Operation]] = {
     "remove_queue": _remove_queue,
     "purge": _purge,
     "unschedule": _unschedule,
+    "redrive": _redrive,
     "action": action_of,
     "apply_topic": _apply_topic,
 }
@@ -281,6 +292,7 @@ def result_to(request_id: int, result: op.Result) -> exchange_pb2.OperationResul
         case op.Removed():
             proto.removed.messages = result.messages
             proto.removed.skipped = result.skipped
+            proto.removed.next_page_token = result.next_token
         case op.Acted():
             proto.action.CopyFrom(action_result_to(result))
         case op.TopicStored():
@@ -357,7 +369,7 @@ def health_to(health: Health) -> partition_pb2.PartitionHealth:
         state=topic_pb2.PartitionState.Value(f"PARTITION_STATE_{health.state.value}")
     )
     for fault in health.faults:
-        added = proto.faults.add(reason=fault.reason.value, detail=fault.detail)
+        added = proto.faults.add(reason=fault.reason.value, detail=fault.detail, alarm=fault.alarm)
         added.since_time.FromMilliseconds(fault.since_ms)
     return proto
 

@@ -142,3 +142,6 @@ RETENTION_SECONDS_MAX: Final = 100 * 365 * 24 * 60 * 60
 
 PRODUCER_WINDOW_MS: Final = 7 * _DAY_MS
 """How long a partition remembers a producer that does not publish."""
+
+SWEEP_LEASE_MS_MAX: Final = 600_000
+"""Longest time for which a lifecycle replica has a partition to itself without asking again."""

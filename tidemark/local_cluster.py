@@ -32,6 +32,7 @@ _REACHED_AT: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 Environments = Mapping[ServiceName, Mapping[str, str]]
 _NO_ENVIRONMENTS: Final[Environments] = MappingProxyType({})
+_OWN_MODULES: Final[Mapping[ServiceName, str]] = MappingProxyType({})
 _ANY_PORTS: Final[Mapping[ServiceName, int]] = MappingProxyType({})
 
 
@@ -60,12 +61,14 @@ class LocalCluster:
         partitions: int | None = None,
         log_dir: Path | None = None,
         environment: Environments = _NO_ENVIRONMENTS,
+        modules: Mapping[ServiceName, str] = _OWN_MODULES,
         stop_timeout_ms: int = STOP_TIMEOUT_MS,
         clock: Clock | None = None,
     ) -> None:
         """A port that is missing or 0 is chosen. Without `log_dir`, logs go to stderr.
 
-        `environment` is per service, on top of what this process has and the cluster needs.
+        `environment` is per service, on top of what this process has and the cluster needs;
+        `modules` names what is run in place of a service's own, such as one that breaks on demand.
         """
         self.data_dir = data_dir
         self.log_dir = log_dir
@@ -89,7 +92,7 @@ class LocalCluster:
         self._services: dict[ServiceName, ServiceProcess] = {
             name: ServiceProcess(
                 name,
-                f"{name}_svc",
+                modules.get(name, f"{name}_svc"),
                 address=self._addresses[name],
                 health_service=_HEALTH_SERVICES[name],
                 environment={**variables, **environment.get(name, {})},

@@ -190,6 +190,15 @@ def _storage_address() -> Any:
     )
 
 
+def _lifecycle_address() -> Any:
+    return setting(
+        "TIDEMARK_LIFECYCLE_ADDRESS",
+        Address(),
+        default="127.0.0.1:7420",
+        doc="Where the lifecycle service is reached.",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings(ServiceSettings):
     """The storage service, `python -m storage_svc`."""
@@ -225,11 +234,31 @@ class StorageSettings(ServiceSettings):
         doc="Watermark of the disk: with less free, publishes are refused; settles and deletions "
         "go on.",
     )
+    advertise: str = setting(
+        "TIDEMARK_STORAGE_ADVERTISE",
+        Address(),
+        default="",
+        doc="Where lifecycle reaches this process; empty is the address it listens on.",
+    )
+    lifecycle_address: str = _lifecycle_address()
     await_sweep: bool = setting(
         "TIDEMARK_STORAGE_AWAIT_SWEEP",
         Switch(),
+        default=True,
+        doc="Whether an opened partition takes no publishes before its first sweep. Without a "
+        "lifecycle service, turn it off: nothing is announced then.",
+    )
+    lifecycle_silent_after_ms: int = setting(
+        "TIDEMARK_STORAGE_LIFECYCLE_SILENT_AFTER_MS",
+        Integer(0, 86_400_000, unit="ms"),
+        default=60_000,
+        doc="Silence of the lifecycle service that is an alarm; 0 is off.",
+    )
+    lifecycle_silent_is_fault: bool = setting(
+        "TIDEMARK_STORAGE_LIFECYCLE_SILENT_IS_FAULT",
+        Switch(),
         default=False,
-        doc="Whether an opened partition takes no publishes before its first sweep.",
+        doc="Whether partitions stop serving while the lifecycle service is silent.",
     )
 
 
@@ -250,12 +279,7 @@ class BrokerSettings(ServiceSettings):
         doc="Where the broker listens; port 0 takes a free one.",
     )
     storage_address: str = _storage_address()
-    lifecycle_address: str = setting(
-        "TIDEMARK_LIFECYCLE_ADDRESS",
-        Address(),
-        default="127.0.0.1:7420",
-        doc="Where the lifecycle service is reached.",
-    )
+    lifecycle_address: str = _lifecycle_address()
     client_timeout_ms: int = setting(
         "TIDEMARK_CLIENT_TIMEOUT_MS",
         Integer(1_000, 3_600_000, unit="ms"),
@@ -304,7 +328,37 @@ class LifecycleSettings(ServiceSettings):
         default="127.0.0.1:7420",
         doc="Where the lifecycle service listens; port 0 takes a free one.",
     )
+    advertise: str = setting(
+        "TIDEMARK_LIFECYCLE_ADVERTISE",
+        Address(),
+        default="",
+        doc="Where storage reaches this replica; empty is the address it listens on.",
+    )
     storage_address: str = _storage_address()
+    sweep_interval_ms_max: int = setting(
+        "TIDEMARK_SWEEP_INTERVAL_MS_MAX",
+        Integer(100, 3_600_000, unit="ms"),
+        default=60_000,
+        doc="Ceiling between two sweeps of a partition in which nothing is due.",
+    )
+    sweep_interval_ms_min: int = setting(
+        "TIDEMARK_SWEEP_INTERVAL_MS_MIN",
+        Integer(1, 60_000, unit="ms"),
+        default=20,
+        doc="Shortest time between two sweeps of a partition: what is due meanwhile is one sweep.",
+    )
+    sweep_lease_ms: int = setting(
+        "TIDEMARK_SWEEP_LEASE_MS",
+        Integer(1_000, limits.SWEEP_LEASE_MS_MAX, unit="ms"),
+        default=15_000,
+        doc="Time after which another replica takes over the partitions of a dead one.",
+    )
+    sweep_timeout_ms: int = setting(
+        "TIDEMARK_SWEEP_TIMEOUT_MS",
+        Integer(100, 600_000, unit="ms"),
+        default=10_000,
+        doc="How long a sweep waits for one answer before it counts as failed.",
+    )
 
 
 SERVICES: Final = (StorageSettings, BrokerSettings, LifecycleSettings)

@@ -18,11 +18,8 @@ from tests.cluster.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receive
 from tests.cluster.unary_client import TOPIC, UnaryClient, connected, payloads_of, run_of
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.api.lifecycle.v1 import lifecycle_pb2
-from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.clock import SystemClock
-from tidemark.errors import CommitOutcomeUnknown, Unavailable, Unimplemented
+from tidemark.errors import CommitOutcomeUnknown, Unavailable
 from tidemark.local_cluster import SERVICES, LocalCluster, ServiceName
 from tidemark.rpc import open_channel
 from tidemark.telemetry import current_traceparent
@@ -248,27 +245,3 @@ async def test_every_service_tells_its_health_and_describes_itself(cluster: Loca
             asks = [ServerReflectionRequest(file_containing_symbol=each) for each in services]
             async for described in reflection.ServerReflectionInfo(iter(asks)):
                 assert described.file_descriptor_response.file_descriptor_proto
-
-
-async def test_calls_that_are_not_built_yet_say_so(cluster: LocalCluster) -> None:
-    async with (
-        open_channel(cluster.address("broker")) as to_broker,
-        open_channel(cluster.address("lifecycle")) as to_lifecycle,
-    ):
-        topics = TopicServiceStub(to_broker)
-        lifecycle = LifecycleServiceStub(to_lifecycle)
-        calls: dict[str, Awaitable[Any]] = {
-            "broker.v1.TopicService/RedriveDeadLetters": topics.RedriveDeadLetters(
-                topic_pb2.RedriveDeadLettersRequest()
-            ),
-            "lifecycle.v1.LifecycleService/ListSweepers": lifecycle.ListSweepers(
-                lifecycle_pb2.ListSweepersRequest()
-            ),
-        }
-
-        for rpc, answer in calls.items():
-            with pytest.raises(Unimplemented) as refused:
-                await answer
-
-            assert refused.value.reason == "UNIMPLEMENTED"
-            assert refused.value.metadata == {"rpc": f"/tidemark.api.{rpc}"}

@@ -285,7 +285,12 @@ class RunningStorage(StorageClient):
     def __init__(self, data_dir: Path, clock: Clock, **settings: Any) -> None:
         self.data_dir = data_dir
         self.clock = clock
-        self._settings = {"partitions": 1, "disk_free_bytes_min": 0, **settings}
+        self._settings = {
+            "partitions": 1,
+            "disk_free_bytes_min": 0,
+            "await_sweep": False,
+            **settings,
+        }
         self._running = AsyncExitStack()
 
     async def start(self) -> None:
@@ -316,6 +321,7 @@ def storage_process(data_dir: Path, log_file: Path, **settings: str) -> ServiceP
     address = join_address("127.0.0.1", port)
     environment = {
         "TIDEMARK_CLUSTER_ID": CLUSTER_ID,
+        "TIDEMARK_STORAGE_AWAIT_SWEEP": "false",
         "TIDEMARK_STORAGE_LISTEN": address,
         "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
         **{f"TIDEMARK_{name.upper()}": value for name, value in settings.items()},

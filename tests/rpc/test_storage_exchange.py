@@ -35,7 +35,6 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     Operation,
     PlaceGroup,
     Purge,
-    Redrive,
     RemoveGroup,
     RemoveQueue,
     SettleAction,
@@ -385,11 +384,6 @@ async def test_every_field_is_refused_one_past_its_limit(
     assert [each.metadata["field"] for each in outcomes] == [field for _, field in ONE_PAST]
     assert {each.reason for each in outcomes} == {"INVALID_ARGUMENT", "INVALID_NAME"}
     assert (await storage.info()).queues == 0
-
-
-async def test_what_is_not_built_yet_says_so(exchange: ExchangeClient) -> None:
-    with pytest.raises(errors.Unimplemented, match="redrive"):
-        await exchange.ask(operation(redrive=Redrive(lmq_name="jobs")))
 
 
 NOT_FOUND = [

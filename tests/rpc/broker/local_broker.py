@@ -13,6 +13,7 @@ import grpc
 
 from broker_svc.app import broker
 from storage_svc.app import storage
+from storage_svc.engines.engine import Engines
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
@@ -44,7 +45,9 @@ class LocalBroker:
         self.partitions = partitions
         self._clock = clock
         self._data_dir = data_dir
-        self._await_sweep = settings.pop("await_sweep", False)
+        self._storage_settings = {"await_sweep": False, **settings.pop("storage", {})}
+        self.wrap: Callable[[Engines], Engines] = lambda same: same
+        """What is put around the engines of storage, to break them."""
         self._settings = settings
         self._storage: AsyncExitStack | None = None
         self._broker: AsyncExitStack | None = None
@@ -61,6 +64,10 @@ class LocalBroker:
     def address(self) -> str:
         return self._broker_listen
 
+    @property
+    def storage_address(self) -> str:
+        return self._storage_listen
+
     # --- the services --------------------------------------------------------------------------
 
     async def start_storage(self) -> None:
@@ -69,11 +76,11 @@ class LocalBroker:
             listen=self._storage_listen,
             data_dir=self._data_dir,
             disk_free_bytes_min=0,
-            await_sweep=self._await_sweep,
+            **self._storage_settings,
         )
         self._storage = AsyncExitStack()
         self.storage_server = await self._storage.enter_async_context(
-            storage(settings, self._clock)
+            storage(settings, self._clock, self.wrap)
         )
         self._storage_listen = self.storage_server.address
         channel = await self._clients.enter_async_context(open_channel(self._storage_listen))
@@ -172,7 +179,7 @@ class LocalBroker:
 async def local_broker(
     data_dir: Path, clock: Clock | None = None, *, partitions: int = 2, **settings: Any
 ) -> AsyncIterator[LocalBroker]:
-    """Storage and broker, serving; `settings` are those of the broker."""
+    """Storage and broker, serving; `settings` are those of the broker, `storage` of storage."""
     local = LocalBroker(data_dir, clock or SystemClock(), partitions, **settings)
     try:
         await local.start_storage()

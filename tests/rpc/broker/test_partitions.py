@@ -217,7 +217,7 @@ async def test_a_queue_without_a_healthy_partition_is_unavailable(start: StartBr
 
 async def test_a_partition_takes_no_publishes_before_its_first_sweep(start: StartBroker) -> None:
     """L4."""
-    local = await start(partitions=2, await_sweep=True)
+    local = await start(partitions=2, storage={"await_sweep": True})
     session = await local.session()
     ((starting,), (served,)) = local.names_in(1, 1), local.names_in(0, 1)
 

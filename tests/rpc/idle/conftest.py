@@ -179,6 +179,7 @@ class RestartableStorage:
 
     async def start(self) -> None:
         settings = StorageSettings(
+            await_sweep=False,
             listen=self.address,
             data_dir=self._data_dir,
             partitions=PARTITIONS,

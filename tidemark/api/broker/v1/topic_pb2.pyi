@@ -1364,19 +1364,22 @@ Global___PartitionEviction: _TypeAlias = PartitionEviction  # noqa: Y015
 
 @_typing.final
 class PartitionFault(_message.Message):
-    """Why a partition does not serve."""
+    """Why a partition does not serve, or what is alarming about it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     SINCE_TIME_FIELD_NUMBER: _builtins.int
+    ALARM_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Closed set: AWAITING_SWEEP, SWEEP_FAILED, COMMIT_FAILED, DATA_CORRUPT, LIFECYCLE_SILENT,
     OPEN_FAILED.
     """
     detail: _builtins.str
     """For people."""
+    alarm: _builtins.bool
+    """True: somebody should look, but the partition serves all the same."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
         """Since when, by storage's clock."""
@@ -1387,10 +1390,11 @@ class PartitionFault(_message.Message):
         reason: _builtins.str = ...,
         detail: _builtins.str = ...,
         since_time: _timestamp_pb2.Timestamp | None = ...,
+        alarm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason", "since_time", b"since_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarm", b"alarm", "detail", b"detail", "reason", b"reason", "since_time", b"since_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1435,7 +1439,7 @@ class PartitionInfo(_message.Message):
     """Commits since the process started."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFault]:
-        """Why not; it serves when no fault is left."""
+        """Why not; it serves when no fault is left but alarms."""
 
     def __init__(
         self,

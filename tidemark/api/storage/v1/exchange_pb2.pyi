@@ -1201,6 +1201,7 @@ class Redrive(_message.Message):
     BEFORE_MS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The dead-letter queue."""
     reason: _builtins.str
@@ -1215,6 +1216,8 @@ class Redrive(_message.Message):
     """Most messages. 0: all."""
     dry_run: _builtins.bool
     """True only counts."""
+    page_token: _builtins.bytes
+    """From the last answer. Default empty: from the start."""
     def __init__(
         self,
         *,
@@ -1225,10 +1228,11 @@ class Redrive(_message.Message):
         before_ms: _builtins.int = ...,
         limit: _builtins.int = ...,
         dry_run: _builtins.bool = ...,
+        page_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ms", b"after_ms", "before_ms", b"before_ms", "dry_run", b"dry_run", "limit", b"limit", "lmq_name", b"lmq_name", "reason", b"reason", "source_lmq_name", b"source_lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ms", b"after_ms", "before_ms", b"before_ms", "dry_run", b"dry_run", "limit", b"limit", "lmq_name", b"lmq_name", "page_token", b"page_token", "reason", b"reason", "source_lmq_name", b"source_lmq_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1242,19 +1246,23 @@ class RemovedResult(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
     """Messages."""
     skipped: _builtins.int
     """Messages that could not be moved (Redrive: their source is gone)."""
+    next_page_token: _builtins.bytes
+    """Redrive: where to go on; one call looks at a bounded part. Empty: that was all."""
     def __init__(
         self,
         *,
         messages: _builtins.int = ...,
         skipped: _builtins.int = ...,
+        next_page_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_page_token", b"next_page_token", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

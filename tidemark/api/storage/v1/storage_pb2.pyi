@@ -263,6 +263,7 @@ class ScanPartitionRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    EXCEPT_DESTINATIONS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     kind: Global___ScanKind.ValueType
@@ -271,6 +272,10 @@ class ScanPartitionRequest(_message.Message):
     """Most facts to give. 1 to 1 000. Default 0: 1 000."""
     page_token: _builtins.bytes
     """From the last page. Default empty: from the start."""
+    @_builtins.property
+    def except_destinations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Outbox only: entries bound for these queues are left out. At most 1 000."""
+
     def __init__(
         self,
         *,
@@ -278,10 +283,11 @@ class ScanPartitionRequest(_message.Message):
         kind: Global___ScanKind.ValueType = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.bytes = ...,
+        except_destinations: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["except_destinations", b"except_destinations", "kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,7 +339,9 @@ class ScanPartitionResponse(_message.Message):
     partition_time_ms: _builtins.int
     """Partition time of the reading, in milliseconds."""
     owner_address: _builtins.str
-    """The broker that owns the partition; "": none, ask storage."""
+    """The broker that is connected as the owner of the partition, and expires reservations itself;
+    "": none, ask storage.
+    """
     @_builtins.property
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueFact]:
         """What is due, earliest first."""
@@ -356,6 +364,70 @@ class ScanPartitionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__next_due_in_ms) -> _WhichOneofReturnType__next_due_in_ms | None: ...
 
 Global___ScanPartitionResponse: _TypeAlias = ScanPartitionResponse  # noqa: Y015
+
+@_typing.final
+class LeaseSweepRequest(_message.Message):
+    """Asks for the right to sweep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    SWEEPER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    sweeper_id: _builtins.str
+    """The replica, different for every start of one. Required."""
+    address: _builtins.str
+    """Where the replica answers, host:port: wake-ups go there. Required."""
+    lease_ms: _builtins.int
+    """For how long, in milliseconds, at most 600 000. Default 0: gives it up."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        sweeper_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "lease_ms", b"lease_ms", "partition", b"partition", "sweeper_id", b"sweeper_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseSweepRequest: _TypeAlias = LeaseSweepRequest  # noqa: Y015
+
+@_typing.final
+class LeaseSweepResponse(_message.Message):
+    """Who may sweep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANTED_FIELD_NUMBER: _builtins.int
+    HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
+    EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    granted: _builtins.bool
+    """True if the caller may."""
+    holder_address: _builtins.str
+    """Where the holder answers. "": there is none."""
+    expires_in_ms: _builtins.int
+    """For how much longer the holder has it, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        granted: _builtins.bool = ...,
+        holder_address: _builtins.str = ...,
+        expires_in_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_ms", b"expires_in_ms", "granted", b"granted", "holder_address", b"holder_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseSweepResponse: _TypeAlias = LeaseSweepResponse  # noqa: Y015
 
 @_typing.final
 class ReportSweepRequest(_message.Message):

@@ -61,6 +61,11 @@ class StorageServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ScanPartitionRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ScanPartitionResponse.FromString,
                 _registered_method=True)
+        self.LeaseSweep = channel.unary_unary(
+                '/tidemark.api.storage.v1.StorageService/LeaseSweep',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.LeaseSweepRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.LeaseSweepResponse.FromString,
+                _registered_method=True)
         self.ReportSweep = channel.unary_unary(
                 '/tidemark.api.storage.v1.StorageService/ReportSweep',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ReportSweepRequest.SerializeToString,
@@ -148,6 +153,15 @@ class StorageServiceServicer:
     def ScanPartition(self, request, context):
         """Phase one of a sweep: reads, beside the writer, what is due. Fails with PARTITION_NOT_FOUND,
         DATA_CORRUPT, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseSweep(self, request, context):
+        """Takes, renews or gives up the right to sweep a partition, so that of several lifecycle replicas
+        one does. Kept in memory: a sweep that happens twice does no harm. Fails with
+        PARTITION_NOT_FOUND, INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,6 +262,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.ScanPartition,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ScanPartitionRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ScanPartitionResponse.SerializeToString,
+            ),
+            'LeaseSweep': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseSweep,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.LeaseSweepRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.LeaseSweepResponse.SerializeToString,
             ),
             'ReportSweep': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportSweep,
@@ -431,6 +450,33 @@ class StorageService:
             '/tidemark.api.storage.v1.StorageService/ScanPartition',
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ScanPartitionRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ScanPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseSweep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.StorageService/LeaseSweep',
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.LeaseSweepRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.LeaseSweepResponse.FromString,
             options,
             channel_credentials,
             insecure,

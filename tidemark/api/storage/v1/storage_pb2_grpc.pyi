@@ -36,6 +36,11 @@ class StorageServiceStub:
     """Phase one of a sweep: reads, beside the writer, what is due. Fails with PARTITION_NOT_FOUND,
     DATA_CORRUPT, UNAVAILABLE.
     """
+    LeaseSweep: _aio.UnaryUnaryMultiCallable[_storage_pb2.LeaseSweepRequest, _storage_pb2.LeaseSweepResponse]
+    """Takes, renews or gives up the right to sweep a partition, so that of several lifecycle replicas
+    one does. Kept in memory: a sweep that happens twice does no harm. Fails with
+    PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+    """
     ReportSweep: _aio.UnaryUnaryMultiCallable[_storage_pb2.ReportSweepRequest, _storage_pb2.ReportSweepResponse]
     """Tells how phase one ended; a partition serves only after a success. Fails with
     PARTITION_NOT_FOUND.
@@ -111,6 +116,16 @@ class StorageServiceServicer:
     ) -> _abc.Awaitable[_storage_pb2.ScanPartitionResponse]:
         """Phase one of a sweep: reads, beside the writer, what is due. Fails with PARTITION_NOT_FOUND,
         DATA_CORRUPT, UNAVAILABLE.
+        """
+
+    def LeaseSweep(
+        self,
+        request: _storage_pb2.LeaseSweepRequest,
+        context: _aio.ServicerContext[_storage_pb2.LeaseSweepRequest, _abc.Awaitable[_storage_pb2.LeaseSweepResponse]],
+    ) -> _abc.Awaitable[_storage_pb2.LeaseSweepResponse]:
+        """Takes, renews or gives up the right to sweep a partition, so that of several lifecycle replicas
+        one does. Kept in memory: a sweep that happens twice does no harm. Fails with
+        PARTITION_NOT_FOUND, INVALID_ARGUMENT.
         """
 
     def ReportSweep(

@@ -1,0 +1,135 @@
+"""How late scheduled messages arrive, with 100 000 of them due over a minute.
+
+Everything is published before the first is due; then a consumer of all queues takes what comes.
+When a message was due is what storage made of it: its publish time by storage's clock, which the
+delivery carries, and its delay. None may be early, none lost, none doubled.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.broker import TOPIC, Broker, broker_of
+from bench.cluster import running_cluster
+from bench.figures import percentile
+from bench.frame import Bench, once
+from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, PublishRun
+from tidemark.api.broker.v1.topic_pb2 import TopicSettings
+from tidemark.client.session import Consumer, Session, receipt_of
+
+LATENESS_P99_MS_MAX: Final = 200
+
+_QUEUES = 1000
+_CHUNK_RUNS = 2000
+_LAST_TIMEOUT_S = 120
+_HOURS_MS = 12 * 60 * 60 * 1000
+
+
+async def measure_lateness(bench: Bench) -> None:
+    count = bench.size(full=100_000, quick=2000)
+    plan = Plan(
+        count=count,
+        lead_s=bench.size(full=30, quick=2),
+        over_s=bench.size(full=60, quick=3),
+        queues=[f"{TOPIC}/{number}" for number in range(_QUEUES)],
+    )
+    bench.settings |= {"scheduled": count, "due_over_s": plan.over_s, "scheduled_queues": _QUEUES}
+    directory = bench.directory / "lateness"
+    async with AsyncExitStack() as opened:
+        cluster = await opened.enter_async_context(running_cluster(directory))
+        broker = await opened.enter_async_context(broker_of(cluster, TopicSettings()))
+        seen = await schedule_and_take(broker, plan)
+    figures = {"messages": float(count), "publish_s": seen.publish_s, **seen.figures()}
+    bench.tables.append([once(f"{count:,} scheduled over {plan.over_s} s", figures)])
+    late_ms = figures["late_p99_ms"]
+    bench.at_most("scheduled: lateness p99, ms", late_ms, LATENESS_P99_MS_MAX)
+    bench.at_least("scheduled: earliest arrival after its time, ms", min(seen.late_ms), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many messages are scheduled, for when and where."""
+
+    count: int
+    lead_s: float
+    """From now to the first that is due: time to publish them all."""
+    over_s: float
+    queues: Sequence[str]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What arrived."""
+
+    publish_s: float = 0
+    late_ms: list[float] = field(default_factory=list)
+    numbers: set[int] = field(default_factory=set)
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "earliest_ms": min(self.late_ms),
+            "late_p50_ms": percentile(self.late_ms, 50),
+            "late_p99_ms": percentile(self.late_ms, 99),
+            "latest_ms": max(self.late_ms),
+        }
+
+
+async def schedule_and_take(broker: Broker, plan: Plan) -> Seen:
+    """Publish all, take all. Raises if one is lost or comes twice."""
+    seen = Seen()
+    async with broker.session("schedules") as publisher, broker.session("takes") as session:
+        consumer = session.open_consumer("late", credit=plan.count, visibility_ms=_HOURS_MS)
+        await consumer.subscribe(*plan.queues)
+        taking = asyncio.create_task(_take(session, consumer, seen, plan.count))
+        try:
+            seen.publish_s = await _publish(publisher, plan)
+            async with asyncio.timeout(plan.lead_s + plan.over_s + _LAST_TIMEOUT_S):
+                await taking
+        finally:
+            taking.cancel()
+    assert not session.failed_settlements, session.failed_settlements[0]
+    return seen
+
+
+async def _publish(session: Session, plan: Plan) -> float:
+    """Evenly over the time, in an order that is not that of their times."""
+    begin = time.time()
+    step = _coprime_step(plan.count)
+    for at in range(0, plan.count, _CHUNK_RUNS):
+        runs = []
+        for number in range(at, min(at + _CHUNK_RUNS, plan.count)):
+            place = number * step % plan.count
+            due = begin + plan.lead_s + plan.over_s * place / plan.count
+            delay_ms = max(1, round((due - time.time()) * 1000))
+            payload = b"%d %d" % (number, delay_ms)
+            runs.append(
+                PublishRun(
+                    lmq_name=plan.queues[number % len(plan.queues)],
+                    batch=MessageBatch(messages=[Message(payload=payload)]),
+                    count=1,
+                    delay_ms=delay_ms,
+                )
+            )
+        for result in await asyncio.gather(*map(session.submit, runs)):
+            receipt_of(result)
+    return time.time() - begin
+
+
+def _coprime_step(count: int) -> int:
+    """Steps of this size, round and round, pass every place once."""
+    return 7919 if count % 7919 else 1  # a prime
+
+
+async def _take(session: Session, consumer: Consumer, seen: Seen, count: int) -> None:
+    while len(seen.numbers) < count:
+        for delivery in await consumer.deliveries():
+            now_ms = time.time() * 1000
+            for message in delivery.batch.messages:
+                number, delay_ms = map(int, message.payload.split())
+                assert number not in seen.numbers, f"{number} came twice"
+                seen.numbers.add(number)
+                seen.late_ms.append(now_ms - delivery.publish_time_ms - delay_ms)
+            session.settle_nowait(delivery.delivery_tag, Ack())

@@ -1,0 +1,126 @@
+"""The sweepers of this replica: one per partition that it has heard of.
+
+Partitions are found by asking storage at the start, and by the announcements of whoever opens one.
+Each sweeper runs in a task of its own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from lifecycle_svc.owners import Owners
+from lifecycle_svc.sweeper import Replica, Sweeper
+from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest, DescribeStorageResponse
+from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
+from tidemark.clock import Clock
+from tidemark.errors import (
+    InvalidArgument,
+    PartitionNotFound,
+    TidemarkError,
+    Unavailable,
+)
+from tidemark.rpc.channels import ChannelPool
+from tidemark.settings import LifecycleSettings
+from tidemark.variables import Address
+
+DISCOVER_AGAIN_MS = 500
+
+_log = logging.getLogger(__name__)
+
+
+class Sweepers:
+    """Starts sweepers, finds them by partition, and stops them all."""
+
+    def __init__(self, channels: ChannelPool, settings: LifecycleSettings, clock: Clock) -> None:
+        self.replica: Replica | None = None
+        """Set as soon as this replica listens."""
+        self._channels = channels
+        self._settings = settings
+        self._clock = clock
+        self._owners = Owners(channels, clock, settings.sweep_timeout_ms)
+        self._sweepers: dict[int, Sweeper] = {}
+        self._addresses: dict[int, str] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def __iter__(self) -> Iterator[Sweeper]:
+        return iter([self._sweepers[partition] for partition in sorted(self._sweepers)])
+
+    def get(self, partition: int) -> Sweeper:
+        """Raises PartitionNotFound for one that was never announced."""
+        try:
+            return self._sweepers[partition]
+        except KeyError:
+            raise PartitionNotFound(
+                f"partition {partition} was not announced here", partition=str(partition)
+            ) from None
+
+    async def announce(self, partition: int, storage_address: str) -> Sweeper:
+        """A partition was opened: sweep it now, and from now on."""
+        if partition >= self._settings.partitions:
+            raise InvalidArgument(
+                f"the cluster has {self._settings.partitions} partitions", field="partition"
+            )
+        try:
+            Address().parse(storage_address)
+        except ValueError:
+            raise InvalidArgument("not an address", field="storage_address") from None
+        if self._addresses.get(partition) != storage_address:
+            await self._place(partition, storage_address)
+        sweeper = self._sweepers[partition]
+        sweeper.opened()
+        return sweeper
+
+    async def discover(self) -> None:
+        """Ask storage which partitions there are, until it answers."""
+        address = self._settings.storage_address
+        described = await self._describe(StorageServiceStub(await self._channels.to(address)))
+        for held in described.held:
+            if held.partition not in self._sweepers:  # else it was announced meanwhile
+                await self.announce(held.partition, address)
+        _log.info("partitions are swept", extra={"partitions": len(self._sweepers)})
+
+    async def _describe(self, storage: StorageServiceStub) -> DescribeStorageResponse:
+        told = ""
+        while True:
+            try:
+                described = await self._clock.wait_for(
+                    storage.DescribeStorage(DescribeStorageRequest()),
+                    self._settings.sweep_timeout_ms,
+                )
+                if described.cluster_id == self._settings.cluster_id:
+                    return described
+                why = f"it serves cluster {described.cluster_id}"
+            except (TidemarkError, TimeoutError) as error:
+                why = str(error) or "no answer"
+            if why != told:
+                _log.warning("storage is not usable yet", extra={"why": why})
+            told = why
+            await self._clock.sleep_ms(DISCOVER_AGAIN_MS)
+
+    async def stop(self) -> None:
+        """Stop all, and let other replicas have the partitions at once."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(sweeper.stop() for sweeper in self._sweepers.values()))
+
+    async def _place(self, partition: int, storage_address: str) -> None:
+        """Start the sweeper of a partition, anew if it has moved to another process."""
+        if self.replica is None:
+            raise Unavailable("this replica is just starting")
+        before = self._tasks.pop(partition, None)
+        if before is not None:
+            before.cancel()
+            await asyncio.gather(before, return_exceptions=True)
+        self._addresses[partition] = storage_address
+        self._owners.stored_at(partition, storage_address)
+        sweeper = Sweeper(
+            partition,
+            self.replica,
+            StorageServiceStub(await self._channels.to(storage_address)),
+            self._owners,
+            self._settings,
+            self._clock,
+        )
+        self._sweepers[partition] = sweeper
+        self._tasks[partition] = asyncio.create_task(sweeper.run())

@@ -1,0 +1,1 @@
+"""Sweeps over real gRPC: storage, broker and lifecycle under one manual clock."""

@@ -1,0 +1,57 @@
+"""The planner: nothing early, nothing that a broker does itself, the outbox apart and in order."""
+
+import pytest
+
+from lifecycle_svc.planner import BROKER_DRIVEN, OVERDUE_MS, Fact, FactKind, plan
+
+NOW_MS = 1_000_000
+
+
+def fact(kind: FactKind, due_ms: int = NOW_MS, action: str = "act") -> Fact[str]:
+    return Fact(kind, due_ms, action)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FactKind if kind is not FactKind.OUTBOX])
+def test_what_is_due_is_acted_upon_and_what_is_not_yet_is_not(kind: FactKind) -> None:
+    """L5: never early."""
+    due, early = fact(kind, NOW_MS, "due"), fact(kind, NOW_MS + 1, "early")
+
+    planned = plan([due, early], NOW_MS, driven=False)
+
+    assert (planned.actions, planned.transfers) == (["due"], [])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FactKind if kind in BROKER_DRIVEN])
+def test_what_a_connected_broker_sees_to_is_left_to_it_unless_it_is_overdue(kind: FactKind) -> None:
+    """V1: the broker drives expiry, sweeps do it where it does not."""
+    fresh = fact(kind, NOW_MS - OVERDUE_MS + 1, "fresh")
+    overdue = fact(kind, NOW_MS - OVERDUE_MS, "overdue")
+
+    driven = plan([fresh, overdue], NOW_MS, driven=True)
+    alone = plan([fresh, overdue], NOW_MS, driven=False)
+
+    assert driven.actions == ["overdue"]
+    assert alone.actions == ["fresh", "overdue"]
+
+
+def test_schedules_and_deaths_are_planned_whoever_drives() -> None:
+    """L5."""
+    kinds = [kind for kind in FactKind if kind not in BROKER_DRIVEN | {FactKind.OUTBOX}]
+
+    planned = plan([fact(kind, action=kind.value) for kind in kinds], NOW_MS, driven=True)
+
+    assert planned.actions == [kind.value for kind in kinds]
+
+
+def test_outbox_entries_are_transfers_in_their_order() -> None:
+    """L6."""
+    facts = [fact(FactKind.OUTBOX, action=f"entry {number}") for number in range(3)]
+
+    planned = plan([*facts, fact(FactKind.SCHEDULES_DUE)], NOW_MS, driven=True)
+
+    assert planned.transfers == ["entry 0", "entry 1", "entry 2"]
+    assert planned.actions == ["act"]
+
+
+def test_nothing_due_is_an_empty_plan() -> None:
+    assert plan([], NOW_MS, driven=True) == plan([], NOW_MS, driven=False)
