@@ -36,8 +36,8 @@ test-model: .venv/.dev ## Compare the partition with its model at random, for mi
 	@exec $(BIN)/python -m pytest --long --timeout 0 tests/conformance tests/unit/test_queue_state.py $(ARGS)
 
 .PHONY: test-crash
-test-crash: .venv/.dev ## Kill storage fifty times under load, and look for losses
-	@exec $(BIN)/python -m pytest --long tests/cluster/test_storage_crash.py $(ARGS)
+test-crash: .venv/.dev ## Kill services again and again under load, and look for losses
+	@exec $(BIN)/python -m pytest --long tests/cluster/test_*_crash.py $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")

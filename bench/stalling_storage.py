@@ -6,14 +6,13 @@ from one partition: that is held up while the file named by the variable contain
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from storage_svc.app import storage
-from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table, Usage
+from tests.rpc.lifecycle.faulty_reads import FaultyReads
 from tidemark.clock import Clock
 from tidemark.errors import DataCorrupt
 from tidemark.rpc.serve import main
@@ -36,102 +35,31 @@ class Fault(Enum):
     STALL = "stall"
 
 
-class Faults:
-    """The fault that there is now."""
+class FileFaults(FaultyReads):
+    """Readers that do what the file says, from one read to the next."""
 
     def __init__(self, file: Path) -> None:
+        super().__init__()
         self._file = file
 
-    async def pass_through(self) -> None:
-        """Let a read pass, or not."""
-        if self._now() is Fault.FAIL:
-            raise DataCorrupt("the disk cannot be read, as it was told")
+    async def check(self, partition: int) -> None:
+        if partition != PARTITION:
+            return
+        if self._fault() is Fault.FAIL:
+            raise DataCorrupt("the disk cannot be read, as it was told to")
         for _ in range(round(STALL_S / _POLL_S)):
-            if self._now() is not Fault.STALL:
+            if self._fault() is not Fault.STALL:
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _now(self) -> Fault:
+    def _fault(self) -> Fault:
         return Fault(self._file.read_text()) if self._file.exists() else Fault.NONE
-
-
-class StallingEngines:
-    """Opens engines; that of the partition with a reader that obeys the faults."""
-
-    def __init__(self, engines: Engines, faults: Faults) -> None:
-        self._engines = engines
-        self._faults = faults
-
-    async def open(self, identity: Identity) -> Engine:
-        engine = await self._engines.open(identity)
-        return StallingEngine(engine, self._faults) if identity.partition == PARTITION else engine
-
-
-class StallingEngine:
-    """An engine whose writer goes on while its readers wait."""
-
-    def __init__(self, engine: Engine, faults: Faults) -> None:
-        self._engine = engine
-        self._faults = faults
-
-    @property
-    def identity(self) -> Identity:
-        return self._engine.identity
-
-    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._engine.load(table, keys)
-
-    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
-        return await self._engine.scan(table, start, end, limit=limit)
-
-    async def commit(self, batch: Batch) -> None:
-        await self._engine.commit(batch)
-
-    def reader(self) -> Reader:
-        return StallingReader(self._engine.reader(), self._faults)
-
-    def usage(self) -> Usage:
-        return self._engine.usage()
-
-    async def close(self) -> None:
-        await self._engine.close()
-
-
-class StallingReader:
-    """What a sweep reads through."""
-
-    def __init__(self, reader: Reader, faults: Faults) -> None:
-        self._reader = reader
-        self._faults = faults
-
-    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        await self._faults.pass_through()
-        return await self._reader.load(table, keys)
-
-    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
-        await self._faults.pass_through()
-        return await self._reader.scan(table, start, end, limit=limit)
-
-    def scan_chunks(
-        self, table: Table, start: bytes, end: bytes | None, *, chunk_rows: int = 512
-    ) -> AsyncIterator[list[Row]]:
-        return self._reader.scan_chunks(table, start, end, chunk_rows=chunk_rows)
-
-    def close(self) -> None:
-        self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def stalling_storage(
     settings: StorageSettings, clock: Clock
 ) -> AbstractAsyncContextManager[RpcServer]:
-    faults = Faults(Path(os.environ[FAULT_FILE]))
-    return storage(settings, clock, lambda engines: StallingEngines(engines, faults))
+    return storage(settings, clock, FileFaults(Path(os.environ[FAULT_FILE])).around)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,10 @@ class Client:
     async def nack(self, delivery: Delivery, delay_ms: int = 0) -> int:
         return await self.settle(delivery.receipt, Nack(delay_ms=delay_ms))
 
+    async def redrive(self, lmq_name: str, **fields: Any) -> topic_pb2.RedriveDeadLettersResponse:
+        request = topic_pb2.RedriveDeadLettersRequest(lmq_name=lmq_name, **fields)
+        return await self.topics.RedriveDeadLetters(request)
+
     # --- looking: nothing is reserved, no broker is needed --------------------------------------
 
     async def stored(self, lmq_name: str) -> list[Message]:
@@ -164,10 +168,6 @@ class Client:
             return found if len(found) >= messages else []
 
         return await until(enough)
-
-    async def redrive(self, lmq_name: str, **fields: Any) -> topic_pb2.RedriveDeadLettersResponse:
-        request = topic_pb2.RedriveDeadLettersRequest(lmq_name=lmq_name, **fields)
-        return await self.topics.RedriveDeadLetters(request)
 
 
 @asynccontextmanager
