@@ -27,7 +27,7 @@ from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1 import action_pb2, storage_pb2
-from tidemark.client import Session
+from tidemark.client.session import Session
 from tidemark.clock import SystemClock
 from tidemark.errors import (
     InvalidArgument,
