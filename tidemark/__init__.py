@@ -12,9 +12,11 @@ This package holds what users import and what the services share. It never impor
 raises is a class of `tidemark.errors`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidemark import errors, sync
     from tidemark.client import (
         Client,
         Delivery,
@@ -41,6 +43,8 @@ __all__ = [
     "PulledBatch",
     "Subscription",
     "connect",
+    "errors",
+    "sync",
 ]
 
 
@@ -48,6 +52,6 @@ def __getattr__(name: str) -> Any:
     """The client is imported when it is first used: services need none of it."""
     if name not in __all__:
         raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
-    from tidemark import client
-
-    return getattr(client, name)
+    if name in ("errors", "sync"):
+        return import_module(f"tidemark.{name}")
+    return getattr(import_module("tidemark.client"), name)

@@ -86,9 +86,7 @@ async def write(client: tidemark.Client, ledger: Ledger) -> None:
     )
 
 
-async def one_writer(
-    publisher: tidemark.Publisher, first: int, count: int, ledger: Ledger
-) -> None:
+async def one_writer(publisher: tidemark.Publisher, first: int, count: int, ledger: Ledger) -> None:
     payloads = [b"%d" % number for number in range(first, first + count)]
     while payloads:
         await publisher.publish(payloads[0])

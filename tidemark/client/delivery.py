@@ -136,19 +136,21 @@ class DeliveryBatch:
 
     async def ack(self) -> None:
         """Done. Returns once it is handed over, as `Delivery.ack` does."""
-        await self.ack_range(0, self.count)
+        ranges = self.mark(_ACK)
+        if ranges is not None:
+            await self._settler.ack(self, ranges)
 
     async def nack(self, delay_ms: int = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1."""
-        await self.settle_range(_nack(delay_ms), 0, self.count)
+        await self._settle(_nack(delay_ms))
 
     async def dead_letter(self, why: str) -> None:
         """Failed for good: to the dead-letter topic, or deleted where there is none."""
-        await self.settle_range(_dead_letter(why), 0, self.count)
+        await self._settle(_dead_letter(why))
 
     async def release(self) -> None:
         """Not tried: ready again at once, and it does not count as an attempt."""
-        await self.settle_range(Release(), 0, self.count)
+        await self._settle(Release())
 
     async def extend(self, visibility_ms: int) -> int:
         """More time: that many milliseconds from now. Returns the time left."""
@@ -158,45 +160,52 @@ class DeliveryBatch:
         result = await self._settler.settle(self, Extend(visibility_ms=visibility_ms), ())
         return result.visibility_ms
 
-    async def ack_range(self, start: int, end: int) -> None:
-        ranges = self.mark(_ACK, start, end)
-        if ranges is not None:
-            await self._settler.ack(self, ranges)
-
-    async def settle_range(self, action: Action, start: int, end: int) -> None:
-        ranges = self.mark(action, start, end)
+    async def _settle(self, action: Action) -> None:
+        ranges = self.mark(action)
         if ranges is not None:
             await self._settler.settle(self, action, ranges)
 
-    def mark(self, action: Action, start: int, end: int) -> Sequence[Range] | None:
-        """Note how messages are settled; returns which are left to tell, None if none.
+    async def ack_one(self, index: int) -> None:
+        if self._mark_one(_ACK, index):
+            await self._settler.ack(self, ((index, index + 1),))
 
-        No ranges stand for the whole batch. One message that was settled before in the same way is
-        no error (V6); in another way it is AlreadySettled.
+    async def settle_one(self, action: Action, index: int) -> None:
+        if self._mark_one(action, index):
+            await self._settler.settle(self, action, ((index, index + 1),))
+
+    def mark(self, action: Action, start: int = 0) -> Sequence[Range] | None:
+        """Note how what is left from `start` on is settled; returns it, or None if it is nothing.
+
+        No ranges stand for the whole batch.
+        """
+        ranges = self.unsettled(start)
+        number = _NUMBERS[type(action)]
+        if self._marks is None:
+            self._marks = bytearray(self.count)
+        for first, last in ranges:
+            self._marks[first:last] = bytes((number,)) * (last - first)
+            self.open -= last - first
+        if ranges == [(0, self.count)]:
+            return ()
+        return ranges or None
+
+    def _mark_one(self, action: Action, index: int) -> bool:
+        """Note how one message is settled; whether that is news.
+
+        Settled before in the same way is no error (V6), in another way it is AlreadySettled.
         """
         number = _NUMBERS[type(action)]
         if self._marks is None:
-            if end - start == self.count:
-                self._marks = bytearray((number,)) * self.count
-                self.open = 0
-                return ()
             self._marks = bytearray(self.count)
-        marks = self._marks
-        if end - start == 1:
-            if marks[start]:
-                if marks[start] != number:
-                    raise AlreadySettled(
-                        f"the message at offset {self.offset + start} was settled otherwise"
-                    )
-                return None
-            marks[start] = number
-            self.open -= 1
-            return ((start, end),)
-        ranges = open_ranges(marks, start, end)
-        for first, last in ranges:
-            marks[first:last] = bytes((number,)) * (last - first)
-            self.open -= last - first
-        return ranges or None
+        before = self._marks[index]
+        if before:
+            if before != number:
+                where = f"the message at offset {self.offset + index}"
+                raise AlreadySettled(f"{where} was settled in another way, or has gone back")
+            return False
+        self._marks[index] = number
+        self.open -= 1
+        return True
 
     def unsettled(self, start: int = 0) -> list[Range]:
         """The messages from `start` on that were not settled."""
@@ -272,7 +281,7 @@ class Delivery:
         had taken the queue, `on_settle_failed` of the subscription is called. Whoever must know
         before going on waits with `deliveries.flush()`.
         """
-        await self._batch.ack_range(self._index, self._index + 1)
+        await self._batch.ack_one(self._index)
 
     async def nack(self, delay_ms: int = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1. Raises why it could not be."""
@@ -291,7 +300,7 @@ class Delivery:
         return await self._batch.extend(visibility_ms)
 
     async def _settle(self, action: Action) -> None:
-        await self._batch.settle_range(action, self._index, self._index + 1)
+        await self._batch.settle_one(action, self._index)
 
 
 def _nack(delay_ms: int) -> Nack:

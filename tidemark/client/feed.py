@@ -68,6 +68,7 @@ class Feed(Part):
         self._syncing = asyncio.Lock()
         self._backoff = Backoff(identity.random)
         self._resyncing: asyncio.Task[None] | None = None
+        self._leaving = False
 
     # --- subscriptions -------------------------------------------------------------------------
 
@@ -83,15 +84,17 @@ class Feed(Part):
     async def close(self) -> None:
         """Leave every queue and end the consumer; what was not settled goes back."""
         session = self._session
+        self._leaving = True
         if self._resyncing is not None:
             self._resyncing.cancel()
         if session is not None and session.ended is None:
             with suppress(TidemarkError):
-                session.give_credit(self._consumer_id, 0, close=True)
                 await self.settlements.flush()
                 if self.epochs:
                     async with self._syncing:
                         await self._sync(session, _REMOVE, self.epochs)
+                await self.settlements.flush()  # what arrived meanwhile
+                session.give_credit(self._consumer_id, 0, close=True)
         self.settlements.close()
         self.connection.detach(self)
 
@@ -203,7 +206,7 @@ class Feed(Part):
 
     def prepare(self, session: Session) -> bool:
         more = self.settlements.prepare(session)
-        if self._to_give:
+        if self._to_give and not self._leaving:
             session.give_credit(self._consumer_id, self._to_give)
             self._to_give = 0
         return more

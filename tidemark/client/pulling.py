@@ -63,7 +63,7 @@ class Puller:
         """Settle what is left of several batches in one call; raises the first failure."""
         settlements = []
         for batch in batches:
-            ranges = batch.mark(action, 0, batch.count)
+            ranges = batch.mark(action)
             if ranges is not None:
                 settlements.append(settlement_of(batch.receipt, action, ranges))
         if settlements:

@@ -127,7 +127,8 @@ class Session:
         """Send what has gathered, hear the answers, and end the session."""
         self._closing = True
         self._something.set()
-        await asyncio.gather(self._writer, self._reader)
+        if self._ended is None:
+            await asyncio.gather(self._writer, self._reader, return_exceptions=True)
         await self.abort()
 
     async def abort(self) -> None:
@@ -138,6 +139,8 @@ class Session:
         self._call.cancel()
         await asyncio.gather(self._reader, self._writer, return_exceptions=True)
         await self._channel.close()
+        async with self.told:
+            self.told.notify_all()
 
     async def until_ended(self) -> TidemarkError:
         """Return why the session has ended, once it has."""

@@ -103,10 +103,8 @@ class Settlements:
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int) -> None:
         """What was not settled goes back; whether that works is nobody's concern any more."""
-        ranges = batch.unsettled(start)
-        if ranges:
-            for first, last in ranges:
-                batch.mark(action, first, last)
+        ranges = batch.mark(action, start)
+        if ranges is not None:
             self._put(_Settling(batch, action, ranges))
 
     async def flush(self) -> None:

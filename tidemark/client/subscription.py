@@ -6,7 +6,7 @@ or a queue is taken by another client. It draws from one feed per broker, usuall
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Self, TypeAlias
 
@@ -199,7 +199,7 @@ class Subscription:
         self._at += 1
         return Delivery(batch, self._at - 1)
 
-    async def batches(self) -> AsyncIterator[DeliveryBatch]:
+    async def batches(self) -> AsyncGenerator[DeliveryBatch, None]:
         """Deliveries as they arrive: a whole run, or a slice of one, at a time."""
         with suppress(StopAsyncIteration):
             while True:
