@@ -17,7 +17,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self, TypeVar
 
 from opentelemetry.trace import Span
@@ -253,7 +253,8 @@ class Subscription:
         return self._subscription.lmq_names
 
     def close(self) -> None:
-        self._loop.run(self._subscription.close())
+        with suppress(ClientClosed):  # it was closed with its client
+            self._loop.run(self._subscription.close())
 
     def flush(self) -> None:
         self._loop.run(self._subscription.flush())
