@@ -23,7 +23,7 @@ from tidemark.client.publishing import Outbox
 from tidemark.client.spans import publish_span
 from tidemark.errors import BatchTooLarge, InvalidArgument
 from tidemark.names import validate_fairness_key
-from tidemark.telemetry.traces import current_traceparent, tracing_enabled
+from tidemark.telemetry.traces import current_traceparent
 
 _PLAIN: Final = Shape()
 
@@ -70,7 +70,7 @@ class Publisher:
         """
         check_message(payload, headers)
         shape = self._shape(fairness_key, delay_ms, ttl_ms, sequence)
-        if tracing_enabled():
+        if self._outbox.traced:
             with publish_span(self.lmq_name, 1):
                 shape = shape._replace(traceparent=current_traceparent())
                 return await self._outbox.publish(

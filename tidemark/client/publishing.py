@@ -23,6 +23,7 @@ from tidemark.client.routes import Routes
 from tidemark.client.session import Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
 from tidemark.rpc.statuses import from_status
+from tidemark.telemetry.traces import tracing_enabled
 
 Answer: TypeAlias = asyncio.Future[PublishReceipt]
 Call: TypeAlias = gathering.Call[Answer]
@@ -56,6 +57,9 @@ class Outbox:
     ) -> None:
         self.error: TidemarkError | None = None
         """Why nothing can be published any more."""
+        self.traced = tracing_enabled()
+        """Whether somebody traces; asked once for each frame."""
+        self._loop = asyncio.get_running_loop()
         self._routes = routes
         self._clock = identity.clock
         self._random = identity.random
@@ -92,8 +96,8 @@ class Outbox:
             await self._until_room()
         if self.error is not None:
             raise self.error
-        answer: Answer = asyncio.get_running_loop().create_future()
-        call = Call(answer, shape, self._clock.monotonic_ms(), payload, headers, batch)
+        answer: Answer = self._loop.create_future()
+        call = gathering.Call(answer, shape, self._clock.monotonic_ms(), payload, headers, batch)
         self._bytes += call.size
         try:
             self._add(call, lmq_name, partition, fairness_key)
@@ -322,6 +326,7 @@ class _Link(Part):
     def prepare(self, session: Session) -> bool:
         if self.connection.draining:
             return False
+        self._outbox.traced = tracing_enabled()
         room_bytes, runs_left = _FRAME_BYTES, limits.FRAME_RUNS_MAX
         for _ in range(len(self.lanes)):
             if room_bytes <= 0 or runs_left <= 0:

@@ -283,7 +283,7 @@ class Session:
             while True:
                 await self._something.wait()
                 frame = self._next_frame()
-                if frame.ByteSize():
+                if frame.ListFields():
                     await self._call.write(frame)
                 elif self._closing:
                     await self._call.done_writing()
