@@ -27,7 +27,7 @@ from tidemark.client.routes import Routes
 from tidemark.client.settling import SettleFailed
 from tidemark.client.subscription import OnEvicted, Subscription
 from tidemark.clock import Clock, SystemClock
-from tidemark.errors import ClientClosed, InvalidArgument, TidemarkError
+from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError
 from tidemark.names import (
     LmqName,
     partition_of,
@@ -175,16 +175,19 @@ class Client:
         deadline_ms = clock.monotonic_ms() + self._publish_timeout_ms
         while True:
             left_ms = deadline_ms - clock.monotonic_ms()
+            home = await self._routes.home.ready(left_ms)
+            first = partition_of(lmq_name, home.welcome.partitions)
             try:
-                session = await self._routes.home.ready(left_ms)
+                session = await self._routes.to_partition(first).ready(left_ms)
                 opened = await session.open_publisher(lmq_name)
             except TidemarkError as error:
                 self._check_open()
                 if not is_passing(error) or left_ms <= 0:
                     raise
+                if isinstance(error, NotOwner):
+                    self._routes.follow(first, error.metadata.get("owner", ""))
                 await clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
                 continue
-            first = partition_of(lmq_name, session.welcome.partitions)
             # Numbers mean something in one partition only; and where none serves now, one will.
             healthy = [] if self._numbered else list(opened.partitions)
             return Publisher(lmq_name, healthy or [first], self._outbox, numbered=self._numbered)

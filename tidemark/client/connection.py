@@ -159,6 +159,11 @@ class Connection:
         if self.session is not None:
             self.session.wake()
 
+    def tell_moved(self, go_away: broker_pb2.GoAway) -> None:
+        """The broker, or a partition, is somewhere else now."""
+        for part in list(self._parts):
+            part.moved(go_away)
+
     # --- staying connected ---------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -240,8 +245,7 @@ class Connection:
 
                 if go_away.address and self.home:
                     self._addresses.insert(1, go_away.address)
-            for part in list(self._parts):
-                part.moved(go_away)
+            self.tell_moved(go_away)
         for error in _taken(session.errors):
             for part in list(self._parts):
                 part.complaint(error)

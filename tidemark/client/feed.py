@@ -18,6 +18,7 @@ from tidemark.client.session import Session
 from tidemark.client.settling import SettleFailed, Settlements
 from tidemark.client.wire import Action
 from tidemark.errors import NotOwner, TidemarkError
+from tidemark.names import partition_of
 from tidemark.rpc.statuses import from_status
 
 _ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
@@ -248,8 +249,14 @@ class Feed(Part):
             self._lose(notice.lmq_name, notice.epoch)
 
     def moved(self, go_away: broker_pb2.GoAway) -> None:
-        if go_away.HasField("partition"):
-            self._start_resync()  # whose queue it was is told NOT_OWNER, and where to go
+        if not go_away.HasField("partition") or self._session is None:
+            return
+        partitions = self._session.welcome.partitions
+        for lmq_name, epoch in list(self.epochs.items()):
+            if partition_of(lmq_name, partitions) == go_away.partition and go_away.address:
+                del self.epochs[lmq_name]
+                self._owner.moved(self, lmq_name, epoch, go_away.address)
+        self._start_resync()  # if it is not known where to, that is asked
 
     def complaint(self, error: broker_pb2.SessionError) -> None:
         if error.consumer_id == self._consumer_id:

@@ -6,6 +6,7 @@ Every partition is asked for at home (any broker that the user named) until a br
 
 from collections.abc import Callable, Sequence
 
+from tidemark.api.broker.v1.broker_pb2 import GoAway
 from tidemark.client.connection import Connection, Identity, Part
 
 
@@ -40,6 +41,10 @@ class Routes:
         self._moved.pop(partition, None)
         if owner and owner != self.home.address:
             self._moved[partition] = self._at(owner)
+        go_away = GoAway(partition=partition, address=owner)
+        for connection in (self.home, *self._others):
+            if owner and connection.address != owner:
+                connection.tell_moved(go_away)
 
     def lost(self, connection: Connection) -> None:
         """What a named owner had is asked for at home again."""
