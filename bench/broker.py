@@ -14,7 +14,8 @@ from bench.usage import cpu_ns
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.client.session import Consumer, Session, connect, receipt_of
+from tidemark.client.session import Consumer, Session, open_session
+from tidemark.client.wire import receipt_of
 from tidemark.local_cluster import SERVICES, LocalCluster
 from tidemark.rpc import open_channel
 
@@ -35,7 +36,7 @@ class Broker:
     @asynccontextmanager
     async def session(self, client_id: str) -> AsyncIterator[Session]:
         """A session that stays alive however long its client is silent."""
-        session = await connect(self.cluster.address("broker"), client_id)
+        session = await open_session(self.cluster.address("broker"), client_id)
         alive = asyncio.create_task(_keep_alive(session))
         try:
             yield session

@@ -1,6 +1,57 @@
 """Tidemark: a message-queue cluster for very many, mostly idle queues.
 
 This package holds what users import and what the services share. It never imports a service.
+
+    import tidemark
+
+    async with tidemark.connect("127.0.0.1:7400", client_id="web-1") as client:
+        publisher = await client.publisher("greetings/ada")
+        await publisher.publish(b"Hello, Ada!")
+
+`tidemark.sync.connect` gives the same to programs without an event loop; every error that either
+raises is a class of `tidemark.errors`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemark import errors, sync
+    from tidemark.client import (
+        Client,
+        Delivery,
+        DeliveryBatch,
+        Eviction,
+        Message,
+        Publisher,
+        PublishReceipt,
+        PulledBatch,
+        Subscription,
+        connect,
+    )
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "Delivery",
+    "DeliveryBatch",
+    "Eviction",
+    "Message",
+    "PublishReceipt",
+    "Publisher",
+    "PulledBatch",
+    "Subscription",
+    "connect",
+    "errors",
+    "sync",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The client is imported when it is first used: services need none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
+    if name in ("errors", "sync"):
+        return import_module(f"tidemark.{name}")
+    return getattr(import_module("tidemark.client"), name)

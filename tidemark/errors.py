@@ -7,6 +7,7 @@ the catalogue (docs/ERRORS.md is generated from it); it never builds a proto and
     ├── ClientError                  the caller's mistake, or a state the caller can handle
     │   ├── AlreadySettled           FAILED_PRECONDITION
     │   ├── BatchTooLarge            INVALID_ARGUMENT
+    │   ├── ClientClosed             FAILED_PRECONDITION
     │   ├── ClusterMismatch          FAILED_PRECONDITION
     │   ├── Fenced                   FAILED_PRECONDITION
     │   ├── GroupNotFound            NOT_FOUND
@@ -250,6 +251,16 @@ class SessionNotFound(ClientError):
 
     reason = "SESSION_NOT_FOUND"
     code = StatusCode.NOT_FOUND
+
+
+class ClientClosed(ClientError):
+    """The client, or the subscription, was closed before or during the call.
+
+    What to do: open a new one with `tidemark.connect`; nothing comes back to life.
+    """
+
+    reason = "CLIENT_CLOSED"
+    code = StatusCode.FAILED_PRECONDITION
 
 
 class JobRunning(ClientError):

@@ -1,8 +1,24 @@
 """The client side of Tidemark: what programs that publish and consume import.
 
-So far a session, which speaks the contract as it is; it never repeats a call and never reconnects.
+`tidemark.connect` is the door; everything else follows from what it returns.
 """
 
-from tidemark.client.session import Consumer, Session, connect
+from tidemark.client.client import Client, connect
+from tidemark.client.delivery import Delivery, DeliveryBatch
+from tidemark.client.messages import Message, PublishReceipt
+from tidemark.client.publisher import Publisher
+from tidemark.client.pulling import PulledBatch
+from tidemark.client.subscription import Eviction, Subscription
 
-__all__ = ["Consumer", "Session", "connect"]
+__all__ = [
+    "Client",
+    "Delivery",
+    "DeliveryBatch",
+    "Eviction",
+    "Message",
+    "PublishReceipt",
+    "Publisher",
+    "PulledBatch",
+    "Subscription",
+    "connect",
+]

@@ -7,39 +7,34 @@ the stream ends, everybody who waits is told why.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Final, Generic, Self, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import grpc
-from google.rpc.status_pb2 import Status
 
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import (
-    Ack,
-    DeadLetter,
     Delivery,
-    Extend,
     Message,
     MessageBatch,
-    Nack,
     PublishReceipt,
     PublishRun,
-    Release,
     Settlement,
     SettleResult,
 )
+from tidemark.client.wire import (
+    Action,
+    Range,
+    Target,
+    batch_of,
+    check,
+    receipt_of,
+    settlement_of,
+)
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
-from tidemark.rpc.statuses import from_status
-
-Action: TypeAlias = Ack | Nack | DeadLetter | Extend | Release
-Target: TypeAlias = int | bytes
-"""What is settled: a delivery tag of this session, or a receipt of any."""
-
-Range: TypeAlias = tuple[int, int]
-"""Messages of a delivery, counted from 0: first inclusive, last exclusive."""
 
 _RUN_OVERHEAD_BYTES: Final = 1024
 _ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
@@ -48,7 +43,7 @@ _REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
 T = TypeVar("T")
 
 
-async def connect(
+async def open_session(
     address: str,
     client_id: str,
     *,
@@ -71,6 +66,13 @@ async def connect(
     return Session(channel, call, frames, first)
 
 
+class Taker(Protocol):
+    """Who takes the deliveries of one consumer."""
+
+    def take(self, delivery: Delivery) -> None: ...
+    def end(self, error: TidemarkError) -> None: ...
+
+
 class Session:
     """A connection of one client. Close it with `close`, or use it as a context manager."""
 
@@ -90,6 +92,9 @@ class Session:
         self.go_aways: list[broker_pb2.GoAway] = []
         self.told = asyncio.Condition()
         """Notified when one of the four lists above has grown, and when the session ends."""
+        self.prepare: Callable[[], bool] | None = None
+        """Called before each frame is made: the last moment to submit something for it. Returns
+        whether there is more than fits."""
         self._channel = channel
         self._call = call
         self._frames = frames
@@ -100,7 +105,7 @@ class Session:
         self._settles = _Waiting[SettleResult]()
         self._syncs = _Waiting[subscription_pb2.SubscriptionSyncResult]()
         self._opens = _Waiting[broker_pb2.OpenPublisherResult]()
-        self._consumers: dict[int, Consumer] = {}
+        self._consumers: dict[int, Taker] = {}
         self._last_consumer_id = 0
         self._runs: deque[PublishRun] = deque()
         self._parts = broker_pb2.SessionRequest()
@@ -123,7 +128,8 @@ class Session:
         """Send what has gathered, hear the answers, and end the session."""
         self._closing = True
         self._something.set()
-        await asyncio.gather(self._writer, self._reader)
+        if self._ended is None:
+            await asyncio.gather(self._writer, self._reader, return_exceptions=True)
         await self.abort()
 
     async def abort(self) -> None:
@@ -134,6 +140,8 @@ class Session:
         self._call.cancel()
         await asyncio.gather(self._reader, self._writer, return_exceptions=True)
         await self._channel.close()
+        async with self.told:
+            self.told.notify_all()
 
     async def until_ended(self) -> TidemarkError:
         """Return why the session has ended, once it has."""
@@ -183,7 +191,7 @@ class Session:
         request_id = self._next_id()
         self._parts.open_publishers.add(request_id=request_id, lmq_name=lmq_name)
         result = await self._opens.expect(request_id)
-        _check(result)
+        check(result)
         return result
 
     def destroy_publisher(self, publisher_id: int) -> None:
@@ -197,17 +205,22 @@ class Session:
         self, group: str = "", *, credit: int = 0, visibility_ms: int = 0
     ) -> "Consumer":
         """A consumer without queues; a failure to open it is told in `errors`."""
+        consumer = Consumer(self, self._last_consumer_id + 1, group)
+        self.open_taker(consumer, group, credit=credit, visibility_ms=visibility_ms)
+        return consumer
+
+    def open_taker(
+        self, taker: Taker, group: str, *, credit: int = 0, visibility_ms: int = 0
+    ) -> int:
+        """The same for a taker of one's own; returns the number of the consumer."""
         self._check_open()
         self._last_consumer_id += 1
-        consumer = Consumer(self, self._last_consumer_id, group)
-        self._consumers[consumer.consumer_id] = consumer
+        consumer_id = self._last_consumer_id
+        self._consumers[consumer_id] = taker
         self._parts.open_consumers.add(
-            consumer_id=consumer.consumer_id,
-            group=group,
-            credit=credit,
-            visibility_ms=visibility_ms,
+            consumer_id=consumer_id, group=group, credit=credit, visibility_ms=visibility_ms
         )
-        return consumer
+        return consumer_id
 
     def give_credit(self, consumer_id: int, messages: int) -> None:
         self._check_open()
@@ -235,23 +248,32 @@ class Session:
         self, target: Target, action: Action, ranges: Iterable[Range] = ()
     ) -> SettleResult:
         """Settle, and wait for the result; raises why it failed."""
-        request_id = self._next_id()
-        self._parts.settlements.append(settlement_of(target, action, ranges, request_id))
-        result = await self._settles.expect(request_id)
-        _check(result)
+        result = await self.submit_settlement(settlement_of(target, action, ranges))
+        check(result)
         return result
+
+    def submit_settlement(self, settlement: Settlement) -> "asyncio.Future[SettleResult]":
+        """Send a settlement as it is; its result comes later."""
+        settlement.request_id = self._next_id()
+        self._parts.settlements.append(settlement)
+        return self._settles.expect(settlement.request_id)
 
     def settle_nowait(self, target: Target, action: Action, ranges: Iterable[Range] = ()) -> None:
         """Settle; only a failure is told, in `failed_settlements`."""
         self._check_open()
         self._parts.settlements.append(settlement_of(target, action, ranges))
 
-    def heartbeat(self) -> None:
-        """Tell the broker that the client is alive."""
+    def heartbeat(self, held: Iterable[broker_pb2.HeldSubscriptions] = ()) -> None:
+        """Tell the broker that the client is alive, and what it believes to own."""
         self._check_open()
         self._parts.heartbeat.SetInParent()
+        self._parts.heartbeat.held.extend(held)
 
     # --- the stream ----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There is something to prepare."""
+        self._something.set()
 
     def _check_open(self) -> None:
         """Everything that is sent passes here: raise if it never could be."""
@@ -271,7 +293,7 @@ class Session:
             while True:
                 await self._something.wait()
                 frame = self._next_frame()
-                if frame.ByteSize():
+                if frame.ListFields():
                     await self._call.write(frame)
                 elif self._closing:
                     await self._call.done_writing()
@@ -281,6 +303,7 @@ class Session:
 
     def _next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that gathered, as far as it fits a frame."""
+        more = self.prepare is not None and not self._closing and self.prepare()
         frame, self._parts = self._parts, broker_pb2.SessionRequest()
         if len(frame.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
             rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
@@ -293,7 +316,7 @@ class Session:
             if frame.runs and room_bytes < 0:
                 break
             frame.runs.append(runs.popleft())
-        if not runs and not self._parts.settlements and not self._closing:
+        if not runs and not self._parts.settlements and not more and not self._closing:
             self._something.clear()
         return frame
 
@@ -406,7 +429,7 @@ class Consumer:
         for lmq_name in lmq_names:
             sync.entries.add(lmq_name=lmq_name, start=start)
         for result in (await self._session.sync(sync)).results:
-            _check(result)
+            check(result)
 
 
 class _Waiting(Generic[T]):
@@ -433,51 +456,3 @@ class _Waiting(Generic[T]):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # looked at: whoever asked may be gone
-
-
-def batch_of(messages: MessageBatch | Sequence[bytes | Message]) -> MessageBatch:
-    """Messages as they travel; plain bytes are payloads without headers."""
-    if isinstance(messages, MessageBatch):
-        return messages
-    return MessageBatch(
-        messages=[Message(payload=each) if isinstance(each, bytes) else each for each in messages]
-    )
-
-
-def settlement_of(
-    target: Target, action: Action, ranges: Iterable[Range] = (), request_id: int = 0
-) -> Settlement:
-    settlement = Settlement(request_id=request_id)
-    if isinstance(target, bytes):
-        settlement.receipt = target
-    else:
-        settlement.delivery_tag = target
-    for start, end in ranges:
-        settlement.ranges.add(start=start, end=end)
-    match action:
-        case Ack():
-            settlement.ack.CopyFrom(action)
-        case Nack():
-            settlement.nack.CopyFrom(action)
-        case DeadLetter():
-            settlement.dead_letter.CopyFrom(action)
-        case Extend():
-            settlement.extend.CopyFrom(action)
-        case Release():
-            settlement.release.CopyFrom(action)
-    return settlement
-
-
-def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:
-    """The receipt of a run that was stored; raises why it was not."""
-    if result.HasField("error"):
-        raise from_status(result.error)
-    return result.receipt
-
-
-def _check(
-    result: SettleResult | broker_pb2.OpenPublisherResult | subscription_pb2.SubscriptionResult,
-) -> None:
-    if result.HasField("error"):
-        error: Status = result.error
-        raise from_status(error)

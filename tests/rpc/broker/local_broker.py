@@ -20,8 +20,8 @@ from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.client import Consumer, Session, connect
-from tidemark.client.session import Action, Range, batch_of, settlement_of
+from tidemark.client.session import Consumer, Session, open_session
+from tidemark.client.wire import Action, Range, batch_of, settlement_of
 from tidemark.clock import Clock, SystemClock
 from tidemark.names import partition_of
 from tidemark.rpc import from_status, open_channel, wait_until_serving
@@ -122,7 +122,7 @@ class LocalBroker:
 
     async def session(self, client_id: str = "ada", **options: Any) -> Session:
         """A session that is gone, at the latest, when the test ends."""
-        session = await connect(self.address, client_id, **options)
+        session = await open_session(self.address, client_id, **options)
         self._clients.push_async_callback(session.abort)
         return session
 

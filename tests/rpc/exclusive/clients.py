@@ -16,8 +16,8 @@ from tidemark.api.broker.v1.subscription_pb2 import (
     SubscriptionSync,
     UnsubscribeNotice,
 )
-from tidemark.client import Session
-from tidemark.client.session import Action
+from tidemark.client.session import Session
+from tidemark.client.wire import Action
 from tidemark.errors import TidemarkError
 from tidemark.rpc import from_status
 

@@ -1,0 +1,51 @@
+"""Idempotent publish: an import that crashed is run again from its start, and stores nothing twice.
+
+`python examples/idempotent_publish.py [ADDRESS]`. Within one run the client repeats safely by
+itself. Over restarts of the program it needs numbers that come out the same again: here the number
+of each part of the file, under the id of the import.
+"""
+
+import asyncio
+import sys
+
+import tidemark
+from tidemark.errors import SequenceTooOld
+
+PART_LINES = 100
+LINES = [b"line %d" % number for number in range(1_000)]
+
+
+async def import_lines(address: str, crash_after: int | None = None) -> int:
+    """Publish the file part by part; returns how many parts were there already."""
+    there = 0
+    async with tidemark.connect(
+        address, client_id="importer", producer_id="import-2026-11-16"
+    ) as client:
+        publisher = await client.publisher("accounts")
+        parts = [LINES[at : at + PART_LINES] for at in range(0, len(LINES), PART_LINES)]
+        for sequence, part in enumerate(parts, start=1):
+            if sequence == crash_after:
+                break
+            try:
+                (receipt,) = await publisher.publish_many(part, sequence=sequence)
+                there += receipt.duplicate
+            except SequenceTooOld:
+                there += 1  # long ago: storage remembers the last thousand, and parts go in order
+    return there
+
+
+async def main(address: str) -> None:
+    async with tidemark.connect(address, client_id="idempotent-publish") as client:
+        await client.create_topic("accounts")
+        print("parts there before the crash:", await import_lines(address, crash_after=7))
+        print("parts there after it:", await import_lines(address))
+
+        lines: list[bytes] = []
+        while batch := await client.pull("accounts", max_messages=10_000):
+            lines += batch.payloads
+            await client.settle(batch, ack=True)
+        print("every line once:", lines == LINES)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:7400"))

@@ -1,0 +1,1 @@
+"""The SDK against a real broker and a real storage, over real gRPC."""

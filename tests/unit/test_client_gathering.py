@@ -1,0 +1,100 @@
+"""How calls become runs."""
+
+from tidemark import limits
+from tidemark.client.gathering import Call, Lane, Run, Sequences, Shape
+from tidemark.client.messages import batch_of
+
+ROOM = limits.RUN_BYTES_MAX
+
+
+class Waiter:
+    """Somebody who waits for a call, or has gone."""
+
+    def __init__(self, gone: bool = False) -> None:
+        self.gone = gone
+
+    def done(self) -> bool:
+        return self.gone
+
+
+def lane_of(*calls: Call[Waiter]) -> Lane[Waiter]:
+    lane: Lane[Waiter] = Lane("orders/a", 1, "key")
+    lane.waiting.extend(calls)
+    return lane
+
+
+def call(payload: bytes, gone: bool = False, delay_ms: int = 0) -> Call[Waiter]:
+    return Call(Waiter(gone), Shape(delay_ms), 0, payload)
+
+
+def payloads(runs: list[Run[Waiter]]) -> list[list[bytes]]:
+    return [[message.payload for message in run.proto.batch.messages] for run in runs]
+
+
+def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
+    many = Call(Waiter(), Shape(), 0, batch=batch_of([b"c", b"d"]))
+    lane = lane_of(call(b"a"), call(b"b"), many, call(b"e", delay_ms=5), call(b"f"))
+
+    runs = lane.gather(ROOM, 10)
+
+    assert payloads(runs) == [[b"a", b"b", b"c", b"d"], [b"e"], [b"f"]]
+    assert [run.proto.count for run in runs] == [4, 1, 1]
+    assert {(run.proto.lmq_name, run.proto.partition) for run in runs} == {("orders/a", 1)}
+    assert {run.proto.fairness_key for run in runs} == {"key"}
+
+
+def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
+    lane = lane_of(*(call(b"") for _ in range(limits.RUN_MESSAGES_MAX + 1)))
+    large = lane_of(*(call(bytes(1_000_000)) for _ in range(5)))
+
+    counts = [run.proto.count for run in lane.gather(ROOM, 10)]
+    sizes = [run.proto.count for run in large.gather(ROOM, 10)]
+
+    assert counts == [limits.RUN_MESSAGES_MAX, 1]
+    assert sizes == [4], "the fifth goes with the next frame"
+    assert len(large.waiting) == 1
+
+
+def test_no_more_runs_are_made_than_allowed() -> None:
+    lane = lane_of(*(call(b"x", delay_ms=number) for number in range(5)))
+
+    assert len(lane.gather(ROOM, 2)) == 2
+    assert len(lane.waiting) == 3
+
+
+def test_whoever_has_gone_is_left_out() -> None:
+    lane = lane_of(call(b"a", gone=True), call(b"b"))
+
+    assert payloads(lane.gather(ROOM, 10)) == [[b"b"]]
+
+
+def test_a_refused_run_is_tried_again_call_by_call_before_what_came_later() -> None:
+    lane = lane_of(call(b"a"), call(b"b"))
+    (run,) = lane.gather(ROOM, 10)
+    lane.waiting.append(call(b"later"))
+
+    lane.split(run)
+
+    assert payloads(lane.gather(ROOM, 10)) == [[b"a"], [b"b"], [b"later"]]
+
+
+def test_a_number_of_the_users_own_makes_a_run_of_its_own() -> None:
+    numbered = Call(Waiter(), Shape(sequence=7, alone=True), 0, b"n")
+    lane = lane_of(numbered, Call(Waiter(), Shape(sequence=7, alone=True), 0, b"n"))
+
+    assert [run.proto.sequence for run in lane.gather(ROOM, 10)] == [7, 7]
+
+
+def test_sequences_stay_within_the_window_that_storage_remembers() -> None:
+    """S11."""
+    sequences = Sequences()
+    taken = [sequences.take() for _ in range(limits.PRODUCER_SEQUENCES_MAX)]
+    assert sequences.room == 0
+
+    for sequence in taken[1:]:
+        sequences.answered(sequence)
+    assert sequences.room == 0, "the oldest may still have to be repeated"
+
+    sequences.answered(taken[0])
+    assert sequences.room == limits.PRODUCER_SEQUENCES_MAX
+    assert sequences.take() == limits.PRODUCER_SEQUENCES_MAX + 1

@@ -1,0 +1,52 @@
+"""Whether to try again, and how long to wait before. Pure: it is asked, it never waits.
+
+Waits double from try to try up to a ceiling, and each is drawn at random from its upper half, so
+that clients which lost the same broker do not come back in step.
+"""
+
+from random import Random
+from typing import Final
+
+from grpc import StatusCode
+
+from tidemark.errors import (
+    CommitOutcomeUnknown,
+    NotOwner,
+    ResourceExhausted,
+    TidemarkError,
+    TopicVersionMismatch,
+)
+
+_PASSING: Final = (CommitOutcomeUnknown, NotOwner, ResourceExhausted, TopicVersionMismatch)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether what failed may work later, without anybody doing anything about it.
+
+    A full queue or disk is not among them: whoever publishes decides whether to wait for those.
+    """
+    unavailable = isinstance(error, TidemarkError) and error.code is StatusCode.UNAVAILABLE
+    return unavailable or isinstance(error, _PASSING)
+
+
+class Backoff:
+    """The waits of one thing that is tried again and again."""
+
+    __slots__ = ("_max_ms", "_min_ms", "_random", "_wait_ms")
+
+    def __init__(self, random: Random, *, min_ms: int = 50, max_ms: int = 2_000) -> None:
+        assert 0 < min_ms <= max_ms, "a wait has a length, and the ceiling is above the floor"
+        self._random = random
+        self._min_ms = min_ms
+        self._max_ms = max_ms
+        self._wait_ms = min_ms
+
+    def next_ms(self, at_least_ms: int = 0) -> int:
+        """The next wait; `at_least_ms` is what the other side asked for, up to the ceiling."""
+        wait_ms = max(self._wait_ms, min(at_least_ms, self._max_ms))
+        self._wait_ms = min(2 * self._wait_ms, self._max_ms)
+        return wait_ms - self._random.randrange(wait_ms // 2 + 1)
+
+    def reset(self) -> None:
+        """It has worked: begin with the shortest wait again."""
+        self._wait_ms = self._min_ms

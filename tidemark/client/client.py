@@ -1,0 +1,324 @@
+"""The client: what `tidemark.connect` returns.
+
+Puts the parts together and checks what users pass; each part does its own work. One client serves a
+whole program: publishers and subscriptions share its connection.
+"""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+
+from tidemark import limits
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
+from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.client.backoff import Backoff, is_passing
+from tidemark.client.connection import Identity
+from tidemark.client.delivery import Delivery, DeliveryBatch
+from tidemark.client.publisher import Publisher
+from tidemark.client.publishing import Outbox
+from tidemark.client.pulling import PulledBatch, Puller
+from tidemark.client.routes import Routes
+from tidemark.client.settling import SettleFailed
+from tidemark.client.subscription import OnEvicted, Subscription
+from tidemark.clock import Clock, SystemClock
+from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError
+from tidemark.names import (
+    LmqName,
+    partition_of,
+    validate_client_id,
+    validate_group,
+    validate_producer_id,
+)
+from tidemark.rpc.channel import open_channel
+from tidemark.rpc.topic_protos import settings_to_proto, topic_from_proto
+from tidemark.topics import SETTING_NAMES, MaxWaitAction, Topic, TopicSettings
+from tidemark.topics import Subscription as SubscriptionKind
+
+DEFAULT_GROUP: Final = "default"
+_FLUSH_TIMEOUT_MS: Final = 5_000
+
+S = TypeVar("S")
+
+
+def connect(
+    addresses: str | Sequence[str],
+    *,
+    client_id: str | None = None,
+    producer_id: str | None = None,
+    publish_timeout_ms: int = 30_000,
+    connect_timeout_ms: int = 10_000,
+    buffer_bytes_max: int = 16 * 1024 * 1024,
+    credentials: grpc.ChannelCredentials | None = None,
+    clock: Clock | None = None,
+    random: Random | None = None,
+) -> "Client":
+    """A client of the cluster behind `host:port`, or behind any of several; use it in `async with`.
+
+    >>> async with tidemark.connect("127.0.0.1:7400", client_id="web-1") as client:
+    ...     publisher = await client.publisher("sessions/alice")
+    ...     await publisher.publish(b"hello")
+
+    `client_id` names the client and stays the same over restarts, so that it keeps what it owns.
+    `producer_id` is for programs that number their publishes themselves, with `sequence`, so that
+    they can repeat them after a restart of their own; without it the client numbers them, and
+    repeats only what it sent itself. `publish_timeout_ms` bounds how long a publish is tried,
+    `buffer_bytes_max` how much may be under way before `publish` waits, `connect_timeout_ms` how
+    long the first connection, and a subscription, may take.
+    """
+    return Client(
+        [addresses] if isinstance(addresses, str) else list(addresses),
+        client_id=client_id or f"client-{secrets.token_hex(8)}",
+        producer_id=producer_id,
+        publish_timeout_ms=publish_timeout_ms,
+        connect_timeout_ms=connect_timeout_ms,
+        buffer_bytes_max=buffer_bytes_max,
+        credentials=credentials,
+        clock=clock or SystemClock(),
+        random=random or Random(),
+    )
+
+
+class Client:
+    """A connection to a cluster that comes back by itself. Made by `tidemark.connect`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        client_id: str,
+        producer_id: str | None,
+        publish_timeout_ms: int,
+        connect_timeout_ms: int,
+        buffer_bytes_max: int,
+        credentials: grpc.ChannelCredentials | None,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        if not addresses:
+            raise InvalidArgument("there is no address to connect to", field="addresses")
+        validate_client_id(client_id)
+        if producer_id is not None:
+            validate_producer_id(producer_id)
+        if min(publish_timeout_ms, connect_timeout_ms, buffer_bytes_max) < 1:
+            raise InvalidArgument("times and sizes are above 0")
+        self.client_id = client_id
+        self._numbered = producer_id is not None
+        # Sequences begin at 1 with each client, so each is a producer of its own.
+        own_producer = f"{client_id[:64]}-{secrets.token_hex(8)}"
+        self._identity = Identity(
+            client_id, producer_id or own_producer, clock, random, credentials
+        )
+        self._connect_timeout_ms = connect_timeout_ms
+        self._publish_timeout_ms = publish_timeout_ms
+        self._buffer_bytes_max = buffer_bytes_max
+        self._addresses = addresses
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._subscriptions: set[Subscription] = set()
+        self._state = "new"
+        self._routes: Routes
+        self._outbox: Outbox
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ClientClosed("a client is entered once; connect again")
+        self._state = "open"
+        self._routes = Routes(self._addresses, self._identity)
+        self._outbox = Outbox(
+            self._routes,
+            self._identity,
+            timeout_ms=self._publish_timeout_ms,
+            buffer_bytes_max=self._buffer_bytes_max,
+        )
+        self._routes.carry(self._outbox.link)
+        self._routes.start()
+        try:
+            await self._routes.home.ready(self._connect_timeout_ms)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hear what is still to be answered, give back what is held, and end the connection."""
+        if self._state != "open":
+            return
+        self._state = "closed"
+        clock = self._identity.clock
+        if self._routes.home.session is not None:
+            with suppress(TimeoutError):
+                await clock.wait_for(self._outbox.flush(), _FLUSH_TIMEOUT_MS)
+        for subscription in list(self._subscriptions):
+            await subscription.close()
+        self._outbox.close(ClientClosed("the client was closed"))
+        await self._routes.close()
+        for channel in self._channels.values():
+            await channel.close()
+
+    # --- publishing ----------------------------------------------------------------------------
+
+    async def publisher(self, lmq_name: str) -> Publisher:
+        """A publisher of one queue, which is created if need be; raises if its topic is not."""
+        self._check_open()
+        LmqName.parse(lmq_name)
+        clock, backoff = self._identity.clock, Backoff(self._identity.random)
+        deadline_ms = clock.monotonic_ms() + self._publish_timeout_ms
+        while True:
+            left_ms = deadline_ms - clock.monotonic_ms()
+            home = await self._routes.home.ready(left_ms)
+            first = partition_of(lmq_name, home.welcome.partitions)
+            try:
+                session = await self._routes.to_partition(first).ready(left_ms)
+                opened = await session.open_publisher(lmq_name)
+            except TidemarkError as error:
+                self._check_open()
+                if not is_passing(error) or left_ms <= 0:
+                    raise
+                if isinstance(error, NotOwner):
+                    self._routes.follow(first, error.metadata.get("owner", ""))
+                await clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
+                continue
+            # Numbers mean something in one partition only; and where none serves now, one will.
+            healthy = [] if self._numbered else list(opened.partitions)
+            return Publisher(lmq_name, healthy or [first], self._outbox, numbered=self._numbered)
+
+    # --- consuming -----------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        lmq_names: Iterable[str],
+        *,
+        group: str = DEFAULT_GROUP,
+        credit: int = 500,
+        visibility_ms: int = 0,
+        on_evicted: OnEvicted | None = None,
+        on_settle_failed: SettleFailed | None = None,
+    ) -> Subscription:
+        """Deliveries of some queues; use it in `async with`, and iterate over it.
+
+        `credit` is how many messages may be here unsettled. `visibility_ms` is the time to settle
+        them in; 0 is the topic's. `on_evicted` is called when another client takes an exclusive
+        queue, `on_settle_failed` with a batch and an error when an ack of it failed; without it,
+        that is logged.
+        """
+        self._check_open()
+        if isinstance(lmq_names, str):
+            raise InvalidArgument("name the queues in a list", field="lmq_names")
+        names = list(lmq_names)
+        for other in self._subscriptions:
+            twice = set(names) & set(other.lmq_names) if other.group == group else set()
+            if twice:
+                raise InvalidArgument(
+                    f"this client consumes {', '.join(sorted(twice))} in group {group} already",
+                    field="lmq_names",
+                )
+        subscription = Subscription(
+            self._routes,
+            self._identity,
+            names,
+            group=group,
+            credit=min(credit, limits.CREDIT_MAX),
+            visibility_ms=visibility_ms,
+            timeout_ms=self._connect_timeout_ms,
+            on_evicted=on_evicted,
+            on_settle_failed=on_settle_failed,
+            on_closed=self._subscriptions.discard,
+        )
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def pull(
+        self,
+        lmq_name: str,
+        *,
+        group: str = DEFAULT_GROUP,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        visibility_ms: int = 0,
+    ) -> PulledBatch:
+        """Reserve messages that are there, or come within `wait_ms`; maybe none."""
+        LmqName.parse(lmq_name)
+        validate_group(group)
+        if not 1 <= max_messages <= limits.PULL_MESSAGES_MAX:
+            raise InvalidArgument(f"1 to {limits.PULL_MESSAGES_MAX}", field="max_messages")
+        if not 0 <= wait_ms <= limits.PULL_WAIT_MS_MAX:
+            raise InvalidArgument(f"0 to {limits.PULL_WAIT_MS_MAX} ms", field="wait_ms")
+        return await self._puller().pull(lmq_name, group, max_messages, wait_ms, visibility_ms)
+
+    async def settle(
+        self,
+        pulled: PulledBatch | DeliveryBatch | Delivery,
+        *,
+        ack: bool = True,
+        delay_ms: int = 0,
+    ) -> None:
+        """Ack what was pulled, or have it again after a delay; raises why that failed."""
+        self._check_open()
+        if isinstance(pulled, PulledBatch):
+            action = Ack() if ack else Nack(delay_ms=delay_ms)
+            await self._puller().settle_all(pulled.batches, action)
+        elif ack:
+            await pulled.ack()
+        else:
+            await pulled.nack(delay_ms)
+
+    # --- topics --------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, **settings: Any) -> Topic:
+        """Create a topic; settings that are not given have their defaults.
+
+        >>> await client.create_topic("jobs", max_attempts=5, dead_letter_topic="jobs-dead")
+        """
+        topics: TopicServiceStub = self._stub(TopicServiceStub)
+        request = topic_pb2.CreateTopicRequest(
+            name=name, settings=settings_to_proto(_settings(settings))
+        )
+        return topic_from_proto((await topics.CreateTopic(request)).topic)
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _puller(self) -> Puller:
+        return Puller(self._stub(BrokerServiceStub), self.client_id, self._identity.clock)
+
+    def _stub(self, kind: Callable[[grpc.aio.Channel], S]) -> S:
+        """Calls go to the broker that the client is connected to."""
+        self._check_open()
+        address = self._routes.home.address
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = open_channel(address, credentials=self._identity.credentials)
+            self._channels[address] = channel
+        return kind(channel)
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise ClientClosed(
+                "the client is closed" if self._state == "closed" else "use it in `async with`"
+            )
+
+
+def _settings(settings: dict[str, Any]) -> TopicSettings:
+    unknown = set(settings) - set(SETTING_NAMES)
+    if unknown:
+        raise InvalidArgument(
+            f"a topic has no setting {sorted(unknown)[0]}; it has {', '.join(SETTING_NAMES)}",
+            field=sorted(unknown)[0],
+        )
+    try:
+        if "subscription" in settings:
+            settings["subscription"] = SubscriptionKind(settings["subscription"])
+        if "max_wait_action" in settings:
+            settings["max_wait_action"] = MaxWaitAction(settings["max_wait_action"])
+        return TopicSettings(**settings)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None

@@ -1,0 +1,288 @@
+"""A connection to a broker: a session that is opened again whenever it ends.
+
+Owns reconnecting and heartbeats. What travels is the matter of its parts (publishing, the feeds of
+subscriptions): they are told when a session begins and ends, and asked for what to send before
+every frame. It never repeats anything for them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeVar
+
+import grpc
+
+from tidemark.api.broker.v1 import broker_pb2, subscription_pb2
+from tidemark.client.backoff import Backoff
+from tidemark.client.session import Session, open_session
+from tidemark.clock import Clock
+from tidemark.errors import ClientError, NotOwner, QuotaExceeded, TidemarkError, Unavailable
+
+_HELLO_TIMEOUT_MS: Final = 5_000
+_CLOSE_TIMEOUT_MS: Final = 2_000
+_PROVEN_AFTER_MS: Final = 1_000
+"""A session that lasted this long was a good one: the next wait is a short one again."""
+
+_HEARTBEATS_PER_TIMEOUT: Final = 3
+# Refusals of a session that pass by themselves, although they are the client's matter.
+_PASSING: Final = (NotOwner, QuotaExceeded)
+
+_log = logging.getLogger(__name__)
+
+N = TypeVar("N")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who connects, and with what it works."""
+
+    client_id: str
+    producer_id: str
+    clock: Clock
+    random: Random
+    credentials: grpc.ChannelCredentials | None = None
+
+
+class Part:
+    """Something that travels over a connection. By default it has nothing to say to anything."""
+
+    def prepare(self, session: Session) -> bool:
+        """Submit what is to go with the next frame; whether there is more than fits."""
+        return False
+
+    def connected(self, session: Session) -> None:
+        """A session has begun."""
+
+    def disconnected(self, error: TidemarkError) -> None:
+        """The session has ended; there will be another one."""
+
+    def failed(self, error: TidemarkError) -> None:
+        """There will be no session any more."""
+
+    def held(self) -> broker_pb2.HeldSubscriptions | None:
+        """The exclusive queues that it believes to own."""
+        return None
+
+    def unsubscribed(self, notice: subscription_pb2.UnsubscribeNotice) -> None:
+        """A queue was lost."""
+
+    def moved(self, go_away: broker_pb2.GoAway) -> None:
+        """The broker, or a partition, is going away."""
+
+    def complaint(self, error: broker_pb2.SessionError) -> None:
+        """Something without a result of its own went wrong."""
+
+
+class Connection:
+    """Stays connected to one of its addresses until it is closed, or refused for good."""
+
+    def __init__(self, addresses: Sequence[str], identity: Identity, *, home: bool) -> None:
+        self.home = home
+        """Whether it asks any broker; others go to one that somebody named."""
+        self.groups: set[str] = set()
+        """Groups that consume here: a full resync speaks for all queues of its group."""
+        self.session: Session | None = None
+        self.error: TidemarkError = Unavailable("not connected yet")
+        """Why there is no session."""
+        self._addresses = list(addresses)
+        self._identity = identity
+        self._clock = identity.clock
+        self._backoff = Backoff(identity.random)
+        self._parts: list[Part] = []
+        self._changed = asyncio.Condition()
+        self._refused = False
+        self._closing = False
+        self.draining = False
+        """Whether the broker is leaving: no new runs; the session ends when all is answered."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it is connected, or tries to."""
+        return self._addresses[0]
+
+    @property
+    def used(self) -> bool:
+        return bool(self.groups)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"tidemark {self.address}")
+
+    async def ready(self, timeout_ms: int | None) -> Session:
+        """The session, once there is one; raises why there is none after the timeout."""
+        session = self.session
+        if session is not None:
+            return session
+        try:
+            await self._clock.wait_for(self._until_settled(), timeout_ms)
+        except TimeoutError:
+            raise Unavailable(
+                f"no broker at {', '.join(self._addresses)} within {timeout_ms} ms: "
+                f"{self.error.detail}"
+            ) from None
+        if self.session is None:
+            raise self.error
+        return self.session
+
+    async def close(self) -> None:
+        """End the session, hearing the answers that are still to come."""
+        self._closing = True
+        task, session = self._task, self.session
+        if session is not None:
+            try:
+                await self._clock.wait_for(session.close(), _CLOSE_TIMEOUT_MS)
+            except (TimeoutError, TidemarkError):
+                await session.abort()
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._lost(Unavailable("the client was closed"), for_good=True)
+
+    def attach(self, part: Part) -> None:
+        self._parts.append(part)
+        if self.session is not None:
+            part.connected(self.session)
+        elif self._refused:
+            part.failed(self.error)
+
+    def detach(self, part: Part) -> None:
+        if part in self._parts:
+            self._parts.remove(part)
+
+    def wake(self) -> None:
+        """A part has something to send."""
+        if self.session is not None:
+            self.session.wake()
+
+    def tell_moved(self, go_away: broker_pb2.GoAway) -> None:
+        """The broker, or a partition, is somewhere else now."""
+        for part in list(self._parts):
+            part.moved(go_away)
+
+    # --- staying connected ---------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                session = await self._open()
+            except ClientError as error:
+                if not isinstance(error, _PASSING):
+                    await self._refuse(error)
+                    return
+                self.error = error
+            except TidemarkError as error:
+                self.error = error
+            else:
+                await self._serve(session)
+            self._addresses.append(self._addresses.pop(0))
+            await self._clock.sleep_ms(self._backoff.next_ms())
+
+    async def _open(self) -> Session:
+        opening = open_session(
+            self.address,
+            self._identity.client_id,
+            producer_id=self._identity.producer_id,
+            credentials=self._identity.credentials,
+        )
+        try:
+            return await self._clock.wait_for(opening, _HELLO_TIMEOUT_MS)
+        except TimeoutError:
+            raise Unavailable(f"{self.address} did not answer") from None
+
+    async def _serve(self, session: Session) -> None:
+        """Work with a session until it ends."""
+        begun_ms = self._clock.monotonic_ms()
+        try:
+            ended = await self._work(session)
+        finally:
+            await session.abort()
+        self._lost(ended)
+        if self._clock.monotonic_ms() - begun_ms >= _PROVEN_AFTER_MS:
+            self._backoff.reset()
+        _log.info("session lost", extra={"reason": ended.reason, "broker": self.address})
+
+    async def _work(self, session: Session) -> TidemarkError:
+        session.prepare = self._prepare
+        self.session = session
+        self.draining = False
+        for part in list(self._parts):
+            part.connected(session)
+        async with self._changed:
+            self._changed.notify_all()
+        heartbeats = asyncio.create_task(self._keep_alive(session))
+        try:
+            while (ended := session.ended) is None:
+                async with session.told:
+                    await session.told.wait_for(lambda: _has_news(session))
+                self._hear(session)
+            return ended
+        finally:
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
+
+    async def _keep_alive(self, session: Session) -> None:
+        every_ms = max(1, session.welcome.client_timeout_ms // _HEARTBEATS_PER_TIMEOUT)
+        while session.ended is None:
+            await self._clock.sleep_ms(every_ms)
+            if not self._closing:
+                held = (part.held() for part in self._parts)
+                session.heartbeat([each for each in held if each is not None])
+
+    def _hear(self, session: Session) -> None:
+        """Hand on what the broker said unasked."""
+        session.failed_settlements.clear()
+        for notice in _taken(session.unsubscribed):
+            for part in list(self._parts):
+                part.unsubscribed(notice)
+        for go_away in _taken(session.go_aways):
+            if not go_away.HasField("partition"):
+                self.draining = True
+
+                if go_away.address and self.home:
+                    self._addresses.insert(1, go_away.address)
+            self.tell_moved(go_away)
+        for error in _taken(session.errors):
+            for part in list(self._parts):
+                part.complaint(error)
+
+    def _prepare(self) -> bool:
+        session = self.session
+        if session is None or session.ended is not None:
+            return False
+        more = [part.prepare(session) for part in self._parts]
+        return any(more)
+
+    def _lost(self, error: TidemarkError, *, for_good: bool = False) -> None:
+        self.error = error
+        was_connected, self.session = self.session is not None, None
+        for part in list(self._parts):
+            if was_connected:
+                part.disconnected(error)
+            if for_good:
+                part.failed(error)
+
+    async def _refuse(self, error: TidemarkError) -> None:
+        """The broker wants no session with this client, ever: everybody is told."""
+        self._refused = True
+        self._lost(error, for_good=True)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _until_settled(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.session is not None or self._refused)
+
+
+def _has_news(session: Session) -> bool:
+    return bool(session.ended or session.errors or session.unsubscribed or session.go_aways)
+
+
+def _taken(news: list[N]) -> Iterable[N]:
+    taken = list(news)
+    news.clear()
+    return taken

@@ -1,0 +1,338 @@
+"""Deliveries: messages that are reserved for this client, and what can be said about them.
+
+A batch is a run, or a slice of one, as it arrived; a delivery is one message of it. Neither looks
+at a message before it is asked to, and neither knows how its settlements travel.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
+
+from opentelemetry.trace import Span
+
+from tidemark import limits
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
+from tidemark.client.spans import process_span
+from tidemark.client.wire import Action, Range
+from tidemark.errors import AlreadySettled, InvalidArgument
+
+_ACK: Final = Ack()
+_NUMBERS: Final[Mapping[type[Action], int]] = {Ack: 1, Nack: 2, DeadLetter: 3, Release: 4}
+"""How a message was settled; 0 while it was not. An extension settles nothing."""
+
+_WHY_BYTES_MAX: Final = 1024
+
+
+class Settler(Protocol):
+    """Who carries settlements to the broker."""
+
+    async def ack(self, batch: "DeliveryBatch", ranges: Sequence[Range]) -> None: ...
+
+    async def settle(
+        self, batch: "DeliveryBatch", action: Action, ranges: Sequence[Range]
+    ) -> message_pb2.SettleResult: ...
+
+
+class DeliveryBatch:
+    """Messages of one queue that arrived together. Iterate over it for single deliveries.
+
+    >>> async for batch in deliveries.batches():
+    ...     handle(batch.payloads)
+    ...     await batch.ack()
+    """
+
+    __slots__ = ("_delivery", "_marks", "_settler", "count", "deadline_ms", "open", "session_id")
+
+    def __init__(
+        self, delivery: message_pb2.Delivery, settler: Settler, session_id: int, now_ms: int
+    ) -> None:
+        self.count = delivery.count
+        """Number of messages."""
+        self.open = delivery.count
+        """How many of them are not settled yet."""
+        self.deadline_ms = now_ms + delivery.visibility_ms
+        """When the reservation runs out, by the client's monotonic clock."""
+        self.session_id = session_id
+        self._delivery = delivery
+        self._settler = settler
+        self._marks: bytearray | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator["Delivery"]:
+        return (Delivery(self, index) for index in range(self.count))
+
+    def __getitem__(self, index: int) -> "Delivery":
+        return Delivery(self, range(self.count)[index])
+
+    def __repr__(self) -> str:
+        return f"<{self.count} of {self.lmq_name} at {self.offset}, attempt {self.attempt}>"
+
+    # --- what it is ----------------------------------------------------------------------------
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self._delivery.batch.messages]
+
+    @property
+    def lmq_name(self) -> str:
+        return self._delivery.lmq_name
+
+    @property
+    def group(self) -> str:
+        return self._delivery.group
+
+    @property
+    def offset(self) -> int:
+        """Of the first message; the others follow without gaps."""
+        return self._delivery.first_offset
+
+    @property
+    def attempt(self) -> int:
+        """How often these messages failed before. 0 the first time."""
+        return self._delivery.attempt_count
+
+    @property
+    def epoch(self) -> int:
+        """Owner epoch of an exclusive queue, to fence side effects with; 0 on shared ones."""
+        return self._delivery.epoch
+
+    @property
+    def fairness_key(self) -> str:
+        return self._delivery.fairness_key
+
+    @property
+    def partition(self) -> int:
+        return self._delivery.partition
+
+    @property
+    def publish_time_ms(self) -> int:
+        """Unix time, by storage's clock."""
+        return self._delivery.publish_time_ms
+
+    @property
+    def traceparent(self) -> str:
+        return self._delivery.traceparent
+
+    @property
+    def receipt(self) -> bytes:
+        return self._delivery.receipt
+
+    @property
+    def tag(self) -> int:
+        """The broker's number for it on the session that brought it."""
+        return self._delivery.delivery_tag
+
+    def message(self, index: int) -> message_pb2.Message:
+        return self._delivery.batch.messages[index]
+
+    def span(self) -> AbstractContextManager[Span]:
+        """A span around the handling of the batch, linked to the span that published it."""
+        return process_span(self, self.count)
+
+    # --- settling ------------------------------------------------------------------------------
+
+    async def ack(self) -> None:
+        """Done. Returns once it is handed over, as `Delivery.ack` does."""
+        ranges = self.mark(_ACK)
+        if ranges is not None:
+            await self._settler.ack(self, ranges)
+
+    async def nack(self, delay_ms: int = 0) -> None:
+        """Failed: ready again after the delay, with `attempt` + 1."""
+        await self._settle(_nack(delay_ms))
+
+    async def dead_letter(self, why: str) -> None:
+        """Failed for good: to the dead-letter topic, or deleted where there is none."""
+        await self._settle(_dead_letter(why))
+
+    async def release(self) -> None:
+        """Not tried: ready again at once, and it does not count as an attempt."""
+        await self._settle(Release())
+
+    async def extend(self, visibility_ms: int) -> int:
+        """More time: that many milliseconds from now. Returns the time left."""
+        low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
+        if not low <= visibility_ms <= high:
+            raise InvalidArgument(f"{low} to {high} ms, not {visibility_ms}", field="visibility_ms")
+        result = await self._settler.settle(self, Extend(visibility_ms=visibility_ms), ())
+        return result.visibility_ms
+
+    async def _settle(self, action: Action) -> None:
+        ranges = self.mark(action)
+        if ranges is not None:
+            await self._settler.settle(self, action, ranges)
+
+    async def ack_one(self, index: int) -> None:
+        if self._mark_one(_ACK, index):
+            await self._settler.ack(self, ((index, index + 1),))
+
+    async def settle_one(self, action: Action, index: int) -> None:
+        if self._mark_one(action, index):
+            await self._settler.settle(self, action, ((index, index + 1),))
+
+    def mark(self, action: Action, start: int = 0) -> Sequence[Range] | None:
+        """Note how what is left from `start` on is settled; returns it, or None if it is nothing.
+
+        No ranges stand for the whole batch.
+        """
+        ranges = self.unsettled(start)
+        number = _NUMBERS[type(action)]
+        if self._marks is None:
+            self._marks = bytearray(self.count)
+        for first, last in ranges:
+            self._marks[first:last] = bytes((number,)) * (last - first)
+            self.open -= last - first
+        if ranges == [(0, self.count)]:
+            return ()
+        return ranges or None
+
+    def _mark_one(self, action: Action, index: int) -> bool:
+        """Note how one message is settled; whether that is news.
+
+        Settled before in the same way is no error (V6), in another way it is AlreadySettled.
+        """
+        number = _NUMBERS[type(action)]
+        if self._marks is None:
+            self._marks = bytearray(self.count)
+        before = self._marks[index]
+        if before:
+            if before != number:
+                where = f"the message at offset {self.offset + index}"
+                raise AlreadySettled(f"{where} was settled in another way, or has gone back")
+            return False
+        self._marks[index] = number
+        self.open -= 1
+        return True
+
+    def unsettled(self, start: int = 0) -> list[Range]:
+        """The messages from `start` on that were not settled."""
+        if self._marks is None:
+            return [(start, self.count)] if start < self.count else []
+        return open_ranges(self._marks, start, self.count)
+
+
+class Delivery:
+    """One message, reserved for this client until it is settled or its time runs out."""
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: DeliveryBatch, index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<{self.lmq_name} at {self.offset}, attempt {self.attempt}>"
+
+    @property
+    def payload(self) -> bytes:
+        return self._batch.message(self._index).payload
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return dict(self._batch.message(self._index).headers)
+
+    @property
+    def lmq_name(self) -> str:
+        return self._batch.lmq_name
+
+    @property
+    def group(self) -> str:
+        return self._batch.group
+
+    @property
+    def offset(self) -> int:
+        return self._batch.offset + self._index
+
+    @property
+    def attempt(self) -> int:
+        """How often this message failed before. 0 the first time."""
+        return self._batch.attempt
+
+    @property
+    def epoch(self) -> int:
+        """Owner epoch of an exclusive queue, to fence side effects with; 0 on shared ones."""
+        return self._batch.epoch
+
+    @property
+    def fairness_key(self) -> str:
+        return self._batch.fairness_key
+
+    @property
+    def publish_time_ms(self) -> int:
+        """Unix time, by storage's clock."""
+        return self._batch.publish_time_ms
+
+    def span(self) -> AbstractContextManager[Span]:
+        """A span around the handling of the message, linked to the span that published it.
+
+        >>> with delivery.span():
+        ...     handle(delivery.payload)
+        """
+        return process_span(self._batch, 1)
+
+    async def ack(self) -> None:
+        """Done: the message does not come back.
+
+        Returns once the ack is handed over; it travels with others, and is repeated over a lost
+        connection. Should it fail in the end, because the reservation had run out or another client
+        had taken the queue, `on_settle_failed` of the subscription is called. Whoever must know
+        before going on waits with `deliveries.flush()`.
+        """
+        await self._batch.ack_one(self._index)
+
+    async def nack(self, delay_ms: int = 0) -> None:
+        """Failed: ready again after the delay, with `attempt` + 1. Raises why it could not be."""
+        await self._settle(_nack(delay_ms))
+
+    async def dead_letter(self, why: str) -> None:
+        """Failed for good: to the dead-letter topic, or deleted where there is none."""
+        await self._settle(_dead_letter(why))
+
+    async def release(self) -> None:
+        """Not tried: ready again at once, and it does not count as an attempt."""
+        await self._settle(Release())
+
+    async def extend(self, visibility_ms: int) -> int:
+        """More time, for all messages that arrived with this one; returns the milliseconds left."""
+        return await self._batch.extend(visibility_ms)
+
+    async def _settle(self, action: Action) -> None:
+        await self._batch.settle_one(action, self._index)
+
+
+def _nack(delay_ms: int) -> Nack:
+    # Checked here: once it is noted how a message was settled, there is no second try.
+    most_ms = limits.NACK_DELAY_MS_MAX
+    if not 0 <= delay_ms <= most_ms:
+        raise InvalidArgument(f"0 to {most_ms} ms, not {delay_ms}", field="delay_ms")
+    return Nack(delay_ms=delay_ms)
+
+
+def _dead_letter(why: str) -> DeadLetter:
+    return DeadLetter(reason=why.encode()[:_WHY_BYTES_MAX].decode(errors="ignore"))
+
+
+def open_ranges(marks: bytearray, start: int, end: int) -> list[Range]:
+    """Stretches of zeros, as (first, last + 1)."""
+    ranges: list[Range] = []
+    while (first := marks.find(0, start, end)) >= 0:
+        last = first
+        while last < end and not marks[last]:
+            last += 1
+        ranges.append((first, last))
+        start = last
+    return ranges
+
+
+def merge(ranges: Sequence[Range]) -> list[Range]:
+    """The same messages in as few ranges as there can be."""
+    merged: list[Range] = []
+    for start, end in sorted(ranges):
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged

@@ -1,0 +1,193 @@
+"""Gathering: calls of `publish` become runs. Pure: it sends nothing and waits for nothing.
+
+A lane is one fairness key of one queue in one partition: what order holds for. What arrives while
+the last runs of a lane are under way waits in it; then neighbours that differ in nothing but their
+messages become one run. A run is immutable from then on, and keeps its sequence until it has a
+definite answer (S11).
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from tidemark import limits
+from tidemark.api.broker.v1.message_pb2 import MessageBatch, PublishRun
+
+# What a message costs on the wire besides its payload and headers, generously.
+MESSAGE_OVERHEAD_BYTES: Final = 16
+_HEADER_OVERHEAD_BYTES: Final = 16
+
+
+class Shape(NamedTuple):
+    """What the messages of one run have in common, besides queue and fairness key."""
+
+    delay_ms: int = 0
+    ttl_ms: int = 0
+    traceparent: str = ""
+    sequence: int = 0
+    """Chosen by the user. 0: chosen here."""
+    alone: bool = False
+    """Whether the call is a run of its own."""
+
+
+class Done(Protocol):
+    """Whether somebody still waits for a call."""
+
+    def done(self) -> bool: ...
+
+
+D = TypeVar("D", bound=Done)
+
+
+class Call(Generic[D]):
+    """One call of `publish` or `publish_many`, until it is answered."""
+
+    __slots__ = ("answer", "batch", "begun_ms", "count", "headers", "payload", "shape", "size")
+
+    def __init__(
+        self,
+        answer: D,
+        shape: Shape,
+        begun_ms: int,
+        payload: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        batch: MessageBatch | None = None,
+    ) -> None:
+        self.answer = answer
+        self.shape = shape
+        self.begun_ms = begun_ms
+        self.payload = payload
+        self.headers = headers
+        self.batch = batch
+        if batch is None:
+            self.count = 1
+            self.size = len(payload) + MESSAGE_OVERHEAD_BYTES
+            if headers:
+                self.size += sum(
+                    4 * (len(key) + len(value)) + _HEADER_OVERHEAD_BYTES
+                    for key, value in headers.items()
+                )
+        else:
+            self.count = len(batch.messages)
+            self.size = batch.ByteSize()
+
+    def write_to(self, batch: MessageBatch) -> None:
+        if self.batch is not None:
+            batch.MergeFrom(self.batch)
+            return
+        message = batch.messages.add()
+        message.payload = self.payload
+        if self.headers:
+            message.headers.update(self.headers)
+
+
+class Run(Generic[D]):
+    """Calls that are stored together or not at all."""
+
+    __slots__ = ("calls", "proto", "size")
+
+    def __init__(self, proto: PublishRun, calls: list[Call[D]], size: int) -> None:
+        self.proto = proto
+        self.calls = calls
+        self.size = size
+
+
+class Lane(Generic[D]):
+    """One fairness key of one queue in one partition."""
+
+    __slots__ = ("fairness_key", "lmq_name", "partition", "runs", "unanswered", "waiting")
+
+    def __init__(self, lmq_name: str, partition: int, fairness_key: str) -> None:
+        self.lmq_name = lmq_name
+        self.partition = partition
+        self.fairness_key = fairness_key
+        self.waiting: deque[Call[D]] = deque()
+        self.runs: list[Run[D]] = []
+        """Without a definite answer, in their order. Nothing that waits overtakes them."""
+        self.unanswered = 0
+        """How many of the runs are on the wire now."""
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.runs
+
+    def gather(self, room_bytes: int, runs_max: int) -> list[Run[D]]:
+        """The next runs, as many as fit; at least one if anybody waits."""
+        assert not self.runs, "a lane has its runs answered before it makes others"
+        waiting = self.waiting
+        while waiting and len(self.runs) < runs_max:
+            if waiting[0].answer.done():  # its caller has gone
+                waiting.popleft()
+                continue
+            if self.runs and waiting[0].size > room_bytes:
+                break
+            run = self._next_run(room_bytes)
+            room_bytes -= run.size
+            self.runs.append(run)
+        return self.runs
+
+    def split(self, run: Run[D]) -> None:
+        """A run was refused whole: each of its calls becomes a run of its own."""
+        self.runs.remove(run)
+        for call in reversed(run.calls):
+            call.shape = call.shape._replace(alone=True)
+            self.waiting.appendleft(call)
+
+    def _next_run(self, room_bytes: int) -> Run[D]:
+        calls = [self.waiting.popleft()]
+        shape, count, size = calls[0].shape, calls[0].count, calls[0].size
+        room_bytes = min(room_bytes, limits.RUN_BYTES_MAX)
+        while self.waiting and not shape.alone:
+            following = self.waiting[0]
+            count += following.count
+            size += following.size
+            too_much = count > limits.RUN_MESSAGES_MAX or size > room_bytes
+            if too_much or following.shape != shape:
+                break
+            calls.append(self.waiting.popleft())
+        return self._run_of(calls)
+
+    def _run_of(self, calls: list[Call[D]]) -> Run[D]:
+        shape = calls[0].shape
+        proto = PublishRun(
+            lmq_name=self.lmq_name,
+            fairness_key=self.fairness_key,
+            delay_ms=shape.delay_ms,
+            ttl_ms=shape.ttl_ms,
+            traceparent=shape.traceparent,
+            sequence=shape.sequence,
+            partition=self.partition,
+            count=sum(call.count for call in calls),
+        )
+        for call in calls:
+            call.write_to(proto.batch)
+        return Run(proto, calls, sum(call.size for call in calls))
+
+
+class Sequences:
+    """The numbers of a producer's runs in one partition.
+
+    Storage remembers a window of them; a run that may have to be repeated must not fall out of it,
+    so numbers are given out only as far as the window reaches beyond the oldest one unanswered.
+    """
+
+    __slots__ = ("_last", "_unanswered")
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._unanswered: dict[int, None] = {}
+
+    @property
+    def room(self) -> int:
+        """How many numbers may be given out now."""
+        oldest = next(iter(self._unanswered), self._last + 1)
+        return limits.PRODUCER_SEQUENCES_MAX - (self._last + 1 - oldest)
+
+    def take(self) -> int:
+        self._last += 1
+        self._unanswered[self._last] = None
+        return self._last
+
+    def answered(self, sequence: int) -> None:
+        """No run will be repeated under this number any more."""
+        self._unanswered.pop(sequence, None)

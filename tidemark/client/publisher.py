@@ -1,0 +1,168 @@
+"""A publisher: the handle through which messages go to one queue.
+
+Checks what it is given, chooses the partition of a plain queue that spans several, and leaves
+gathering, sending and repeating to the outbox. It cannot be copied: a second publisher is a second
+call (I7).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, NoReturn
+
+from tidemark import limits
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.client.gathering import Shape
+from tidemark.client.messages import (
+    Message,
+    PublishReceipt,
+    batch_of,
+    check_delays,
+    check_message,
+)
+from tidemark.client.publishing import Outbox
+from tidemark.client.spans import publish_span
+from tidemark.errors import BatchTooLarge, InvalidArgument
+from tidemark.names import validate_fairness_key
+from tidemark.telemetry.traces import current_traceparent
+
+_PLAIN: Final = Shape()
+
+
+class Publisher:
+    """Publishes to one queue. Made by `await client.publisher(lmq_name)`.
+
+    >>> publisher = await client.publisher("sessions/alice")
+    >>> receipt = await publisher.publish(b"hello", headers={"kind": "greeting"})
+    >>> await publisher.publish_many([b"one", b"two", tidemark.Message(b"three")])
+
+    Any number of calls may be under way: they are gathered, and stored in the order of the calls
+    for each fairness key. A call returns once its messages are on disk.
+    """
+
+    __slots__ = ("_numbered", "_outbox", "_partitions", "_turn", "lmq_name")
+
+    def __init__(
+        self, lmq_name: str, partitions: Sequence[int], outbox: Outbox, *, numbered: bool
+    ) -> None:
+        """`partitions` are those that runs may go to; numbered ones go to the first."""
+        self.lmq_name = lmq_name
+        self._partitions = partitions
+        self._outbox = outbox
+        self._numbered = numbered
+        self._turn = 0
+
+    async def publish(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        fairness_key: str = "",
+        delay_ms: int = 0,
+        ttl_ms: int | None = None,
+        sequence: int = 0,
+    ) -> PublishReceipt:
+        """Store one message; returns once it is on disk.
+
+        `delay_ms` is how long it waits before it may be delivered, `ttl_ms` how long it may be
+        delivered at all. `sequence` belongs to clients with a `producer_id` of their own.
+        Raises DeadlineExceeded after `publish_timeout_ms`; its text says whether the message was
+        not sent or the outcome is unknown.
+        """
+        check_message(payload, headers)
+        shape = self._shape(fairness_key, delay_ms, ttl_ms, sequence)
+        if self._outbox.traced:
+            with publish_span(self.lmq_name, 1):
+                shape = shape._replace(traceparent=current_traceparent())
+                return await self._outbox.publish(
+                    self.lmq_name, self._partition(sequence), fairness_key, shape, payload, headers
+                )
+        return await self._outbox.publish(
+            self.lmq_name, self._partition(sequence), fairness_key, shape, payload, headers
+        )
+
+    async def publish_many(
+        self,
+        messages: Iterable[bytes | Message],
+        *,
+        fairness_key: str = "",
+        delay_ms: int = 0,
+        ttl_ms: int | None = None,
+        sequence: int = 0,
+    ) -> list[PublishReceipt]:
+        """Store messages in their order, a run at a time; a receipt for each run.
+
+        More than fits one run is stored in several: after an error, those before it may have been
+        stored. With a `sequence` it must fit one run.
+        """
+        shape = self._shape(fairness_key, delay_ms, ttl_ms, sequence)
+        receipts: list[PublishReceipt] = []
+        for batch in _batches(messages):
+            if sequence and receipts:
+                raise BatchTooLarge("messages with a sequence must fit one run")
+            with publish_span(self.lmq_name, len(batch.messages)):
+                shape = shape._replace(traceparent=current_traceparent())
+                receipts.append(
+                    await self._outbox.publish(
+                        self.lmq_name, self._partition(sequence), fairness_key, shape, batch=batch
+                    )
+                )
+        return receipts
+
+    def _shape(self, fairness_key: str, delay_ms: int, ttl_ms: int | None, sequence: int) -> Shape:
+        if fairness_key:
+            validate_fairness_key(fairness_key)
+        if bool(sequence) != self._numbered:
+            raise InvalidArgument(
+                "every publish of a client with a producer_id has a sequence, and no other has one",
+                field="sequence",
+            )
+        if not delay_ms and ttl_ms is None and not sequence:
+            return _PLAIN
+        if sequence < 0 or ttl_ms == 0:
+            raise InvalidArgument("a sequence and a time to live are above 0")
+        check_delays(delay_ms, ttl_ms or 0)
+        return Shape(delay_ms, ttl_ms or 0, sequence=sequence, alone=bool(sequence))
+
+    def _partition(self, sequence: int) -> int:
+        """The next partition in turn that serves; a numbered run always goes to the same one."""
+        partitions = self._partitions
+        if len(partitions) == 1 or sequence:
+            return partitions[0]
+        for _ in partitions:
+            self._turn = (self._turn + 1) % len(partitions)
+            if self._outbox.serves(partitions[self._turn]):
+                break
+        return partitions[self._turn]
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a publisher cannot be copied: ask the client for a second one")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        self.__copy__()
+
+
+def _batches(messages: Iterable[bytes | Message]) -> Iterable[MessageBatch]:
+    """Messages by runs, each within the limits of one."""
+    rest = iter(messages)
+    while chunk := list(islice(rest, limits.RUN_MESSAGES_MAX)):
+        batch = batch_of(chunk)
+        if batch.ByteSize() <= limits.RUN_BYTES_MAX:
+            yield batch
+        else:
+            yield from _smaller(batch)
+
+
+def _smaller(batch: MessageBatch) -> Iterable[MessageBatch]:
+    part = MessageBatch()
+    part_bytes = 0
+    for message in batch.messages:
+        size = message.ByteSize() + 8
+        if part_bytes + size > limits.RUN_BYTES_MAX:
+            yield part
+            part, part_bytes = MessageBatch(), 0
+        part.messages.append(message)
+        part_bytes += size
+    yield part

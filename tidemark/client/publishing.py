@@ -1,0 +1,348 @@
+"""Publishing: runs on their way, until each has a definite answer.
+
+Owns what is gathered, under way or to be repeated, within a bounded number of bytes and a bounded
+time. A run whose answer was lost is repeated as it was, under the same sequence, so that it is
+stored once (S11). Nothing overtakes in a lane.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Final, TypeAlias
+
+from tidemark import limits
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.client import gathering
+from tidemark.client.backoff import Backoff, is_passing
+from tidemark.client.connection import Connection, Identity, Part
+from tidemark.client.gathering import Sequences, Shape
+from tidemark.client.messages import PublishReceipt
+from tidemark.client.routes import Routes
+from tidemark.client.session import Session
+from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
+from tidemark.rpc.statuses import from_status
+from tidemark.telemetry.traces import tracing_enabled
+
+Answer: TypeAlias = asyncio.Future[PublishReceipt]
+Call: TypeAlias = gathering.Call[Answer]
+Run: TypeAlias = gathering.Run[Answer]
+Lane: TypeAlias = gathering.Lane[Answer]
+
+_FRAME_BYTES: Final = limits.RUN_BYTES_MAX
+"""Bodies in one frame: larger frames gain nothing, and make small ones wait."""
+
+_TICKS_PER_TIMEOUT: Final = 20
+
+
+class _Partition:
+    """What the runs of one partition share."""
+
+    __slots__ = ("backoff", "parked", "resuming", "sequences")
+
+    def __init__(self, backoff: Backoff) -> None:
+        self.sequences = Sequences()
+        self.backoff = backoff
+        self.parked: deque[Lane] = deque()
+        """Lanes that wait for a sequence, or for the partition to serve again."""
+        self.resuming: asyncio.Task[None] | None = None
+
+
+class Outbox:
+    """Everything that a client publishes."""
+
+    def __init__(
+        self, routes: Routes, identity: Identity, *, timeout_ms: int, buffer_bytes_max: int
+    ) -> None:
+        self.error: TidemarkError | None = None
+        """Why nothing can be published any more."""
+        self.traced = tracing_enabled()
+        """Whether somebody traces; asked once for each frame."""
+        self._loop = asyncio.get_running_loop()
+        self._routes = routes
+        self._clock = identity.clock
+        self._random = identity.random
+        self._timeout_ms = timeout_ms
+        self._bytes_max = buffer_bytes_max
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._lanes: dict[tuple[str, int, str], Lane] = {}
+        """Those with something in them."""
+        self._partitions: dict[int, _Partition] = {}
+        self._links: dict[Connection, _Link] = {}
+        self._ticking: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def link(self, connection: Connection) -> "_Link":
+        """The part of a connection that carries runs."""
+        return self._links.setdefault(connection, _Link(self, connection))
+
+    # --- what callers ask ----------------------------------------------------------------------
+
+    async def publish(
+        self,
+        lmq_name: str,
+        partition: int,
+        fairness_key: str,
+        shape: Shape,
+        payload: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        batch: MessageBatch | None = None,
+    ) -> PublishReceipt:
+        """Store a call's messages as part of a run; raises why they are not, or may not be."""
+        if self._bytes >= self._bytes_max:
+            await self._until_room()
+        if self.error is not None:
+            raise self.error
+        answer: Answer = self._loop.create_future()
+        call = gathering.Call(answer, shape, self._clock.monotonic_ms(), payload, headers, batch)
+        self._bytes += call.size
+        try:
+            self._add(call, lmq_name, partition, fairness_key)
+            return await answer
+        finally:
+            self._bytes -= call.size
+            if self._bytes < self._bytes_max:
+                self._room.set()
+
+    def serves(self, partition: int) -> bool:
+        """Whether the partition took what it was last given."""
+        known = self._partitions.get(partition)
+        return known is None or known.resuming is None
+
+    async def flush(self) -> None:
+        """Return once everything has its answer."""
+        await self._empty.wait()
+
+    def close(self, error: TidemarkError) -> None:
+        """Nothing is sent any more; whoever waits is told."""
+        self.error = self.error or error
+        for lane in list(self._lanes.values()):
+            for run in lane.runs:
+                self._fail(run.calls, self._unknown(lane, str(error.detail)))
+            self._fail(lane.waiting, error)
+            lane.runs.clear()
+            lane.waiting.clear()
+        self._lanes.clear()
+        self._empty.set()
+        self._room.set()
+        for part in self._partitions.values():
+            if part.resuming is not None:
+                part.resuming.cancel()
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def _add(self, call: Call, lmq_name: str, partition: int, fairness_key: str) -> None:
+        key = (lmq_name, partition, fairness_key)
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.waiting.append(call)
+            return
+        lane = self._lanes[key] = gathering.Lane(lmq_name, partition, fairness_key)
+        lane.waiting.append(call)
+        self._empty.clear()
+        self.ready(lane)
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+
+    async def _until_room(self) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
+        while self._bytes >= self._bytes_max and self.error is None:
+            self._room.clear()
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            try:
+                await self._clock.wait_for(self._room.wait(), left_ms)
+            except TimeoutError:
+                raise self._not_sent("what was published before it is not answered") from None
+
+    # --- lanes ---------------------------------------------------------------------------------
+
+    def ready(self, lane: Lane) -> None:
+        """The lane has something to send: with the next frame, or once its partition serves."""
+        part = self._partition(lane.partition)
+        if part.resuming is not None:
+            part.parked.append(lane)
+            return
+        link = self.link(self._routes.to_partition(lane.partition))
+        link.lanes.append(lane)
+        link.connection.wake()
+
+    def rerouted(self, link: "_Link") -> None:
+        """A connection is gone: what was to go over it goes where its partition is now."""
+        self._routes.lost(link.connection)
+        lanes, link.lanes = link.lanes, deque()
+        for lane in lanes:
+            self.ready(lane)
+
+    def send(self, lane: Lane, session: Session, room_bytes: int, runs_max: int) -> int:
+        """Submit the runs of a lane, those to be repeated before new ones; returns their bytes."""
+        part = self._partition(lane.partition)
+        if not lane.runs:
+            runs_max = min(runs_max, part.sequences.room)
+            if runs_max <= 0 and lane.waiting:
+                part.parked.append(lane)
+                return 0
+            for run in lane.gather(room_bytes, runs_max):
+                if not run.proto.sequence:
+                    run.proto.sequence = part.sequences.take()
+        if not lane.runs:
+            self._drop(lane)
+            return 0
+        for run in lane.runs:
+            lane.unanswered += 1
+            answered = partial(self._answered, lane, run)
+            session.submit(run.proto).add_done_callback(answered)
+        return sum(run.size for run in lane.runs)
+
+    def _answered(
+        self, lane: Lane, run: Run, answer: "asyncio.Future[message_pb2.PublishResult]"
+    ) -> None:
+        lane.unanswered -= 1
+        part = self._partition(lane.partition)
+        lost = answer.exception()
+        if lost is None and run in lane.runs:
+            result = answer.result()
+            if result.HasField("receipt"):
+                part.backoff.reset()
+                self._succeed(lane, run, result.receipt)
+            else:
+                self._refused(lane, run, part, from_status(result.error))
+        if not lane.unanswered:
+            if lane.idle:
+                self._drop(lane)
+            else:
+                self.ready(lane)
+        if part.parked and part.resuming is None:
+            for _ in range(min(len(part.parked), part.sequences.room)):
+                self.ready(part.parked.popleft())
+
+    def _refused(self, lane: Lane, run: Run, part: _Partition, error: TidemarkError) -> None:
+        if is_passing(error):
+            if isinstance(error, NotOwner):
+                self._routes.follow(lane.partition, error.metadata.get("owner", ""))
+            if part.resuming is None:
+                wait_ms = part.backoff.next_ms(error.retry_after_ms or 0)
+                part.resuming = asyncio.create_task(self._resume(part, wait_ms))
+            return
+        part.sequences.answered(run.proto.sequence)
+        if len(run.calls) > 1:
+            lane.split(run)  # nobody is refused for what a neighbour sent
+            return
+        lane.runs.remove(run)
+        self._fail(run.calls, error)
+
+    def _succeed(self, lane: Lane, run: Run, stored: message_pb2.PublishReceipt) -> None:
+        lane.runs.remove(run)
+        self._partition(lane.partition).sequences.answered(run.proto.sequence)
+        queue_id, offset, schedule_id = stored.queue_id, stored.first_offset, stored.schedule_id
+        for call in run.calls:
+            if not call.answer.done():
+                receipt = PublishReceipt(
+                    lane.lmq_name,
+                    lane.partition,
+                    queue_id,
+                    offset,
+                    call.count,
+                    schedule_id,
+                    stored.duplicate,
+                )
+                call.answer.set_result(receipt)
+            if not schedule_id:
+                offset += call.count
+
+    async def _resume(self, part: _Partition, wait_ms: int) -> None:
+        await self._clock.sleep_ms(wait_ms)
+        part.resuming = None
+        parked, part.parked = part.parked, deque()
+        for lane in parked:
+            self.ready(lane)
+
+    def _drop(self, lane: Lane) -> None:
+        self._lanes.pop((lane.lmq_name, lane.partition, lane.fairness_key), None)
+        if not self._lanes:
+            self._empty.set()
+
+    def _partition(self, number: int) -> _Partition:
+        part = self._partitions.get(number)
+        if part is None:
+            part = self._partitions[number] = _Partition(Backoff(self._random, min_ms=20))
+        return part
+
+    # --- time ----------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Look for calls that have waited too long, for as long as there are any."""
+        while self._lanes:
+            await self._clock.sleep_ms(max(1, self._timeout_ms // _TICKS_PER_TIMEOUT))
+            too_old_ms = self._clock.monotonic_ms() - self._timeout_ms
+            for lane in list(self._lanes.values()):
+                self._expire(lane, too_old_ms)
+        self._ticking = None
+
+    def _expire(self, lane: Lane, too_old_ms: int) -> None:
+        for run in list(lane.runs):
+            if run.calls[0].begun_ms <= too_old_ms:
+                lane.runs.remove(run)
+                self._partition(lane.partition).sequences.answered(run.proto.sequence)
+                self._fail(run.calls, self._unknown(lane, self._why(lane)))
+        while lane.waiting and lane.waiting[0].begun_ms <= too_old_ms:
+            self._fail([lane.waiting.popleft()], self._not_sent(self._why(lane)))
+
+    def _why(self, lane: Lane) -> str:
+        connection = self._routes.to_partition(lane.partition)
+        if connection.session is None:
+            return connection.error.detail
+        return f"partition {lane.partition} does not answer"
+
+    def _unknown(self, lane: Lane, why: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"sent to {lane.lmq_name}, but not answered within {self._timeout_ms} ms ({why}): "
+            "the outcome is unknown, it may have been stored",
+            outcome="unknown",
+        )
+
+    def _not_sent(self, why: str) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"not sent within {self._timeout_ms} ms ({why}): it was not stored", outcome="not_sent"
+        )
+
+    @staticmethod
+    def _fail(calls: "deque[Call] | list[Call]", error: TidemarkError) -> None:
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_exception(error)
+
+
+class _Link(Part):
+    """What is ready to be published over one connection."""
+
+    def __init__(self, outbox: Outbox, connection: Connection) -> None:
+        self.connection = connection
+        self.lanes: deque[Lane] = deque()
+        self._outbox = outbox
+
+    def prepare(self, session: Session) -> bool:
+        if self.connection.draining:
+            return False
+        self._outbox.traced = tracing_enabled()
+        room_bytes, runs_left = _FRAME_BYTES, limits.FRAME_RUNS_MAX
+        for _ in range(len(self.lanes)):
+            if room_bytes <= 0 or runs_left <= 0:
+                break
+            lane = self.lanes.popleft()
+            room_bytes -= self._outbox.send(lane, session, room_bytes, runs_left)
+            runs_left -= max(1, lane.unanswered)
+        return bool(self.lanes)
+
+    def connected(self, session: Session) -> None:
+        if self.lanes:
+            session.wake()
+
+    def disconnected(self, error: TidemarkError) -> None:
+        self._outbox.rerouted(self)
+
+    def failed(self, error: TidemarkError) -> None:
+        if self.connection.home:
+            self._outbox.close(error)

@@ -1,0 +1,88 @@
+"""Routes: which connection leads to which partition, and where consumers are at home.
+
+Every partition is asked for at home (any broker that the user named) until a broker names its owner
+(S8); when the connection to that owner is lost, home is asked again.
+"""
+
+from collections.abc import Callable, Sequence
+
+from tidemark.api.broker.v1.broker_pb2 import GoAway
+from tidemark.client.connection import Connection, Identity, Part
+
+
+class Routes:
+    """All connections of a client."""
+
+    def __init__(self, addresses: Sequence[str], identity: Identity) -> None:
+        self._identity = identity
+        self._addresses = addresses
+        self.home = Connection(addresses, identity, home=True)
+        self._others: list[Connection] = []
+        self._moved: dict[int, Connection] = {}
+        self._carried: Callable[[Connection], Part] | None = None
+
+    def start(self) -> None:
+        self.home.start()
+
+    async def close(self) -> None:
+        for connection in (*self._others, self.home):
+            await connection.close()
+
+    def carry(self, part_of: Callable[[Connection], Part]) -> None:
+        """Have every connection carry a part of its own."""
+        self._carried = part_of
+        self.home.attach(part_of(self.home))
+
+    def to_partition(self, partition: int) -> Connection:
+        return self._moved.get(partition, self.home)
+
+    def follow(self, partition: int, owner: str) -> None:
+        """A broker said who owns the partition; without a name, home is asked again."""
+        self._moved.pop(partition, None)
+        if owner and owner != self.home.address:
+            self._moved[partition] = self._at(owner)
+        go_away = GoAway(partition=partition, address=owner)
+        for connection in (self.home, *self._others):
+            if owner and connection.address != owner:
+                connection.tell_moved(go_away)
+
+    def lost(self, connection: Connection) -> None:
+        """What a named owner had is asked for at home again."""
+        if not connection.home:
+            self._moved = {k: v for k, v in self._moved.items() if v is not connection}
+
+    def for_group(self, group: str, owner: str = "") -> Connection:
+        """A connection on which no subscription of that group is: syncs speak for whole groups."""
+        candidates = [self.home] if not owner else self._all_at(owner)
+        for connection in candidates:
+            if group not in connection.groups:
+                connection.groups.add(group)
+                return connection
+        addresses = [owner] if owner else self._addresses
+        connection = self._open(addresses, home=not owner)
+        connection.groups.add(group)
+        return connection
+
+    async def leave_group(self, connection: Connection, group: str) -> None:
+        """The subscription has ended; a connection that was made for it ends, too."""
+        connection.groups.discard(group)
+        if connection in self._others and not connection.used:
+            if connection in self._moved.values():
+                return
+            self._others.remove(connection)
+            await connection.close()
+
+    def _at(self, address: str) -> Connection:
+        found = self._all_at(address)
+        return found[0] if found else self._open([address], home=False)
+
+    def _all_at(self, address: str) -> list[Connection]:
+        return [each for each in (self.home, *self._others) if each.address == address]
+
+    def _open(self, addresses: Sequence[str], *, home: bool) -> Connection:
+        connection = Connection(addresses, self._identity, home=home)
+        self._others.append(connection)
+        if self._carried is not None:
+            connection.attach(self._carried(connection))
+        connection.start()
+        return connection

@@ -1,0 +1,225 @@
+"""Settling: what is said about deliveries, gathered and repeated until it has a definite answer.
+
+Acks of one batch travel as ranges of one settlement, without a future for each. A settlement goes
+by tag on the session that brought the delivery, and by receipt on any other. It never decides what
+becomes of a message.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+from tidemark import limits
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.broker.v1.message_pb2 import Ack, Extend
+from tidemark.client.backoff import Backoff, is_passing
+from tidemark.client.connection import Connection, Identity
+from tidemark.client.delivery import DeliveryBatch, merge
+from tidemark.client.session import Session
+from tidemark.client.wire import Action, Range, settlement_of
+from tidemark.errors import ClientClosed, ReservationExpired, TidemarkError
+from tidemark.rpc.statuses import from_status
+
+SettleFailed: TypeAlias = Callable[[DeliveryBatch, TidemarkError], None]
+
+_ACK: Final = Ack()
+_log = logging.getLogger(__name__)
+
+
+class _Settling:
+    """One settlement until its definite answer."""
+
+    __slots__ = ("action", "answer", "batch", "counted", "ranges")
+
+    def __init__(
+        self,
+        batch: DeliveryBatch,
+        action: Action,
+        ranges: Sequence[Range],
+        answer: "asyncio.Future[message_pb2.SettleResult] | None" = None,
+    ) -> None:
+        self.batch = batch
+        self.action = action
+        self.ranges = ranges
+        self.answer = answer
+        self.counted = isinstance(action, Extend)
+        """Whether its messages no longer count as held here."""
+
+
+class Settlements:
+    """All settlements of one feed."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        identity: Identity,
+        settled: Callable[[DeliveryBatch, int], None],
+        on_failed: SettleFailed | None,
+    ) -> None:
+        self._connection = connection
+        self._clock = identity.clock
+        self._backoff = Backoff(identity.random, min_ms=20)
+        self._settled = settled
+        self._on_failed = on_failed or _report
+        self._acks: dict[DeliveryBatch, list[Range]] = {}
+        self._to_send: list[_Settling] = []
+        self._later: list[_Settling] = []
+        self._resuming: asyncio.Task[None] | None = None
+        self._under_way = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closed = False
+
+    # --- what deliveries say -------------------------------------------------------------------
+
+    async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
+        """Gather acks until the next frame; no ranges are the whole batch."""
+        if self._closed:
+            raise ClientClosed("the subscription is closed: its messages went back")
+        acks = self._acks.get(batch)
+        if acks is not None:
+            acks.extend(ranges)
+            return
+        self._acks[batch] = list(ranges)
+        self._quiet.clear()
+        self._connection.wake()
+
+    async def settle(
+        self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
+    ) -> message_pb2.SettleResult:
+        """Settle, and wait for the answer; raises why it failed."""
+        if self._closed:
+            raise ClientClosed("the subscription is closed: its messages went back")
+        answer: asyncio.Future[message_pb2.SettleResult] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._put(_Settling(batch, action, ranges, answer))
+        result = await answer
+        if isinstance(action, Extend):
+            batch.deadline_ms = self._clock.monotonic_ms() + result.visibility_ms
+        return result
+
+    def give_back(self, batch: DeliveryBatch, action: Action, start: int) -> None:
+        """What was not settled goes back; whether that works is nobody's concern any more."""
+        ranges = batch.mark(action, start)
+        if ranges is not None:
+            self._put(_Settling(batch, action, ranges))
+
+    async def flush(self) -> None:
+        """Return once every settlement has its answer."""
+        await self._quiet.wait()
+
+    def close(self) -> None:
+        """Nothing is settled any more."""
+        self._closed = True
+        error = ClientClosed("the subscription was closed before the settlement was answered")
+        for each in (*self._to_send, *self._later):
+            self._fail(each, error)
+        self._to_send, self._later = [], []
+        self._acks.clear()
+        self._quiet.set()
+        if self._resuming is not None:
+            self._resuming.cancel()
+
+    # --- on the wire ---------------------------------------------------------------------------
+
+    def prepare(self, session: Session) -> bool:
+        """Submit what has gathered; whether there is more than fits a frame."""
+        to_send, self._to_send = self._to_send, []
+        acks, self._acks = self._acks, {}
+        to_send += [_Settling(batch, _ACK, ranges) for batch, ranges in acks.items()]
+        for each in to_send[: limits.SETTLEMENTS_PER_FRAME_MAX]:
+            self._send(session, each)
+        self._to_send = to_send[limits.SETTLEMENTS_PER_FRAME_MAX :] + self._to_send
+        return bool(self._to_send)
+
+    def expire(self, now_ms: int) -> None:
+        """Whoever waits for a settlement that can no longer be made is told."""
+        waiting = [*self._to_send, *self._later]
+        waiting += [_Settling(batch, _ACK, ranges) for batch, ranges in self._acks.items()]
+        for each in waiting:
+            if each.batch.deadline_ms <= now_ms:
+                self._fail(each, ReservationExpired("its time ran out before it could be settled"))
+        self._to_send = [each for each in self._to_send if each.batch.deadline_ms > now_ms]
+        self._later = [each for each in self._later if each.batch.deadline_ms > now_ms]
+        self._acks = {k: v for k, v in self._acks.items() if k.deadline_ms > now_ms}
+        self._check_quiet()
+
+    def _put(self, settling: _Settling) -> None:
+        self._to_send.append(settling)
+        self._quiet.clear()
+        self._connection.wake()
+
+    def _send(self, session: Session, settling: _Settling) -> None:
+        batch = settling.batch
+        ranges = settling.ranges
+        if len(ranges) > 1:
+            ranges = merge(ranges)
+            if len(ranges) > limits.SETTLEMENT_RANGES_MAX:
+                rest = ranges[limits.SETTLEMENT_RANGES_MAX :]
+                self._to_send.append(_Settling(batch, settling.action, rest, settling.answer))
+                settling.answer, ranges = None, ranges[: limits.SETTLEMENT_RANGES_MAX]
+            settling.ranges = ranges
+        if len(ranges) == 1 and ranges[0] == (0, batch.count):
+            ranges = ()
+        here = batch.session_id == session.welcome.session_id
+        settlement = settlement_of(batch.tag if here else batch.receipt, settling.action, ranges)
+        if not settling.counted:
+            settling.counted = True
+            self._settled(batch, sum(end - start for start, end in ranges) or batch.count)
+        self._under_way += 1
+        answer = session.submit_settlement(settlement)
+        answer.add_done_callback(partial(self._answered, settling))
+
+    def _answered(
+        self, settling: _Settling, answer: "asyncio.Future[message_pb2.SettleResult]"
+    ) -> None:
+        self._under_way -= 1
+        if self._closed:
+            return
+        lost = answer.exception()
+        if lost is not None:
+            self._to_send.append(settling)  # on the next session, by receipt
+            return
+        result = answer.result()
+        if not result.HasField("error"):
+            self._backoff.reset()
+            if settling.answer is not None and not settling.answer.done():
+                settling.answer.set_result(result)
+        else:
+            error = from_status(result.error)
+            if is_passing(error):
+                self._try_later(settling, error)
+            else:
+                self._fail(settling, error)
+        self._check_quiet()
+
+    def _try_later(self, settling: _Settling, error: TidemarkError) -> None:
+        self._later.append(settling)
+        if self._resuming is None:
+            wait_ms = self._backoff.next_ms(error.retry_after_ms or 0)
+            self._resuming = asyncio.create_task(self._resume(wait_ms))
+
+    async def _resume(self, wait_ms: int) -> None:
+        await self._clock.sleep_ms(wait_ms)
+        self._resuming = None
+        later, self._later = self._later, []
+        self._to_send += later
+        self._connection.wake()
+
+    def _fail(self, settling: _Settling, error: TidemarkError) -> None:
+        if settling.answer is not None:
+            if not settling.answer.done():
+                settling.answer.set_exception(error)
+        elif isinstance(settling.action, Ack):
+            self._on_failed(settling.batch, error)
+
+    def _check_quiet(self) -> None:
+        if not (self._under_way or self._to_send or self._later or self._acks):
+            self._quiet.set()
+
+
+def _report(batch: DeliveryBatch, error: TidemarkError) -> None:
+    _log.warning("an ack failed", extra={"queue": batch.lmq_name, "reason": error.reason})

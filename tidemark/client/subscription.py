@@ -1,0 +1,266 @@
+"""A subscription: deliveries of some queues to this client, for as long as it is open.
+
+Owns what has arrived and was not handed out yet, and what becomes of it when the connection is lost
+or a queue is taken by another client. It draws from one feed per broker, usually from one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, Self, TypeAlias
+
+from tidemark.api.broker.v1.message_pb2 import Nack, Release
+from tidemark.client.backoff import Backoff, is_passing
+from tidemark.client.connection import Identity
+from tidemark.client.delivery import Delivery, DeliveryBatch
+from tidemark.client.feed import Feed
+from tidemark.client.routes import Routes
+from tidemark.client.settling import SettleFailed
+from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError, Unavailable
+from tidemark.names import LmqName, validate_group
+
+_FAILED: Final = Nack()
+_NOT_TRIED: Final = Release()
+_TICK_MS: Final = 500
+_LEAVE_TIMEOUT_MS: Final = 5_000
+
+
+class Eviction(NamedTuple):
+    """Another client has taken an exclusive queue."""
+
+    lmq_name: str
+    group: str
+    epoch: int
+    """The epoch of the new owner; 0 when it is not known."""
+
+
+OnEvicted: TypeAlias = Callable[[Eviction], None]
+
+
+class Subscription:
+    """What `client.subscribe` returns: use it in `async with`, and iterate over it.
+
+    >>> async with client.subscribe(["jobs/a", "jobs/b"], group="web", credit=500) as deliveries:
+    ...     async for delivery in deliveries:
+    ...         handle(delivery.payload)
+    ...         await delivery.ack()
+
+    Iteration ends when every queue was taken by other clients. Leaving the block gives back what
+    was not settled: untouched messages as they were, those in hand as a failed attempt.
+    """
+
+    def __init__(
+        self,
+        routes: Routes,
+        identity: Identity,
+        lmq_names: Sequence[str],
+        *,
+        group: str,
+        credit: int,
+        visibility_ms: int,
+        timeout_ms: int,
+        on_evicted: OnEvicted | None,
+        on_settle_failed: SettleFailed | None,
+        on_closed: Callable[["Subscription"], None],
+    ) -> None:
+        self.group = group
+        self._routes = routes
+        self._identity = identity
+        self._clock = identity.clock
+        self._wanted = list(dict.fromkeys(lmq_names))
+        self._credit = credit
+        self._visibility_ms = visibility_ms
+        self._timeout_ms = timeout_ms
+        self._on_evicted = on_evicted
+        self._on_settle_failed = on_settle_failed
+        self._on_closed = on_closed
+        self._feeds: dict[str, Feed] = {}
+        """By the address of a named owner; "" is home."""
+        self._arrived: deque[DeliveryBatch] = deque()
+        self._something = asyncio.Event()
+        self._current: DeliveryBatch | None = None
+        self._at = 0
+        self._error: TidemarkError | None = None
+        self._opened = self._closed = False
+        self._ticking: asyncio.Task[None] | None = None
+        if not self._wanted:
+            raise InvalidArgument("a subscription names at least one queue", field="lmq_names")
+        for lmq_name in self._wanted:
+            LmqName.parse(lmq_name)
+        validate_group(group)
+        if credit < 1:
+            raise InvalidArgument("a credit is at least 1", field="credit")
+
+    @property
+    def lmq_names(self) -> list[str]:
+        """The queues it draws from now: without those that other clients took."""
+        if not self._feeds:
+            return self._wanted
+        return [name for feed in self._feeds.values() for name in feed.epochs]
+
+    # --- life ----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._opened:
+            raise ClientClosed("a subscription is entered once; ask the client for another")
+        self._opened = True
+        try:
+            await self._clock.wait_for(self._subscribe(), self._timeout_ms)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    f"not subscribed within {self._timeout_ms} ms: {self._routes.home.error.detail}"
+                ) from None
+            raise
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the queues; what was not settled goes back at once."""
+        if self._closed:
+            return
+        self._closed = True
+        self._on_closed(self)
+        self._something.set()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for feed in self._feeds.values():
+            self._give_back_untouched(feed)
+            for batch in feed.batches:
+                feed.give_back(batch, _FAILED)
+            with suppress(TimeoutError):
+                await self._clock.wait_for(feed.close(), _LEAVE_TIMEOUT_MS)
+            feed.settlements.close()
+            await self._routes.leave_group(feed.connection, self.group)
+
+    async def flush(self) -> None:
+        """Return once every ack, and every other settlement, has its answer."""
+        for feed in list(self._feeds.values()):
+            await feed.settlements.flush()
+
+    async def _subscribe(self) -> None:
+        home = self._feed("")
+        await asyncio.gather(*(self._subscribe_to(lmq_name, home) for lmq_name in self._wanted))
+
+    async def _subscribe_to(self, lmq_name: str, feed: Feed) -> None:
+        """Ask until there is an answer that will not change; raises if it is a refusal."""
+        backoff = Backoff(self._identity.random)
+        while True:
+            session = await feed.connection.ready(None)
+            try:
+                error = await feed.subscribe(lmq_name, session)
+            except TidemarkError as lost:
+                error = lost
+            if error is None:
+                return
+            if not is_passing(error):
+                raise error
+            if isinstance(error, NotOwner):
+                feed = self._feed(error.metadata.get("owner", ""))
+            await self._clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
+
+    def _feed(self, owner: str) -> Feed:
+        """The feed of a named owner, or of home."""
+        feed = self._feeds.get(owner)
+        if feed is None:
+            feed = self._feeds[owner] = Feed(
+                self,
+                self._routes.for_group(self.group, owner),
+                self._identity,
+                group=self.group,
+                credit=self._credit,
+                visibility_ms=self._visibility_ms,
+                on_settle_failed=self._on_settle_failed,
+            )
+            feed.connection.attach(feed)
+        return feed
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep_ms(_TICK_MS)
+            for feed in self._feeds.values():
+                feed.expire(self._clock.monotonic_ms())
+
+    # --- handing out ---------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        batch = self._current
+        while batch is None or self._at >= batch.count:
+            batch = self._current = await self._next_batch()
+            self._at = 0
+        self._at += 1
+        return Delivery(batch, self._at - 1)
+
+    async def batches(self) -> AsyncGenerator[DeliveryBatch, None]:
+        """Deliveries as they arrive: a whole run, or a slice of one, at a time."""
+        with suppress(StopAsyncIteration):
+            while True:
+                yield await self._next_batch()
+
+    async def _next_batch(self) -> DeliveryBatch:
+        while True:
+            while not self._arrived:
+                if self._error is not None:
+                    raise self._error
+                if self._closed or not self.lmq_names:
+                    raise StopAsyncIteration
+                self._something.clear()
+                await self._something.wait()
+            batch = self._arrived.popleft()
+            if batch.deadline_ms > self._clock.monotonic_ms():
+                return batch
+            # It waited too long for its turn and is ready for others: not handed out late.
+
+    # --- what feeds say ------------------------------------------------------------------------
+
+    def arrived(self, feed: Feed, batch: DeliveryBatch) -> None:
+        if self._closed:
+            feed.give_back(batch, _NOT_TRIED)
+            return
+        self._arrived.append(batch)
+        self._something.set()
+
+    def interrupted(self, feed: Feed) -> None:
+        """The session is gone: what was not handed out comes again, on the next one."""
+        self._give_back_untouched(feed)
+        if not feed.connection.home:
+            # The named owner is gone: home knows who owns its queues now.
+            home = self._feed("")
+            epochs, feed.epochs = feed.epochs, {}
+            for lmq_name, epoch in epochs.items():
+                home.take_over(lmq_name, epoch)
+
+    def lost(self, feed: Feed, lmq_name: str, epoch: int) -> None:
+        """Another client has the queue: what waits here of it is fenced."""
+        self._arrived = deque(batch for batch in self._arrived if batch.lmq_name != lmq_name)
+        for batch in feed.batches:
+            if batch.lmq_name == lmq_name:
+                feed.returned(batch, batch.count)
+        self._something.set()
+        if self._on_evicted is not None:
+            self._on_evicted(Eviction(lmq_name, self.group, epoch))
+
+    def moved(self, feed: Feed, lmq_name: str, epoch: int, owner: str) -> None:
+        self._feed(owner).take_over(lmq_name, epoch)
+
+    def failed(self, error: TidemarkError) -> None:
+        self._error = self._error or error
+        self._something.set()
+
+    def _give_back_untouched(self, feed: Feed) -> None:
+        """Release what nobody has seen, the rest of the batch that is being looped over too."""
+        for batch in self._arrived:
+            feed.give_back(batch, _NOT_TRIED)
+        self._arrived = deque(batch for batch in self._arrived if batch.open)
+        if self._current is not None:
+            feed.give_back(self._current, _NOT_TRIED, self._at)
+            if not self._current.unsettled(self._at):
+                self._at = self._current.count

@@ -1,0 +1,80 @@
+"""The forms in which things travel: batches, settlements, and results that may be errors.
+
+Translates only. It sends nothing and keeps nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from google.rpc.status_pb2 import Status
+
+from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.api.broker.v1.message_pb2 import (
+    Ack,
+    DeadLetter,
+    Extend,
+    Message,
+    MessageBatch,
+    Nack,
+    PublishReceipt,
+    Release,
+    Settlement,
+    SettleResult,
+)
+from tidemark.rpc.statuses import from_status
+
+Action: TypeAlias = Ack | Nack | DeadLetter | Extend | Release
+Target: TypeAlias = int | bytes
+"""What is settled: a delivery tag of this session, or a receipt of any."""
+
+Range: TypeAlias = tuple[int, int]
+"""Messages of a delivery, counted from 0: first inclusive, last exclusive."""
+
+
+def batch_of(messages: MessageBatch | Sequence[bytes | Message]) -> MessageBatch:
+    """Messages as they travel; plain bytes are payloads without headers."""
+    if isinstance(messages, MessageBatch):
+        return messages
+    return MessageBatch(
+        messages=[Message(payload=each) if isinstance(each, bytes) else each for each in messages]
+    )
+
+
+def settlement_of(
+    target: Target, action: Action, ranges: Iterable[Range] = (), request_id: int = 0
+) -> Settlement:
+    settlement = Settlement(request_id=request_id)
+    if isinstance(target, bytes):
+        settlement.receipt = target
+    else:
+        settlement.delivery_tag = target
+    for start, end in ranges:
+        settlement.ranges.add(start=start, end=end)
+    match action:
+        case Ack():
+            settlement.ack.CopyFrom(action)
+        case Nack():
+            settlement.nack.CopyFrom(action)
+        case DeadLetter():
+            settlement.dead_letter.CopyFrom(action)
+        case Extend():
+            settlement.extend.CopyFrom(action)
+        case Release():
+            settlement.release.CopyFrom(action)
+    return settlement
+
+
+def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:
+    """The receipt of a run that was stored; raises why it was not."""
+    if result.HasField("error"):
+        raise from_status(result.error)
+    return result.receipt
+
+
+def check(
+    result: SettleResult | broker_pb2.OpenPublisherResult | subscription_pb2.SubscriptionResult,
+) -> None:
+    """Raise what a result says."""
+    if result.HasField("error"):
+        error: Status = result.error
+        raise from_status(error)

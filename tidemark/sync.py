@@ -1,0 +1,381 @@
+"""The blocking client: the same surface for scripts, notebooks and threads.
+
+Runs the asynchronous client on an event loop in a thread of its own and waits for it. May be used
+from several threads at once. It adds no behaviour: what each call does is said there.
+
+    import tidemark.sync
+
+    with tidemark.sync.connect("127.0.0.1:7400", client_id="script-1") as client:
+        client.publisher("greetings/ada").publish(b"Hello, Ada!")
+        with client.subscribe(["greetings/ada"]) as deliveries:
+            for delivery in deliveries:
+                print(delivery.payload)
+                delivery.ack()
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Self, TypeVar
+
+from opentelemetry.trace import Span
+
+from tidemark import client as asynchronous
+from tidemark.client import Message, PublishReceipt
+from tidemark.client.client import DEFAULT_GROUP
+from tidemark.client.settling import SettleFailed
+from tidemark.client.subscription import OnEvicted
+from tidemark.errors import ClientClosed, InvalidArgument
+from tidemark.topics import Topic
+
+__all__ = [
+    "Client",
+    "Delivery",
+    "DeliveryBatch",
+    "Publisher",
+    "PulledBatch",
+    "Subscription",
+    "connect",
+]
+
+T = TypeVar("T")
+
+
+def connect(addresses: str | Iterable[str], **options: Any) -> "Client":
+    """A blocking client; use it in `with`. The options are those of `tidemark.connect`."""
+    chosen = addresses if isinstance(addresses, str) else list(addresses)
+    return Client(asynchronous.connect(chosen, **options))
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="tidemark", daemon=True)
+        self._lock = threading.Lock()
+        self._open = False
+
+    def start(self) -> None:
+        self._open = True
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of the work, which is cancelled if the wait is interrupted."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidArgument("a callback must not call the blocking client: it would wait")
+        with self._lock:  # nothing is begun once it is being stopped
+            if not self._open:
+                work.close()
+                raise ClientClosed("the client is closed, or was not entered yet")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise ClientClosed("the client was closed during the call") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what still runs, and end the thread."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+
+class Client:
+    """See `tidemark.Client`."""
+
+    def __init__(self, client: asynchronous.Client) -> None:
+        self.client_id = client.client_id
+        self._client = client
+        self._loop = _Loop()
+
+    def __enter__(self) -> Self:
+        self._loop.start()
+        try:
+            self._loop.run(self._client.__aenter__())
+        except BaseException:
+            self._loop.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and the thread. Calls of other threads raise ClientClosed."""
+        try:
+            self._loop.run(self._client.close())
+        except ClientClosed:
+            return
+        self._loop.stop()
+
+    def publisher(self, lmq_name: str) -> "Publisher":
+        return Publisher(self._loop.run(self._client.publisher(lmq_name)), self._loop)
+
+    def subscribe(
+        self,
+        lmq_names: Iterable[str],
+        *,
+        group: str = DEFAULT_GROUP,
+        credit: int = 500,
+        visibility_ms: int = 0,
+        on_evicted: OnEvicted | None = None,
+        on_settle_failed: SettleFailed | None = None,
+    ) -> "Subscription":
+        """Callbacks are called in the client's thread: they must not call the client."""
+
+        async def subscribe() -> asynchronous.Subscription:
+            return self._client.subscribe(
+                lmq_names,
+                group=group,
+                credit=credit,
+                visibility_ms=visibility_ms,
+                on_evicted=on_evicted,
+                on_settle_failed=on_settle_failed,
+            )
+
+        return Subscription(self._loop.run(subscribe()), self._loop)
+
+    def pull(
+        self,
+        lmq_name: str,
+        *,
+        group: str = DEFAULT_GROUP,
+        max_messages: int = 100,
+        wait_ms: int = 0,
+        visibility_ms: int = 0,
+    ) -> "PulledBatch":
+        pulled = self._client.pull(
+            lmq_name,
+            group=group,
+            max_messages=max_messages,
+            wait_ms=wait_ms,
+            visibility_ms=visibility_ms,
+        )
+        return PulledBatch(self._loop.run(pulled), self._loop)
+
+    def settle(self, pulled: "PulledBatch", *, ack: bool = True, delay_ms: int = 0) -> None:
+        self._loop.run(self._client.settle(pulled.pulled, ack=ack, delay_ms=delay_ms))
+
+    def create_topic(self, name: str, **settings: Any) -> Topic:
+        return self._loop.run(self._client.create_topic(name, **settings))
+
+
+class Publisher:
+    """See `tidemark.Publisher`."""
+
+    def __init__(self, publisher: asynchronous.Publisher, loop: _Loop) -> None:
+        self.lmq_name = publisher.lmq_name
+        self._publisher = publisher
+        self._loop = loop
+
+    def publish(
+        self,
+        payload: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        fairness_key: str = "",
+        delay_ms: int = 0,
+        ttl_ms: int | None = None,
+        sequence: int = 0,
+    ) -> PublishReceipt:
+        return self._loop.run(
+            self._publisher.publish(
+                payload,
+                headers=headers,
+                fairness_key=fairness_key,
+                delay_ms=delay_ms,
+                ttl_ms=ttl_ms,
+                sequence=sequence,
+            )
+        )
+
+    def publish_many(
+        self,
+        messages: Iterable[bytes | Message],
+        *,
+        fairness_key: str = "",
+        delay_ms: int = 0,
+        ttl_ms: int | None = None,
+        sequence: int = 0,
+    ) -> list[PublishReceipt]:
+        return self._loop.run(
+            self._publisher.publish_many(
+                list(messages),  # read here: an iterator of the caller's belongs to its thread
+                fairness_key=fairness_key,
+                delay_ms=delay_ms,
+                ttl_ms=ttl_ms,
+                sequence=sequence,
+            )
+        )
+
+
+class Subscription:
+    """See `tidemark.Subscription`; use it in `with`, and iterate over it."""
+
+    def __init__(self, subscription: asynchronous.Subscription, loop: _Loop) -> None:
+        self.group = subscription.group
+        self._subscription = subscription
+        self._batches = subscription.batches()
+        self._loop = loop
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._subscription.__aenter__())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def lmq_names(self) -> list[str]:
+        return self._subscription.lmq_names
+
+    def close(self) -> None:
+        with suppress(ClientClosed):  # it was closed with its client
+            self._loop.run(self._subscription.close())
+
+    def flush(self) -> None:
+        self._loop.run(self._subscription.flush())
+
+    def __iter__(self) -> Iterator["Delivery"]:
+        while (delivery := self._loop.run(_next(self._subscription))) is not None:
+            yield Delivery(delivery, self._loop)
+
+    def batches(self) -> Iterator["DeliveryBatch"]:
+        while (batch := self._loop.run(_next(self._batches))) is not None:
+            yield DeliveryBatch(batch, self._loop)
+
+
+class _Settled:
+    """What a delivery and a batch have in common."""
+
+    def __init__(
+        self, settled: asynchronous.Delivery | asynchronous.DeliveryBatch, loop: _Loop
+    ) -> None:
+        self._settled = settled
+        self._loop = loop
+
+    @property
+    def lmq_name(self) -> str:
+        return self._settled.lmq_name
+
+    @property
+    def group(self) -> str:
+        return self._settled.group
+
+    @property
+    def offset(self) -> int:
+        return self._settled.offset
+
+    @property
+    def attempt(self) -> int:
+        return self._settled.attempt
+
+    @property
+    def epoch(self) -> int:
+        return self._settled.epoch
+
+    @property
+    def fairness_key(self) -> str:
+        return self._settled.fairness_key
+
+    @property
+    def publish_time_ms(self) -> int:
+        return self._settled.publish_time_ms
+
+    def span(self) -> AbstractContextManager[Span]:
+        return self._settled.span()
+
+    def ack(self) -> None:
+        self._loop.run(self._settled.ack())
+
+    def nack(self, delay_ms: int = 0) -> None:
+        self._loop.run(self._settled.nack(delay_ms))
+
+    def dead_letter(self, why: str) -> None:
+        self._loop.run(self._settled.dead_letter(why))
+
+    def release(self) -> None:
+        self._loop.run(self._settled.release())
+
+    def extend(self, visibility_ms: int) -> int:
+        return self._loop.run(self._settled.extend(visibility_ms))
+
+
+class Delivery(_Settled):
+    """See `tidemark.Delivery`."""
+
+    def __init__(self, delivery: asynchronous.Delivery, loop: _Loop) -> None:
+        super().__init__(delivery, loop)
+        self._delivery = delivery
+
+    @property
+    def payload(self) -> bytes:
+        return self._delivery.payload
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._delivery.headers
+
+
+class DeliveryBatch(_Settled):
+    """See `tidemark.DeliveryBatch`."""
+
+    def __init__(self, batch: asynchronous.DeliveryBatch, loop: _Loop) -> None:
+        super().__init__(batch, loop)
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return (Delivery(each, self._loop) for each in self._batch)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return self._batch.payloads
+
+
+class PulledBatch:
+    """See `tidemark.PulledBatch`."""
+
+    def __init__(self, pulled: asynchronous.PulledBatch, loop: _Loop) -> None:
+        self.pulled = pulled
+        self._loop = loop
+
+    def __len__(self) -> int:
+        return len(self.pulled)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return (Delivery(each, self._loop) for each in self.pulled)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return self.pulled.payloads
+
+
+async def _next(items: AsyncIterator[T]) -> T | None:
+    """The next item, or None at the end: StopAsyncIteration does not leave a coroutine."""
+    return await anext(items, None)
