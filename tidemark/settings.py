@@ -190,6 +190,15 @@ def _storage_address() -> Any:
     )
 
 
+def _lifecycle_address() -> Any:
+    return setting(
+        "TIDEMARK_LIFECYCLE_ADDRESS",
+        Address(),
+        default="127.0.0.1:7420",
+        doc="Where the lifecycle service is reached.",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings(ServiceSettings):
     """The storage service, `python -m storage_svc`."""
@@ -250,12 +259,7 @@ class BrokerSettings(ServiceSettings):
         doc="Where the broker listens; port 0 takes a free one.",
     )
     storage_address: str = _storage_address()
-    lifecycle_address: str = setting(
-        "TIDEMARK_LIFECYCLE_ADDRESS",
-        Address(),
-        default="127.0.0.1:7420",
-        doc="Where the lifecycle service is reached.",
-    )
+    lifecycle_address: str = _lifecycle_address()
     client_timeout_ms: int = setting(
         "TIDEMARK_CLIENT_TIMEOUT_MS",
         Integer(1_000, 3_600_000, unit="ms"),
@@ -307,6 +311,26 @@ class LifecycleSettings(ServiceSettings):
     storage_address: str = _storage_address()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings(Settings):
+    """The command line, `tidemark ...`."""
+
+    address: str = setting(
+        "TIDEMARK_ADDRESS",
+        Address(),
+        default="127.0.0.1:7400",
+        doc="Where a broker is reached.",
+    )
+    storage_address: str = _storage_address()
+    lifecycle_address: str = _lifecycle_address()
+    jobs_address: str = setting(
+        "TIDEMARK_JOBS_ADDRESS",
+        Address(),
+        default="127.0.0.1:7430",
+        doc="Where the scheduler of retention and eviction is reached.",
+    )
+
+
 SERVICES: Final = (StorageSettings, BrokerSettings, LifecycleSettings)
 """The settings of every service: what the documentation shows and what counts as known."""
 
@@ -331,7 +355,8 @@ _SERVICE_LINK: Final = re.compile(
 def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Variables that look like ours but are read by no service: most likely misspelt."""
     environ = os.environ if environ is None else environ
-    known = {variable.name for service in SERVICES for variable in service.variables()}
+    readers = (*SERVICES, ClientSettings)
+    known = {variable.name for reader in readers for variable in reader.variables()}
     return tuple(
         name
         for name in sorted(environ)
