@@ -127,9 +127,9 @@ def _run(
     timeout_ms: int | None,
     as_json: bool,
 ) -> None:
-    import asyncio
     import sys
 
+    from tidemark.cli import interrupts
     from tidemark.cli.failures import ExitCode, exit_code_of, line_of
     from tidemark.cli.output import Output
     from tidemark.errors import TidemarkError
@@ -154,7 +154,7 @@ def _run(
             await call.close()
 
     try:
-        asyncio.run(work())
+        interrupts.run(work(), ExitCode.INTERRUPTED)
         sys.stdout.flush()
     except TidemarkError as error:
         _fail(line_of(error, call.peer), exit_code_of(error))

@@ -51,7 +51,7 @@ def line_of(error: TidemarkError, address: str) -> str:
         why = detail.rpartition(": ")[2].partition(" (")[0] or "no connection"
         return (
             f"{error.reason}: nobody answers at {address} ({why.lower()}). "
-            "Start a cluster with `tidemark up`, or name the right address."
+            "Check the address, and that the service runs; `tidemark up` starts a cluster here."
         )
     if isinstance(error, errors.DeadlineExceeded):
         detail = f"no answer from {address} in time"

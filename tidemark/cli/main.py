@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from tidemark import __version__
 from tidemark.cli import group, queue, retention, topic
@@ -11,6 +12,7 @@ from tidemark.cli.consume import consume
 from tidemark.cli.partitions import partitions
 from tidemark.cli.publish import publish
 from tidemark.cli.redrive import redrive
+from tidemark.cli.top import top
 from tidemark.cli.up import up
 
 app = typer.Typer(
@@ -29,6 +31,7 @@ app.command()(publish)
 app.command()(consume)
 app.command()(redrive)
 app.command()(partitions)
+app.command()(top)
 app.add_typer(retention.app, name="retention")
 app.command()(completion)
 
@@ -52,6 +55,7 @@ def root(
 
 
 def main() -> None:
+    completion_init()  # so that a shell with the script of `tidemark completion` is answered
     app()
 
 

@@ -67,6 +67,10 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise typer.BadParameter("nobody can be asked here: say --yes")
-    if not typer.confirm(question, err=True):
+    from tidemark.cli.interrupts import immediate
+
+    with immediate():
+        agreed = typer.confirm(question, err=True)
+    if not agreed:
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(1)

@@ -75,7 +75,9 @@ async def publish(
                     advance(sum(len(payload) + 1 for payload in run))
     except TidemarkError:
         if report.messages:
-            call.out.note(f"Published {units.count(report.messages)} messages before it failed.")
+            call.out.note(
+                f"Published {units.counted(report.messages, 'message')} before it failed."
+            )
         raise
     except OSError as error:
         if error.filename is None and not sources:
@@ -112,7 +114,7 @@ class _Report:
         }
 
     def sentence(self, queue: str) -> str:
-        words = f"Published {units.count(self.messages)} messages to {queue}"
+        words = f"Published {units.counted(self.messages, 'message')} to {queue}"
         if self._first is not None:
             words += f", from offset {units.count(self._first[1])}"
         if self._schedules:

@@ -161,7 +161,7 @@ async def purge(
     done, messages = await _for_each(call, "Purging", named, admin.purge_queue)
     call.out.result(
         {"queues": done, "messages": messages},
-        f"Deleted {units.count(messages)} messages of {units.count(done)} queues.",
+        f"Deleted {units.counted(messages, 'message')} of {units.counted(done, 'queue')}.",
     )
 
 
@@ -182,7 +182,7 @@ async def delete(
     done, messages = await _for_each(call, "Deleting", named, admin.delete_queue)
     call.out.result(
         {"queues": done, "messages": messages},
-        f"Deleted {units.count(done)} queues with {units.count(messages)} messages.",
+        f"Deleted {units.counted(done, 'queue')} with {units.counted(messages, 'message')}.",
     )
 
 
@@ -210,7 +210,7 @@ async def cancel(
     if not (separator and partition.isdecimal() and schedule_id.isdecimal()):
         raise typer.BadParameter(f"{schedule!r} is not PARTITION:ID")
     messages = await call.admin.cancel_scheduled(queue, int(partition), int(schedule_id))
-    call.out.result({"messages": messages}, f"Cancelled {units.count(messages)} messages.")
+    call.out.result({"messages": messages}, f"Cancelled {units.counted(messages, 'message')}.")
 
 
 _WHY: Final = {

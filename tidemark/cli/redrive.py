@@ -72,7 +72,7 @@ def _moment_ms(option: str, text: str | None, now_ms: int) -> int | None:
 
 
 def _say(call: Call, redriven: "Redriven", verb: str) -> None:
-    sentence = f"{verb.capitalize()} {units.count(redriven.messages)} messages back."
+    sentence = f"{verb.capitalize()} {units.counted(redriven.messages, 'message')} back."
     if redriven.orphans:
         sentence += f" {units.count(redriven.orphans)} have no source any more and stay."
     call.out.result(redriven, sentence)

@@ -96,7 +96,8 @@ async def delete(
     confirm(f"Delete topic {name} and its queues?", yes)
     queues = await call.admin.delete_topic(name, force=force)
     call.out.result(
-        {"topic": name, "queues": queues}, f"Deleted topic {name} and {units.count(queues)} queues."
+        {"topic": name, "queues": queues},
+        f"Deleted topic {name} and {units.counted(queues, 'queue')}.",
     )
 
 

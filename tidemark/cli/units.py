@@ -113,6 +113,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 message`, `5,000 messages`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def short(number: float) -> str:
     """At most five characters: `0`, `0.4`, `950`, `12.3k`, `1.2M`."""
     if 0 < number < 9.95:
