@@ -21,9 +21,10 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
     from tidemark.cli.layout import Column
     from tidemark.clock import SystemClock
 
-    lifecycle = call.open(lifecycle_address or call.settings.lifecycle_address)
+    asked = lifecycle_address or call.settings.lifecycle_address
+    lifecycle = call.open(asked)
     found = await call.admin.list_partitions()
-    sweepers, why_not = await ask_sweepers(lifecycle, call.timeout_ms)
+    sweepers, why_not = await ask_sweepers(lifecycle, asked, call.timeout_ms)
     if call.out.as_json:
         swept = {number: asdict(sweeper) for number, sweeper in sweepers.items()}
         call.out.document([asdict(each) | {"sweep": swept.get(each.partition)} for each in found])
@@ -77,7 +78,7 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
 
 
 async def ask_sweepers(
-    lifecycle: "grpc.aio.Channel", timeout_ms: int | None
+    lifecycle: "grpc.aio.Channel", address: str, timeout_ms: int | None
 ) -> tuple[dict[int, "Sweeper"], str]:
     """The sweepers by partition; without lifecycle none, and why."""
     from tidemark.client.upkeep import list_sweepers
@@ -86,5 +87,5 @@ async def ask_sweepers(
     try:
         sweepers = await list_sweepers(lifecycle, timeout_ms=timeout_ms)
     except TidemarkError as error:
-        return {}, str(error)
+        return {}, f"{error.reason} at {address}"
     return {each.partition: each for each in sweepers}, ""

@@ -1,6 +1,5 @@
 """`tidemark queue ...`: list, look into, empty, unload and delete queues. Looking wakes none."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -261,6 +260,8 @@ async def _for_each(
 
     A queue that spans partitions is listed in each of them, and must be acted on once.
     """
+    import asyncio
+
     done = total = 0
     seen: set[str] = set()
     with call.out.progress(title, None) as advance:
