@@ -1,4 +1,4 @@
-"""`tidemark partitions`, `top`, `redrive`, `retention`, `completion`, and services that are away."""
+"""`tidemark partitions`, `top`, `redrive`, `retention`, `completion`, and services not there."""
 
 import asyncio
 import re
