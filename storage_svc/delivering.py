@@ -67,6 +67,7 @@ async def reserve(unit: Unit, operation: Reserve) -> Reserved:
         broker_incarnation=unit.memory.claim.incarnation,
     )
     counters.reservation_id += len(reservations)
+    counters.delivered += sum(each.slice.messages for each in reservations)
     # Whatever is still active was kept back by the bounds of the request alone.
     group.short = not group.ring or not (taken or too_large)
     slices = [await _reserved(unit, handle, each, visibility_ms) for each in reservations]
@@ -94,7 +95,10 @@ async def settle(unit: Unit, operation: Settle) -> Settled:
             slice_ = reservation.slice._replace(start=start, end=end)
             reason = outbox.Death(DeadReason.REJECTED, reservation.group, operation.detail)
             await outbox.dispose(unit, handle, slice_, body, reason)
-    return Settled(sum(end - start for start, end in changed))
+    messages = sum(end - start for start, end in changed)
+    if operation.ending is Ending.ACK:
+        unit.memory.counters.acked += messages
+    return Settled(messages)
 
 
 async def extend(unit: Unit, operation: Extend) -> Settled:

@@ -44,6 +44,12 @@ class BatchJournal:
         self.removed_ids: set[int] = set()
         self.indexed: list[tuple[Table, int]] = []
         """Times of entries that this commit added to indexes which sweeps read."""
+        self.messages = 0
+        """By how much this commit changes the number of stored messages."""
+        self.body_bytes = 0
+        """By how much this commit changes the bytes of those."""
+        self.published = 0
+        """Messages that join a queue with this commit."""
         self.next_record = next_record
         """Number of the next consumption or history row: makes rows of one moment distinct."""
         self._deadlines = deadlines
@@ -86,6 +92,8 @@ class BatchJournal:
     def queue_removed(self, record: QueueRecord) -> None:
         self.removed_names.add(record.lmq_name)
         self.removed_ids.add(record.queue_id)
+        self.messages -= record.messages
+        self.body_bytes -= record.body_bytes
         self._queues.pop(record.queue_id, None)
         for key in [key for key in self._groups if key[0] == record.queue_id]:
             del self._groups[key]
@@ -117,6 +125,9 @@ class BatchJournal:
         self.batch.put(Table.RUN_BODIES, key, body)
         self.bodies[key] = body
         self.appended.setdefault(queue_id, []).append(run)
+        self.messages += run.messages
+        self.body_bytes += run.body_bytes
+        self.published += run.messages
         if run.dead_deadline_ms:
             self.batch.put(Table.TTL, rows.ttl_key(queue_id, run), run.fairness_key.encode())
 
@@ -128,6 +139,8 @@ class BatchJournal:
         self.batch.delete(Table.RUN_HEADERS, header)
         self.batch.delete(Table.RUN_BODIES, key)
         self.deleted_bodies.append(key)
+        self.messages -= run.messages
+        self.body_bytes -= run.body_bytes
         if self.bodies.pop(key, None) is not None:
             self.appended[queue_id].remove(run)
         if run.dead_deadline_ms:

@@ -28,7 +28,13 @@ class Counters:
     outbox_sequence: int = 0
     record: int = 0
     topic_version: int = 0
-    queues: int = 0  # that exist: not a number given, but kept here because it changes with them
+    # Not numbers given, but kept here because they change with every commit and survive it:
+    queues: int = 0  # that exist
+    messages: int = 0  # that are stored, without scheduled ones
+    body_bytes: int = 0  # of those
+    published: int = 0  # messages that joined a queue, ever
+    delivered: int = 0  # messages handed out, ever
+    acked: int = 0  # messages acknowledged, ever
 
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")

@@ -338,9 +338,7 @@ class Partition:
             results = [await self._apply_frame(unit, frame) for frame in frames]
             batch = unit.journal.finish()
             if len(batch):
-                unit.memory.counters.commit += 1
-                unit.memory.counters.time_ms = unit.now_ms
-                unit.memory.counters.record = unit.journal.next_record
+                unit.count()
                 ledger.put_counters(batch, unit.memory.counters)
                 await unit.memory.engine.commit(batch)
                 self.commits += 1

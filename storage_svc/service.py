@@ -323,6 +323,11 @@ def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
     info.broker_address = memory.claim.address
     info.broker_epoch = memory.counters.broker_epoch
     info.queues = memory.counters.queues
+    info.messages = memory.counters.messages
+    info.bytes = memory.counters.body_bytes
+    info.published = memory.counters.published
+    info.delivered = memory.counters.delivered
+    info.acked = memory.counters.acked
     info.materialized_queues = len(memory.handles)
     return info
 

@@ -57,6 +57,16 @@ class Unit:
         # Once more after the commit: a scan in between may raise the mark past what it cannot see.
         self.journal.indexed.append((table, time_ms))
 
+    def count(self) -> None:
+        """Bring the counters to what they are once this commit is durable."""
+        counters = self.memory.counters
+        counters.commit += 1
+        counters.time_ms = self.now_ms
+        counters.record = self.journal.next_record
+        counters.messages += self.journal.messages
+        counters.body_bytes += self.journal.body_bytes
+        counters.published += self.journal.published
+
     async def body(self, queue_id: int, run: Run) -> bytes:
         """The body of a run, wherever it is."""
         key = rows.body_key(queue_id, run)

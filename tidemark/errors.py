@@ -57,11 +57,14 @@ UNAVAILABLE is kept for errors after which the very same call may be repeated wi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from grpc import StatusCode
+
+_ACTION: Final = "What to do:"
 
 DOMAIN: Final = "tidemark"
 """The domain of every `google.rpc.ErrorInfo` that Tidemark sends."""
@@ -602,3 +605,11 @@ ALL: Final[tuple[type[TidemarkError], ...]] = _concrete()
 BY_REASON: Final[Mapping[str, type[TidemarkError]]] = MappingProxyType(
     {error.reason: error for error in ALL}
 )
+
+
+def meaning_and_action(error: type[TidemarkError]) -> tuple[str, str]:
+    """What an error means and what to do about it, each on one line: its docstring's halves."""
+    meaning, found, action = inspect.cleandoc(error.__doc__ or "").partition(_ACTION)
+    if not (found and meaning.strip() and action.strip()):
+        raise ValueError(f"the docstring of {error.__name__} does not say '{_ACTION}'")
+    return " ".join(meaning.split()), " ".join(action.split())

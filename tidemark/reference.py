@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tidemark import errors, limits
-from tidemark.settings import SERVICES
+from tidemark.settings import SERVICES, ClientSettings
 from tidemark.variables import Variable
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 _GENERATED: Final = "<!-- Written by `python -m tidemark.reference`; change the code instead. -->"
-_ACTION: Final = "What to do:"
 
 
 class Limit(NamedTuple):
@@ -64,7 +63,7 @@ def errors_page() -> str:
             f"`{error.reason}`",
             error.code.name,
             "no" if error.retry_after_ms is None else f"after {error.retry_after_ms} ms",
-            *_meaning_and_action(error),
+            *map(_sentence, errors.meaning_and_action(error)),
         )
         for error in errors.ALL
     ]
@@ -75,14 +74,6 @@ def errors_page() -> str:
         "Python client raises a class of `tidemark.errors` for each.",
         _table(("reason", "gRPC code", "retry", "meaning", "what to do"), rows),
     )
-
-
-def _meaning_and_action(error: type[errors.TidemarkError]) -> tuple[str, str]:
-    """The two halves of an error's docstring."""
-    meaning, found, action = inspect.cleandoc(error.__doc__ or "").partition(_ACTION)
-    if not (found and meaning.strip() and action.strip()):
-        raise ValueError(f"the docstring of {error.__name__} does not say '{_ACTION}'")
-    return _one_line(meaning), _sentence(_one_line(action))
 
 
 # ------------------------------------------------------------------------- settings and limits
@@ -102,6 +93,8 @@ def config_page() -> str:
         own = [variable for variable in service.variables() if variable not in shared]
         sections += [f"## {title}", _variables_table(own)]
     sections += [
+        f"## {_one_line(ClientSettings.__doc__ or '').rstrip('.')}",
+        _variables_table(ClientSettings.variables()),
         "## Limits",
         "Fixed in the code. Unless it says otherwise, input beyond a limit is refused with a "
         "reason and changes nothing.",

@@ -361,6 +361,26 @@ class LifecycleSettings(ServiceSettings):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings(Settings):
+    """The command line, `tidemark ...`."""
+
+    address: str = setting(
+        "TIDEMARK_ADDRESS",
+        Address(),
+        default="127.0.0.1:7400",
+        doc="Where a broker is reached.",
+    )
+    storage_address: str = _storage_address()
+    lifecycle_address: str = _lifecycle_address()
+    jobs_address: str = setting(
+        "TIDEMARK_JOBS_ADDRESS",
+        Address(),
+        default="127.0.0.1:7430",
+        doc="Where the scheduler of retention and eviction is reached.",
+    )
+
+
 SERVICES: Final = (StorageSettings, BrokerSettings, LifecycleSettings)
 """The settings of every service: what the documentation shows and what counts as known."""
 
@@ -385,7 +405,8 @@ _SERVICE_LINK: Final = re.compile(
 def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Variables that look like ours but are read by no service: most likely misspelt."""
     environ = os.environ if environ is None else environ
-    known = {variable.name for service in SERVICES for variable in service.variables()}
+    readers = (*SERVICES, ClientSettings)
+    known = {variable.name for reader in readers for variable in reader.variables()}
     return tuple(
         name
         for name in sorted(environ)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from tests.cluster.cli_process import Cli
 from tidemark.local_cluster import LocalCluster
 
 StartCluster = Callable[..., Any]
@@ -36,6 +38,14 @@ async def cluster(start_cluster: StartCluster) -> LocalCluster:
     """A healthy cluster of three processes on free ports, as it comes."""
     started: LocalCluster = await start_cluster()
     return started
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cli(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cli]:
+    """The command `tidemark`, with one cluster for all its tests: they differ in their topics."""
+    directory = tmp_path_factory.mktemp("cli")
+    async with LocalCluster(directory / "data", log_dir=directory / "logs") as cluster:
+        yield Cli.of(cluster)
 
 
 @pytest.hookimpl(wrapper=True)

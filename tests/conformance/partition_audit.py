@@ -36,6 +36,10 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
         _compare_queue(state, queue, "in memory")
         _compare_queue(recovered, queue, "on disk")
     assert counters.queues == len(model.queues)
+    catalog = await partition.memory.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
+    stored = [rows.read_queue("", value) for _, value in catalog]
+    assert counters.messages == sum(record.messages for record in stored)
+    assert counters.body_bytes == sum(record.body_bytes for record in stored)
     assert len(handles) == sum(queue.loaded for queue in model.queues.values())
     await _compare_tables(partition, model)
     await _compare_records(partition, model)

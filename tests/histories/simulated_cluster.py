@@ -24,7 +24,7 @@ from tests.histories.scenario import TOPIC
 from tests.histories.simulated_time import Process, SimulatedClock
 from tests.histories.wires import Wire
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
-from tidemark.client import Session
+from tidemark.client.session import Session
 from tidemark.errors import Unavailable
 from tidemark.settings import BrokerSettings
 
@@ -140,7 +140,9 @@ class SimulatedCluster:
         held = {each.partition: Partition(self._disk, each, self.clock) for each in identities}
         for partition in held.values():
             await partition.open()
-        self._storage_service = StorageService(CLUSTER_ID, Partitions(held), asyncio.Event())
+        self._storage_service = StorageService(
+            CLUSTER_ID, Partitions(held), asyncio.Event(), self.clock
+        )
 
     async def kill_storage(self) -> None:
         self._link.interrupt()

@@ -20,7 +20,7 @@ from tests.histories.scenario import TOPIC, Pace, record
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.client import Session, connect
+from tidemark.client.session import Session, open_session
 from tidemark.clock import SystemClock
 from tidemark.local_cluster import LocalCluster, ServiceName
 from tidemark.rpc import open_channel
@@ -50,7 +50,7 @@ class RealCluster:
         self._hurting = asyncio.Lock()
 
     async def connect(self, client_id: str) -> Session:
-        return await connect(self._processes.address("broker"), client_id)
+        return await open_session(self._processes.address("broker"), client_id)
 
     def stub(self) -> BrokerServiceStub:
         return self._stub

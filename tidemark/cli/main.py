@@ -3,8 +3,16 @@
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from tidemark import __version__
+from tidemark.cli import group, queue, retention, topic
+from tidemark.cli.completion import completion
+from tidemark.cli.consume import consume
+from tidemark.cli.partitions import partitions
+from tidemark.cli.publish import publish
+from tidemark.cli.redrive import redrive
+from tidemark.cli.top import top
 from tidemark.cli.up import up
 
 app = typer.Typer(
@@ -16,6 +24,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a failure that is not foreseen shows Python's own traceback
 )
 app.command()(up)
+app.add_typer(topic.app, name="topic")
+app.add_typer(queue.app, name="queue")
+app.add_typer(group.app, name="group")
+app.command()(publish)
+app.command()(consume)
+app.command()(redrive)
+app.command()(partitions)
+app.command()(top)
+app.add_typer(retention.app, name="retention")
+app.command()(completion)
 
 
 def _print_version(wanted: bool) -> None:
@@ -37,6 +55,7 @@ def root(
 
 
 def main() -> None:
+    completion_init()  # so that a shell with the script of `tidemark completion` is answered
     app()
 
 

@@ -21,6 +21,7 @@ from tidemark.api.broker.v1.message_pb2 import (
     MessageBatch,
     PublishReceipt,
     PublishRun,
+    Release,
     Settlement,
     SettleResult,
 )

@@ -17,7 +17,7 @@ from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
-from tidemark.client import Consumer, Session
+from tidemark.client.session import Consumer, Session
 from tidemark.clock import ManualClock
 from tidemark.errors import (
     AlreadySettled,

@@ -23,7 +23,7 @@ from tests.rpc.broker.local_broker import (
 from tests.rpc.idle.gated_storage import GatedStorage, gated_storage
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.client import Session, connect
+from tidemark.client.session import Session, open_session
 from tidemark.clock import SystemClock
 from tidemark.errors import NotOwner, TidemarkError, Unavailable
 from tidemark.settings import BrokerSettings
@@ -300,7 +300,7 @@ async def test_clients_are_told_which_partitions_another_broker_has_taken(
         late = await local.session("late")
         with pytest.raises(NotOwner) as refused:
             await session.settle(held.delivery_tag, Ack())
-        there = await connect(other.address, "ada")
+        there = await open_session(other.address, "ada")
         settled = await there.settle(held.receipt, Ack())
         await there.abort()
 

@@ -1417,6 +1417,11 @@ class PartitionInfo(_message.Message):
     MATERIALIZED_QUEUES_FIELD_NUMBER: _builtins.int
     RESERVATIONS_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
+    ACKED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Its number, from 0."""
     state: Global___PartitionState.ValueType
@@ -1437,6 +1442,16 @@ class PartitionInfo(_message.Message):
     """Open reservations."""
     commits: _builtins.int
     """Commits since the process started."""
+    messages: _builtins.int
+    """Messages stored, without scheduled ones."""
+    bytes: _builtins.int
+    """Bytes of those messages."""
+    published: _builtins.int
+    """Messages that joined a queue, ever: two samples give a rate."""
+    delivered: _builtins.int
+    """Messages handed out, ever, each time counted."""
+    acked: _builtins.int
+    """Messages acknowledged, ever, once per group."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFault]:
         """Why not; it serves when no fault is left but alarms."""
@@ -1455,10 +1470,15 @@ class PartitionInfo(_message.Message):
         materialized_queues: _builtins.int = ...,
         reservations: _builtins.int = ...,
         commits: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        published: _builtins.int = ...,
+        delivered: _builtins.int = ...,
+        acked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "commits", b"commits", "faults", b"faults", "materialized_queues", b"materialized_queues", "partition", b"partition", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,66 @@
+"""How a command ends: the exit code and the one line for everything that can go wrong.
+
+Pure. Scripts may rely on the codes; people get the reason and what to do about it.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+from grpc import StatusCode
+
+from tidemark import errors
+from tidemark.errors import ClientError, TidemarkError
+
+
+class ExitCode(IntEnum):
+    """What scripts can rely on; docs/CLI.md lists them."""
+
+    OK = 0
+    REFUSED = 1
+    """It was understood and refused: not found, exists, not allowed."""
+    USAGE = 2
+    """The command line, or a setting, is wrong; nobody was asked."""
+    UNAVAILABLE = 3
+    """Nobody answers, or not now; the same command may succeed later."""
+    TIMEOUT = 4
+    """No answer in time; it may have taken effect."""
+    FAULT = 5
+    """The service failed, or the outcome is unknown."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    BROKEN_PIPE = 141
+    """Whoever read the output went away."""
+
+
+_PASSING: Final = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+_NO_CONNECTION: Final = "failed to connect to all addresses"
+
+
+def exit_code_of(error: TidemarkError) -> ExitCode:
+    if isinstance(error, errors.DeadlineExceeded):
+        return ExitCode.TIMEOUT
+    if error.code in _PASSING and not isinstance(error, ClientError):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.REFUSED if isinstance(error, ClientError) else ExitCode.FAULT
+
+
+def line_of(error: TidemarkError, address: str) -> str:
+    """`REASON: what happened. What to do.`, on one line."""
+    detail = " ".join(error.detail.split())
+    if detail.startswith(_NO_CONNECTION):
+        why = detail.rpartition(": ")[2].partition(" (")[0] or "no connection"
+        return (
+            f"{error.reason}: nobody answers at {address} ({why.lower()}). "
+            "Check the address, and that the service runs; `tidemark up` starts a cluster here."
+        )
+    if isinstance(error, errors.DeadlineExceeded):
+        detail = f"no answer from {address} in time"
+    known = errors.BY_REASON.get(error.reason)
+    if known is None:
+        return f"{error.reason}: {_sentence(detail)}"
+    _, action = errors.meaning_and_action(known)
+    return f"{error.reason}: {_sentence(detail)} {action[:1].upper()}{action[1:]}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."

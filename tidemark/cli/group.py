@@ -1,0 +1,98 @@
+"""`tidemark group ...`: the consumer groups of a queue and their progress."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli import units
+from tidemark.cli.commands import Call, command
+from tidemark.cli.options import QueueName, Yes, confirm
+
+if TYPE_CHECKING:
+    from tidemark.client.admin import Position
+    from tidemark.client.values import Group
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Consumer groups of a queue.")
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
+
+
+@app.command("list")
+@command()
+async def list_(call: Call, queue: QueueName) -> None:
+    """List the groups of a queue with their progress."""
+    show_groups(call, await call.admin.list_groups(queue))
+
+
+@app.command()
+@command()
+async def reset(
+    call: Call,
+    queue: QueueName,
+    group: GroupName,
+    earliest: Annotated[
+        bool, typer.Option("--earliest", help="Go back to the first message still there.")
+    ] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Skip everything there is.")] = False,
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Go on with that many of the newest messages."),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Go on at this offset.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Move the progress of a group; what its consumers hold is taken back."""
+    chosen: list[tuple[Position, int]] = []
+    if earliest:
+        chosen.append(("earliest", 0))
+    if latest:
+        chosen.append(("latest", 0))
+    if last is not None:
+        chosen.append(("last", last))
+    if offset is not None:
+        chosen.append(("offset", offset))
+    if len(chosen) != 1:
+        raise typer.BadParameter("say one of --earliest, --latest, --last, --offset")
+    confirm(f"Move group {group} of {queue}?", yes)
+    position, number = chosen[0]
+    show_groups(call, await call.admin.reset_group(queue, group, position, number))
+
+
+@app.command()
+@command()
+async def delete(call: Call, queue: QueueName, group: GroupName, yes: Yes = False) -> None:
+    """Delete a group; its progress is forgotten."""
+    confirm(f"Delete group {group} of {queue}?", yes)
+    await call.admin.delete_group(queue, group)
+    call.out.result({"queue": queue, "group": group}, f"Deleted group {group} of {queue}.")
+
+
+def show_groups(call: Call, groups: Sequence["Group"]) -> None:
+    from tidemark.cli import texts
+    from tidemark.cli.layout import Column
+
+    columns = (
+        Column("GROUP", cut=True),
+        Column("CURSOR", right=True),
+        Column("UNSETTLED", right=True),
+        Column("IN FLIGHT", right=True),
+        Column("OWNER", cut=True, importance=1),
+        Column("EPOCH", right=True, importance=2),
+        Column("PARTITION", right=True, importance=3),
+    )
+
+    def row(group: "Group") -> tuple[str, ...]:
+        return (
+            group.name,
+            units.count(group.cursor),
+            units.count(group.unsettled),
+            units.count(group.inflight),
+            texts.printable(group.owner_client_id) or "-",
+            str(group.owner_epoch or "-"),
+            str(group.partition),
+        )
+
+    call.out.rows(groups, columns, row)

@@ -1,0 +1,91 @@
+"""`tidemark partitions`: health, owners, figures and sweeps of the partitions."""
+
+from typing import TYPE_CHECKING
+
+from tidemark.cli import units
+from tidemark.cli.commands import Call, command
+from tidemark.cli.options import LifecycleAddress
+
+if TYPE_CHECKING:
+    import grpc
+
+    from tidemark.client.values import Partition, Sweeper
+
+
+@command()
+async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> None:
+    """Show the partitions: health, owners, figures, sweeps."""
+    from dataclasses import asdict
+
+    from tidemark.cli import texts
+    from tidemark.cli.layout import Column
+    from tidemark.clock import SystemClock
+
+    asked = lifecycle_address or call.settings.lifecycle_address
+    lifecycle = call.open(asked)
+    found = await call.admin.list_partitions()
+    sweepers, why_not = await ask_sweepers(lifecycle, asked, call.timeout_ms)
+    if call.out.as_json:
+        swept = {number: asdict(sweeper) for number, sweeper in sweepers.items()}
+        call.out.document([asdict(each) | {"sweep": swept.get(each.partition)} for each in found])
+        return
+    columns = (
+        Column("PARTITION", right=True),
+        Column("STATE"),
+        Column("OWNER", cut=True),
+        Column("EPOCH", right=True, importance=4),
+        Column("QUEUES", right=True),
+        Column("LOADED", right=True),
+        Column("MESSAGES", right=True),
+        Column("BYTES", right=True, importance=3),
+        Column("RESERVED", right=True, importance=1),
+        Column("SWEEP", importance=2),
+        Column("LAST", right=True, importance=5),
+        Column("NEXT IN", right=True, importance=6),
+        Column("ADDRESS", cut=True, importance=7),
+    )
+    now_ms = SystemClock().wall_ms()
+
+    def row(each: "Partition") -> tuple[str, ...]:
+        sweeper = sweepers.get(each.partition)
+        return (
+            str(each.partition),
+            each.state,
+            each.broker_id or "-",
+            str(each.broker_epoch),
+            units.count(each.queues),
+            units.count(each.materialized_queues),
+            units.count(each.messages),
+            units.size(each.bytes),
+            units.count(each.reservations),
+            sweeper.state if sweeper else "-",
+            units.ago(sweeper.last_sweep_time_ms, now_ms) if sweeper else "-",
+            units.duration(sweeper.next_in_ms) if sweeper else "-",
+            each.broker_address or "-",
+        )
+
+    call.out.rows(found, columns, row)
+    for each in found:
+        for fault in each.faults:
+            since = units.ago(fault.since_time_ms, now_ms)
+            detail = texts.printable(fault.detail)
+            call.out.print(f"partition {each.partition}: {fault.reason} for {since}: {detail}")
+    for number, sweeper in sweepers.items():
+        if sweeper.last_error:
+            call.out.print(f"sweep of {number}: {texts.printable(sweeper.last_error)}")
+    if why_not:
+        call.out.note(f"Sweeps are not known: {why_not}")
+
+
+async def ask_sweepers(
+    lifecycle: "grpc.aio.Channel", address: str, timeout_ms: int | None
+) -> tuple[dict[int, "Sweeper"], str]:
+    """The sweepers by partition; without lifecycle none, and why."""
+    from tidemark.client.upkeep import list_sweepers
+    from tidemark.errors import TidemarkError
+
+    try:
+        sweepers = await list_sweepers(lifecycle, timeout_ms=timeout_ms)
+    except TidemarkError as error:
+        return {}, f"{error.reason} at {address}"
+    return {each.partition: each for each in sweepers}, ""

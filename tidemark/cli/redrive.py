@@ -1,0 +1,78 @@
+"""`tidemark redrive`: brings dead letters back to the queues they came from."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tidemark.cli import units
+from tidemark.cli.commands import Call, command
+from tidemark.cli.options import Limit
+
+if TYPE_CHECKING:
+    from tidemark.client.values import Redriven
+
+_PER_CALL: Final = 1000
+"""Messages that one call moves, so that progress can be shown and nothing waits for long."""
+
+Moment = Annotated[
+    str | None, typer.Option(metavar="TIME", help="2h (ago), or an ISO time in UTC.")
+]
+
+
+@command(timeout_ms=60_000)
+async def redrive(
+    call: Call,
+    queue: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="The dead-letter topic, or one of its queues.")
+    ],
+    reason: Annotated[
+        str, typer.Option(metavar="REASON", help="Only those that died of this reason.")
+    ] = "",
+    source: Annotated[str, typer.Option(metavar="QUEUE", help="Only those from this queue.")] = "",
+    after: Moment = None,
+    before: Moment = None,
+    limit: Limit = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+) -> None:
+    """Move dead letters back to the queues they came from."""
+    from tidemark.client.values import Redriven
+    from tidemark.clock import SystemClock
+
+    now_ms = SystemClock().wall_ms()
+    chosen: dict[str, Any] = {
+        "reason": reason,
+        "source_lmq_name": source,
+        "after_time_ms": _moment_ms("--after", after, now_ms),
+        "before_time_ms": _moment_ms("--before", before, now_ms),
+    }
+    admin = call.admin
+    found = await admin.redrive(queue, **chosen, limit=limit, dry_run=True)
+    if dry_run:
+        _say(call, found, "would move")
+        return
+    moved = 0
+    with call.out.progress("Redriving", found.messages) as advance:
+        while moved < found.messages:
+            part = min(_PER_CALL, found.messages - moved)
+            done = await admin.redrive(queue, **chosen, limit=part)
+            if not done.messages:
+                break  # somebody else was faster
+            moved += done.messages
+            advance(done.messages)
+    _say(call, Redriven(moved, found.orphans), "moved")
+
+
+def _moment_ms(option: str, text: str | None, now_ms: int) -> int | None:
+    if text is None:
+        return None
+    try:
+        return units.parse_moment_ms(text, now_ms)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
+def _say(call: Call, redriven: "Redriven", verb: str) -> None:
+    sentence = f"{verb.capitalize()} {units.counted(redriven.messages, 'message')} back."
+    if redriven.orphans:
+        sentence += f" {units.count(redriven.orphans)} have no source any more and stay."
+    call.out.result(redriven, sentence)

@@ -1,0 +1,134 @@
+"""`tidemark retention ...`: run a pass, see how the jobs are, and what was removed."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidemark.cli import units
+from tidemark.cli.commands import Call, command
+from tidemark.cli.options import JobsAddress, StorageAddress
+
+if TYPE_CHECKING:
+    from tidemark.client.values import Finding, Job, Removal
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Retention and eviction.")
+
+
+@app.command()
+@command(timeout_ms=None)
+async def run(
+    call: Call,
+    job: Annotated[
+        str, typer.Option(metavar="JOB", help="retention, eviction or metrics.")
+    ] = "retention",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what is due, and change nothing.")
+    ] = False,
+    jobs_address: JobsAddress = None,
+) -> None:
+    """Run a pass now and wait for its end."""
+    from tidemark.cli.layout import Column
+    from tidemark.client import upkeep
+
+    if job not in upkeep.JOBS:
+        raise typer.BadParameter(f"--job is one of {', '.join(upkeep.JOBS)}")
+    channel = call.open(jobs_address or call.settings.jobs_address)
+    done = await upkeep.run_job(channel, job, dry_run=dry_run, timeout_ms=call.timeout_ms)
+    if call.out.as_json:
+        call.out.document(done)
+        return
+    columns = (
+        Column("TOPIC", cut=True),
+        Column("RULE"),
+        Column("DUE", right=True),
+        Column("WHY NOT"),
+    )
+
+    def row(finding: "Finding") -> tuple[str, ...]:
+        due = units.count(finding.due)
+        return finding.topic or "-", finding.rule, due, finding.why_not or "-"
+
+    call.out.table(columns, map(row, done.findings))
+    call.out.note(f"{'Planned' if dry_run else 'Finished'} pass {done.pass_id or '-'} of {job}.")
+
+
+@app.command()
+@command()
+async def status(call: Call, jobs_address: JobsAddress = None) -> None:
+    """Show how the jobs are: state, last pass, next pass, last error."""
+    from tidemark.cli.layout import Column
+    from tidemark.client import upkeep
+    from tidemark.clock import SystemClock
+
+    columns = (
+        Column("JOB"),
+        Column("STATE"),
+        Column("LAST PASS", right=True),
+        Column("TOOK", right=True, importance=2),
+        Column("REMOVED", cut=True, importance=1),
+        Column("NEXT IN", right=True),
+        Column("ERROR", cut=True),
+    )
+    now_ms = SystemClock().wall_ms()
+
+    def row(job: "Job") -> tuple[str, ...]:
+        counts = " ".join(f"{kind}={number}" for kind, number in sorted(job.last_counts.items()))
+        return (
+            job.name,
+            job.state,
+            units.ago(job.last_pass_time_ms, now_ms),
+            units.duration(job.last_duration_ms),
+            counts or "-",
+            units.duration(job.next_in_ms),
+            job.last_error or "-",
+        )
+
+    channel = call.open(jobs_address or call.settings.jobs_address)
+    call.out.rows(await upkeep.list_jobs(channel, timeout_ms=call.timeout_ms), columns, row)
+
+
+@app.command()
+@command()
+async def history(
+    call: Call,
+    limit: Annotated[int, typer.Option(min=0, help="At most that many; 0 is all.")] = 100,
+    type_: Annotated[
+        str, typer.Option("--type", metavar="TYPE", help="Only this type, such as expired.")
+    ] = "",
+    partition: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="Only this partition.")
+    ] = None,
+    storage_address: StorageAddress = None,
+) -> None:
+    """Show what was removed, newest first; with --json a line for each."""
+    from tidemark.cli.layout import Column
+    from tidemark.client import upkeep
+
+    columns = (
+        Column("TIME (UTC)"),
+        Column("TYPE"),
+        Column("QUEUE", cut=True),
+        Column("MESSAGES", right=True),
+        Column("BYTES", right=True, importance=1),
+        Column("PARTITION", right=True, importance=3),
+        Column("PASS", cut=True, importance=2),
+    )
+
+    def row(removal: "Removal") -> tuple[str, ...]:
+        return (
+            units.moment(removal.execute_time_ms),
+            removal.type,
+            removal.lmq_name or "-",
+            units.count(removal.messages),
+            units.size(removal.bytes),
+            str(removal.partition),
+            removal.pass_id,
+        )
+
+    rows = upkeep.list_retention_history(
+        call.open(storage_address or call.settings.storage_address),
+        retention_type=type_,
+        partition=partition,
+        timeout_ms=call.timeout_ms,
+    )
+    await call.out.stream(rows, columns, row, limit=limit)

@@ -1,0 +1,124 @@
+"""`tidemark topic ...`: create, show, list, change and delete topics."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidemark.cli import units
+from tidemark.cli.commands import Call, command
+from tidemark.cli.options import TopicName, Yes, confirm
+from tidemark.cli.topic_settings import SETTINGS, seconds_text, with_settings
+
+if TYPE_CHECKING:
+    from tidemark.topics import Topic
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics and their settings.")
+
+
+@app.command()
+@command()
+@with_settings
+async def create(call: Call, name: TopicName, *, settings: dict[str, Any]) -> None:
+    """Create a topic. Repeating it with equal settings is a success."""
+    from tidemark.topics import TopicSettings
+
+    topic = await call.admin.create_topic(name, TopicSettings(**_typed(settings)))
+    call.out.result(topic, f"Created topic {topic.name}.")
+
+
+@app.command()
+@command()
+async def get(call: Call, name: TopicName) -> None:
+    """Show a topic with all its settings."""
+    topic = await call.admin.get_topic(name)
+    if call.out.as_json:
+        call.out.document(topic)
+    else:
+        _show(call, topic)
+
+
+@app.command("list")
+@command()
+async def list_(call: Call) -> None:
+    """List the topics by name."""
+    from tidemark.cli.layout import Column
+
+    columns = (
+        Column("TOPIC", cut=True),
+        Column("SUBSCRIPTION"),
+        Column("VISIBILITY", right=True),
+        Column("ATTEMPTS", right=True, importance=1),
+        Column("DEAD LETTERS", cut=True, importance=2),
+        Column("RETENTION", importance=3),
+        Column("IDLE AFTER", right=True, importance=4),
+        Column("CREATED (UTC)", importance=5),
+    )
+
+    def row(topic: "Topic") -> tuple[str, ...]:
+        settings = topic.settings
+        return (
+            topic.name,
+            settings.subscription.value,
+            units.duration(settings.visibility_timeout_ms),
+            str(settings.max_attempts or "-"),
+            settings.dead_letter_topic or "-",
+            seconds_text(settings.retention_seconds) if settings.retention_seconds else "-",
+            units.duration(settings.idle_after_ms),
+            units.moment(topic.create_time_ms),
+        )
+
+    topics = [topic async for topic in call.admin.list_topics()]
+    call.out.rows(topics, columns, row)
+
+
+@app.command()
+@command()
+@with_settings
+async def update(call: Call, name: TopicName, *, settings: dict[str, Any]) -> None:
+    """Change the settings that are named, and no others."""
+    if not settings:
+        raise typer.BadParameter("name at least one setting to change")
+    topic = await call.admin.update_topic(name, _typed(settings))
+    call.out.result(topic, f"Updated topic {topic.name}: {', '.join(sorted(settings))}.")
+
+
+@app.command()
+@command()
+async def delete(
+    call: Call,
+    name: TopicName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete queues that still hold messages, too.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Delete a topic and its queues."""
+    confirm(f"Delete topic {name} and its queues?", yes)
+    queues = await call.admin.delete_topic(name, force=force)
+    call.out.result(
+        {"topic": name, "queues": queues},
+        f"Deleted topic {name} and {units.counted(queues, 'queue')}.",
+    )
+
+
+def _typed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as `tidemark.topics` wants them."""
+    from tidemark.topics import MaxWaitAction, Subscription
+
+    typed = dict(settings)
+    for name, kind in (("subscription", Subscription), ("max_wait_action", MaxWaitAction)):
+        if name in typed:
+            typed[name] = kind(typed[name])
+    return typed
+
+
+def _show(call: Call, topic: "Topic") -> None:
+    call.out.pairs(
+        [
+            ("name", topic.name),
+            *((each.name, each.show(getattr(topic.settings, each.name))) for each in SETTINGS),
+            ("version", str(topic.version)),
+            ("created", f"{units.moment(topic.create_time_ms)} UTC"),
+            ("updated", f"{units.moment(topic.update_time_ms)} UTC"),
+        ]
+    )

@@ -1,0 +1,268 @@
+"""The administrative calls of a broker: topics, queues, groups, partitions.
+
+Speaks `TopicService` over a channel of the caller and turns answers into values; everything raises
+the classes of `tidemark.errors`. It keeps no state, never repeats a call and closes nothing.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import grpc
+
+from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
+from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.client.values import (
+    Eviction,
+    Fault,
+    Group,
+    Partition,
+    Queue,
+    QueueStats,
+    Redriven,
+    StoredMessage,
+)
+from tidemark.errors import InvalidArgument
+from tidemark.limits import PAGE_SIZE_MAX
+from tidemark.rpc.enums import word_of
+from tidemark.rpc.topic_protos import settings_to_proto, topic_from_proto
+from tidemark.topics import SETTING_NAMES, Topic, TopicSettings
+
+Position: TypeAlias = Literal["earliest", "latest", "last", "offset"]
+"""Where a group goes on; the last two need a number."""
+
+_DEFAULTS = TopicSettings()
+
+
+class Admin:
+    """What an operator asks of a broker. A call that takes longer than the timeout fails."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_ms: int | None = None) -> None:
+        self._topics = TopicServiceStub(channel)
+        self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
+
+    # --- topics --------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, settings: TopicSettings = _DEFAULTS) -> Topic:
+        """Create a topic. Repeating it with equal settings is a success."""
+        request = topic_pb2.CreateTopicRequest(name=name, settings=settings_to_proto(settings))
+        answer = await self._topics.CreateTopic(request, timeout=self._timeout_s)
+        return topic_from_proto(answer.topic)
+
+    async def get_topic(self, name: str) -> Topic:
+        request = topic_pb2.GetTopicRequest(name=name)
+        answer = await self._topics.GetTopic(request, timeout=self._timeout_s)
+        return topic_from_proto(answer.topic)
+
+    async def list_topics(self) -> AsyncIterator[Topic]:
+        """All topics by name, page by page."""
+        request = topic_pb2.ListTopicsRequest(page_size=PAGE_SIZE_MAX)
+        while True:
+            page = await self._topics.ListTopics(request, timeout=self._timeout_s)
+            for each in page.topics:
+                yield topic_from_proto(each)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def update_topic(
+        self, name: str, changes: Mapping[str, Any], *, expected_version: int = 0
+    ) -> Topic:
+        """Change the named settings and no others; a zero brings a default back."""
+        for setting in changes:
+            if setting not in SETTING_NAMES:
+                raise InvalidArgument(f"there is no setting {setting!r}", field=setting)
+        settings = settings_to_proto(replace(_DEFAULTS, **changes))
+        request = topic_pb2.UpdateTopicRequest(
+            name=name, settings=settings, expected_version=expected_version
+        )
+        request.update_mask.paths.extend(changes)
+        answer = await self._topics.UpdateTopic(request, timeout=self._timeout_s)
+        return topic_from_proto(answer.topic)
+
+    async def delete_topic(self, name: str, *, force: bool = False) -> int:
+        """Delete a topic; returns how many queues went with it."""
+        request = topic_pb2.DeleteTopicRequest(name=name, force=force)
+        return (await self._topics.DeleteTopic(request, timeout=self._timeout_s)).queues
+
+    # --- queues --------------------------------------------------------------------------------
+
+    async def list_queues(
+        self, topic: str, *, lite_prefix: str = "", page_size: int = PAGE_SIZE_MAX
+    ) -> AsyncIterator[Queue]:
+        """The queues of a topic by partition and name, page by page; none is woken."""
+        request = topic_pb2.ListQueuesRequest(
+            topic=topic, lite_prefix=lite_prefix, page_size=page_size
+        )
+        while True:
+            page = await self._topics.ListQueues(request, timeout=self._timeout_s)
+            for each in page.queues:
+                yield _queue(each)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def get_queue(self, lmq_name: str) -> QueueStats:
+        request = topic_pb2.GetQueueRequest(lmq_name=lmq_name)
+        answer = await self._topics.GetQueue(request, timeout=self._timeout_s)
+        return QueueStats(_queue(answer.queue), tuple(map(_group, answer.groups)))
+
+    async def peek_queue(
+        self, lmq_name: str, *, offset: int = 0, max_messages: int = 10, group: str = ""
+    ) -> list[StoredMessage]:
+        """Messages by offset without reserving them; with a group, those it has not settled."""
+        request = topic_pb2.PeekQueueRequest(
+            lmq_name=lmq_name, offset=offset, max_messages=max_messages, group=group
+        )
+        answer = await self._topics.PeekQueue(request, timeout=self._timeout_s)
+        return [_stored(each) for each in answer.messages]
+
+    async def purge_queue(self, lmq_name: str) -> int:
+        """Delete what no live reservation holds; returns how many messages that were."""
+        request = topic_pb2.PurgeQueueRequest(lmq_name=lmq_name)
+        return (await self._topics.PurgeQueue(request, timeout=self._timeout_s)).messages
+
+    async def delete_queue(self, lmq_name: str) -> int:
+        """Delete a queue; returns how many messages went with it."""
+        request = topic_pb2.DeleteQueueRequest(lmq_name=lmq_name)
+        return (await self._topics.DeleteQueue(request, timeout=self._timeout_s)).messages
+
+    async def evict_queue(self, lmq_name: str) -> Eviction:
+        """Try to unload a queue now, and say what came of it (I6)."""
+        request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name=lmq_name)
+        answer = await self._topics.TryEvictInactiveQueue(request, timeout=self._timeout_s)
+        outcomes = {each.partition: _outcome(each.outcome) for each in answer.partitions}
+        return Eviction(_outcome(answer.outcome), outcomes)
+
+    async def cancel_scheduled(self, lmq_name: str, partition: int, schedule_id: int) -> int:
+        """Forget a run that is not yet due; returns how many messages it had."""
+        request = topic_pb2.CancelScheduledRequest(
+            lmq_name=lmq_name, partition=partition, schedule_id=schedule_id
+        )
+        return (await self._topics.CancelScheduled(request, timeout=self._timeout_s)).messages
+
+    async def redrive(
+        self,
+        lmq_name: str,
+        *,
+        reason: str = "",
+        source_lmq_name: str = "",
+        after_time_ms: int | None = None,
+        before_time_ms: int | None = None,
+        limit: int = 0,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Move dead letters back to the queues they came from."""
+        request = topic_pb2.RedriveDeadLettersRequest(
+            lmq_name=lmq_name,
+            reason=reason,
+            source_lmq_name=source_lmq_name,
+            limit=limit,
+            dry_run=dry_run,
+        )
+        if after_time_ms is not None:
+            request.after_time.FromMilliseconds(after_time_ms)
+        if before_time_ms is not None:
+            request.before_time.FromMilliseconds(before_time_ms)
+        answer = await self._topics.RedriveDeadLetters(request, timeout=self._timeout_s)
+        return Redriven(answer.messages, answer.orphans)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    async def list_groups(self, lmq_name: str) -> list[Group]:
+        request = topic_pb2.ListGroupsRequest(lmq_name=lmq_name)
+        answer = await self._topics.ListGroups(request, timeout=self._timeout_s)
+        return [_group(each) for each in answer.groups]
+
+    async def reset_group(
+        self, lmq_name: str, group: str, position: Position, number: int = 0
+    ) -> list[Group]:
+        """Move the progress of a group; what its consumers hold is revoked."""
+        start = subscription_pb2.StartPosition()
+        if position in ("earliest", "latest"):
+            setattr(start, position, True)
+        else:
+            setattr(start, position, number)
+        request = topic_pb2.ResetGroupRequest(lmq_name=lmq_name, group=group, start=start)
+        answer = await self._topics.ResetGroup(request, timeout=self._timeout_s)
+        return [_group(each) for each in answer.groups]
+
+    async def delete_group(self, lmq_name: str, group: str) -> None:
+        request = topic_pb2.DeleteGroupRequest(lmq_name=lmq_name, group=group)
+        await self._topics.DeleteGroup(request, timeout=self._timeout_s)
+
+    # --- partitions ----------------------------------------------------------------------------
+
+    async def list_partitions(self) -> list[Partition]:
+        """Health, owner and figures of every partition. Costs the same however many queues."""
+        request = topic_pb2.ListPartitionsRequest()
+        answer = await self._topics.ListPartitions(request, timeout=self._timeout_s)
+        return [_partition(each) for each in answer.partitions]
+
+
+def _queue(proto: topic_pb2.Queue) -> Queue:
+    oldest = proto.HasField("oldest_publish_time")
+    return Queue(
+        lmq_name=proto.lmq_name,
+        queue_id=proto.queue_id,
+        partition=proto.partition,
+        materialized=proto.activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED,
+        messages=proto.messages,
+        bytes=proto.bytes,
+        inflight=proto.inflight,
+        next_offset=proto.next_offset,
+        oldest_publish_time_ms=proto.oldest_publish_time.ToMilliseconds() if oldest else None,
+        last_activity_time_ms=proto.last_activity_time.ToMilliseconds(),
+        create_time_ms=proto.create_time.ToMilliseconds(),
+    )
+
+
+def _group(proto: topic_pb2.Group) -> Group:
+    return Group(
+        name=proto.name,
+        partition=proto.partition,
+        cursor=proto.cursor,
+        unsettled=proto.unsettled,
+        inflight=proto.inflight,
+        owner_client_id=proto.owner_client_id,
+        owner_epoch=proto.owner_epoch,
+    )
+
+
+def _stored(proto: topic_pb2.PeekedMessage) -> StoredMessage:
+    return StoredMessage(
+        offset=proto.offset,
+        payload=proto.message.payload,
+        headers=dict(proto.message.headers),
+        publish_time_ms=proto.publish_time.ToMilliseconds(),
+        fairness_key=proto.fairness_key,
+        partition=proto.partition,
+    )
+
+
+def _outcome(outcome: topic_pb2.EvictionOutcome.ValueType) -> str:
+    return word_of(topic_pb2.EvictionOutcome, outcome, "EVICTION_OUTCOME_")
+
+
+def _partition(proto: topic_pb2.PartitionInfo) -> Partition:
+    return Partition(
+        partition=proto.partition,
+        state=word_of(topic_pb2.PartitionState, proto.state, "PARTITION_STATE_"),
+        faults=tuple(
+            Fault(each.reason, each.detail, each.since_time.ToMilliseconds())
+            for each in proto.faults
+        ),
+        broker_id=proto.broker_id,
+        broker_address=proto.broker_address,
+        broker_epoch=proto.broker_epoch,
+        storage_address=proto.storage_address,
+        queues=proto.queues,
+        materialized_queues=proto.materialized_queues,
+        messages=proto.messages,
+        bytes=proto.bytes,
+        reservations=proto.reservations,
+        commits=proto.commits,
+        published=proto.published,
+        delivered=proto.delivered,
+        acked=proto.acked,
+    )

@@ -1,0 +1,127 @@
+"""Sweeps and retention as operators see them, asked of the services that do them.
+
+Each function speaks over a channel to the service it names: sweepers to lifecycle, jobs to their
+scheduler, the history to storage. Nothing is kept, repeated or closed here.
+"""
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from tidemark.api.lifecycle.v1 import jobs_pb2, lifecycle_pb2
+from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
+from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
+from tidemark.api.storage.v1 import retention_pb2
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
+from tidemark.client.values import Finding, Job, Pass, Removal, Sweeper
+from tidemark.errors import InvalidArgument
+from tidemark.limits import PAGE_SIZE_MAX
+from tidemark.rpc.enums import word_of
+
+JOBS = ("metrics", "retention", "eviction")
+"""The jobs, in the order in which the scheduler starts them."""
+
+
+async def list_sweepers(
+    lifecycle: grpc.aio.Channel, *, timeout_ms: int | None = None
+) -> list[Sweeper]:
+    request = lifecycle_pb2.ListSweepersRequest()
+    stub = LifecycleServiceStub(lifecycle)
+    answer = await stub.ListSweepers(request, timeout=_seconds(timeout_ms))
+    return [_sweeper(each) for each in answer.sweepers]
+
+
+async def list_jobs(scheduler: grpc.aio.Channel, *, timeout_ms: int | None = None) -> list[Job]:
+    request = jobs_pb2.ListJobsRequest()
+    answer = await JobServiceStub(scheduler).ListJobs(request, timeout=_seconds(timeout_ms))
+    return [_job(each) for each in answer.jobs]
+
+
+async def run_job(
+    scheduler: grpc.aio.Channel, name: str, *, dry_run: bool = False, timeout_ms: int | None = None
+) -> Pass:
+    """Run a pass now and wait for its end, or only say what it would do."""
+    if name not in JOBS:
+        raise InvalidArgument(f"there is no job {name!r}", field="name")
+    job = jobs_pb2.JobName.Value(f"JOB_NAME_{name.upper()}")
+    request = jobs_pb2.RunJobRequest(name=job, dry_run=dry_run)
+    answer = await JobServiceStub(scheduler).RunJob(request, timeout=_seconds(timeout_ms))
+    findings = tuple(
+        Finding(each.topic, each.rule, each.due, each.why_not) for each in answer.findings
+    )
+    return Pass(answer.pass_id, findings)
+
+
+async def list_retention_history(
+    storage: grpc.aio.Channel,
+    *,
+    retention_type: str = "",
+    partition: int | None = None,
+    timeout_ms: int | None = None,
+) -> AsyncIterator[Removal]:
+    """What was removed, newest first, page by page; of one type (R6) or all."""
+    request = retention_pb2.ListRetentionHistoryRequest(
+        partition=partition, page_size=PAGE_SIZE_MAX
+    )
+    if retention_type:
+        try:
+            request.type = retention_pb2.RetentionType.Value(
+                f"RETENTION_TYPE_{retention_type.upper()}"
+            )
+        except ValueError:
+            detail = f"there is no retention type {retention_type!r}"
+            raise InvalidArgument(detail, field="type") from None
+    stub = RetentionServiceStub(storage)
+    while True:
+        page = await stub.ListRetentionHistory(request, timeout=_seconds(timeout_ms))
+        for each in page.rows:
+            yield _removal(each)
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
+def _seconds(timeout_ms: int | None) -> float | None:
+    return None if timeout_ms is None else timeout_ms / 1000
+
+
+def _sweeper(proto: lifecycle_pb2.SweeperStatus) -> Sweeper:
+    swept = proto.HasField("last_sweep_time")
+    return Sweeper(
+        partition=proto.partition,
+        state=word_of(lifecycle_pb2.SweeperState, proto.state, "SWEEPER_STATE_"),
+        last_sweep_time_ms=proto.last_sweep_time.ToMilliseconds() if swept else None,
+        last_duration_ms=proto.last_duration_ms,
+        last_found=proto.last_found,
+        last_done=proto.last_done,
+        last_stale=proto.last_stale,
+        next_in_ms=proto.next_in_ms,
+        failures=proto.failures,
+        last_error=proto.last_error,
+    )
+
+
+def _job(proto: jobs_pb2.JobStatus) -> Job:
+    passed = proto.HasField("last_pass_time")
+    return Job(
+        name=word_of(jobs_pb2.JobName, proto.name, "JOB_NAME_").lower(),
+        state=word_of(jobs_pb2.JobState, proto.state, "JOB_STATE_"),
+        last_pass_time_ms=proto.last_pass_time.ToMilliseconds() if passed else None,
+        last_duration_ms=proto.last_duration_ms,
+        last_counts=dict(proto.last_counts),
+        next_in_ms=proto.next_in_ms,
+        last_error=proto.last_error,
+        last_pass_id=proto.last_pass_id,
+    )
+
+
+def _removal(proto: retention_pb2.RetentionHistoryRow) -> Removal:
+    return Removal(
+        partition=proto.partition,
+        lmq_name=proto.lmq_name,
+        messages=proto.messages,
+        bytes=proto.bytes,
+        type=word_of(retention_pb2.RetentionType, proto.type, "RETENTION_TYPE_").lower(),
+        execute_time_ms=proto.execute_time.ToMilliseconds(),
+        pass_id=proto.pass_id,
+    )

@@ -1,0 +1,171 @@
+"""What operators are shown: queues, groups, partitions, sweepers, jobs, as frozen values.
+
+Pure data, made from answers by `tidemark.client.admin` and `tidemark.client.upkeep`; nothing here
+calls anybody. Durations are in milliseconds, moments in Unix milliseconds, None is not known.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One queue; one that spans several partitions is shown by its first."""
+
+    lmq_name: str
+    queue_id: int
+    partition: int
+    materialized: bool
+    messages: int
+    bytes: int
+    inflight: int
+    next_offset: int
+    oldest_publish_time_ms: int | None
+    last_activity_time_ms: int
+    create_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group of one queue, in one partition."""
+
+    name: str
+    partition: int
+    cursor: int
+    unsettled: int
+    inflight: int
+    owner_client_id: str
+    owner_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue with its groups."""
+
+    queue: Queue
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it lies in its queue, looked at and not reserved."""
+
+    offset: int
+    payload: bytes
+    headers: Mapping[str, str]
+    publish_time_ms: int
+    fairness_key: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What came of an attempt to unload a queue: a value of the closed set of the contract."""
+
+    outcome: str
+    partitions: Mapping[int, str]
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether the queue is not loaded now."""
+        return self.outcome in ("EVICTED", "NOT_MATERIALIZED")
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """Dead letters that were brought back, or would be."""
+
+    messages: int
+    orphans: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a partition does not serve."""
+
+    reason: str
+    detail: str
+    since_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The unit of storage, placement, ownership and sweeping, with its figures."""
+
+    partition: int
+    state: str
+    faults: tuple[Fault, ...]
+    broker_id: str
+    broker_address: str
+    broker_epoch: int
+    storage_address: str
+    queues: int
+    materialized_queues: int
+    messages: int
+    bytes: int
+    reservations: int
+    commits: int
+    published: int
+    delivered: int
+    acked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeper:
+    """What looks after the deadlines of one partition."""
+
+    partition: int
+    state: str
+    last_sweep_time_ms: int | None
+    last_duration_ms: int
+    last_found: int
+    last_done: int
+    last_stale: int
+    next_in_ms: int
+    failures: int
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of the scheduler: metrics, retention or eviction."""
+
+    name: str
+    state: str
+    last_pass_time_ms: int | None
+    last_duration_ms: int
+    last_counts: Mapping[str, int]
+    next_in_ms: int
+    last_error: str
+    last_pass_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found in one topic; `why_not` says why nothing is due."""
+
+    topic: str
+    rule: str
+    due: int
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a pass did, or would do."""
+
+    pass_id: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One row of the retention history; it outlives its queue."""
+
+    partition: int
+    lmq_name: str
+    messages: int
+    bytes: int
+    type: str
+    execute_time_ms: int
+    pass_id: str
