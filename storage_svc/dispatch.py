@@ -13,6 +13,7 @@ from storage_svc import (
     owning,
     retention,
     sweeping,
+    system_metrics,
 )
 from storage_svc import operations as op
 from storage_svc.unit import Unit
@@ -43,6 +44,7 @@ HANDLERS: dict[type, Handler] = {
     op.AppendFromOutbox: outbox.append_from,
     op.ClearOutbox: outbox.clear,
     op.ApplyRetention: retention.apply,
+    op.RecordMetrics: system_metrics.record,
     op.ClaimPartition: claiming.claim,
     op.ReleaseUnreported: claiming.release_unreported,
     op.PutTopic: claiming.put_topic,
