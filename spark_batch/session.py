@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_batch.java import VERSION_MIN, find_java_home
 from tidemark.settings import RetentionSettings
+from tidemark.variables import split_pairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +50,7 @@ def start_session(settings: RetentionSettings) -> "SparkSession":
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        **dict(settings.spark_options),
+        **split_pairs(settings.spark_options),
     }.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from storage_svc import key_figures
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.owner_service import OwnerService
@@ -48,11 +49,16 @@ async def storage(settings: StorageSettings, clock: Clock) -> AsyncIterator[RpcS
     server.add(add_StorageServiceServicer_to_server, service)
     server.add(add_OwnerServiceServicer_to_server, OwnerService(partitions))
     server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
+    tasks: list[asyncio.Task[None]] = []
     try:
         await asyncio.gather(*(partition.open() for partition in held.values()))
         await server.start()
+        tasks.append(asyncio.create_task(key_figures.sampler(held.values()).run(clock)))
         _log.info("storage serves", extra={"address": server.address})
         yield server
     finally:
         await server.stop(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(partition.close() for partition in held.values()))

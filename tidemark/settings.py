@@ -379,10 +379,10 @@ class RetentionSettings(ServiceSettings):
         default="local[*]",
         doc="Where Spark runs: `local[*]` is this machine, `spark://host:port` a cluster.",
     )
-    spark_options: tuple[tuple[str, str], ...] = setting(
+    spark_options: str = setting(
         "TIDEMARK_SPARK_OPTIONS",
         Pairs(),
-        default=(),
+        default="",
         doc="Further settings of Spark.",
     )
     java_home: Path | None = setting(  # noqa: RUF009 - a field

@@ -19,9 +19,8 @@ StartStorage = Callable[..., Awaitable[RunningStorage]]
 RunPass = Callable[..., Awaitable[Pass]]
 
 LOOPBACK = (
-    ("spark.driver.host", "127.0.0.1"),
-    ("spark.driver.bindAddress", "127.0.0.1"),
-    ("spark.ui.showConsoleProgress", "false"),
+    "spark.driver.host=127.0.0.1,spark.driver.bindAddress=127.0.0.1,"
+    "spark.ui.showConsoleProgress=false"
 )
 
 
@@ -85,3 +84,10 @@ def eviction(jobs: Callable[..., Jobs]) -> RunPass:
         return await asyncio.to_thread(jobs(**settings).eviction, dry_run)
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a run waits for Spark to start, and a busy machine makes that long."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
