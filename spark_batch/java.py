@@ -25,10 +25,11 @@ exec "{java}" "$@"
 """
 
 
-def find_java_home(configured: Path | None) -> Path | None:
+def find_java_home(configured: str) -> Path | None:
     """A directory to use as JAVA_HOME; None if there is no Java that Spark can use."""
-    if configured is not None:
-        return configured if _is_usable(configured / "bin" / "java") else None
+    if configured:
+        home = Path(configured)
+        return home if _is_usable(home / "bin" / "java") else None
     found = shutil.which("java")
     if found is not None and _is_usable(Path(found)):
         return Path(found).resolve().parent.parent

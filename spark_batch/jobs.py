@@ -185,7 +185,7 @@ class Jobs:
             elif dry_run:
                 counts = _count(plan)
             else:
-                counts = self._apply(plan, pass_id, batch_size)
+                counts = self.apply(plan, pass_id, batch_size)
         settings = self._settings
         days = {
             rules.INACTIVE_QUEUE: settings.partition_cleanup_days,
@@ -194,7 +194,8 @@ class Jobs:
         findings = tuple(explain(topics, kinds, counts, days))
         return Pass(pass_id, dry_run, findings, self._clock.monotonic_ms() - started_ms)
 
-    def _apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
+    def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
+        """Have the executors apply a plan; what was removed. May be repeated with the same id."""
         places = {place.partition: place.address for place in find_partitions(self._storage)}
         outcomes = plan.mapInArrow(applier(places, pass_id, batch_size), OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}

@@ -125,7 +125,7 @@ def _variables_table(variables: Iterable[Variable[object]]) -> str:
 
 
 def _default(value: object) -> str:
-    if value is None or value == "":
+    if value == "":
         return "(empty)"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

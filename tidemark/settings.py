@@ -385,10 +385,10 @@ class RetentionSettings(ServiceSettings):
         default="",
         doc="Further settings of Spark.",
     )
-    java_home: Path | None = setting(  # noqa: RUF009 - a field
+    java_home: str = setting(
         "JAVA_HOME",
-        Directory(),
-        default=None,
+        Text("the path of a directory"),
+        default="",
         doc="The Java that runs Spark; unset, the first on the path, else the packaged one.",
     )
 
