@@ -10,10 +10,11 @@ from rich.table import Table
 
 from spark_batch.app import retention
 from spark_batch.findings import Finding
-from spark_batch.session import start_session, why_no_spark
+from spark_batch.session import start_session
 from tidemark import telemetry
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
+from tidemark.java import why_no_spark
 from tidemark.rpc.serve import CANNOT_START, main
 from tidemark.settings import RetentionSettings, load_or_exit
 
@@ -23,7 +24,7 @@ SERVICE = "tidemark-retention"
 def run(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     settings = load_or_exit(RetentionSettings)
-    missing = why_no_spark(settings)
+    missing = why_no_spark(settings.java_home)
     if missing:
         print(missing, file=sys.stderr)
         return CANNOT_START

@@ -30,7 +30,7 @@ def bars(values: Mapping[str, int], unit: str) -> str:
         length = round(room * value / most, 1)
         marks.append(
             f'<text class="name" x="{_LABEL - 8}" y="{y + 17}">{_short(name, 26)}</text>'
-            f'<rect class="s0" x="{_LABEL}" y="{y + 4}" width="{length}" height="{_ROW - 8}" rx="3">'
+            f'<rect class="s0" x="{_LABEL}" y="{y + 4}" width="{length}" height="18" rx="3">'
             f"<title>{escape(name)}: {value:,} {unit}</title></rect>"
             f'<text x="{_LABEL + length + 6}" y="{y + 17}">{value:,}</text>'
         )

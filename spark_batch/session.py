@@ -5,10 +5,9 @@ The same session serves one machine (`local[*]`) and a cluster; only its master 
 
 import os
 import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from spark_batch.java import VERSION_MIN, find_java_home
+from tidemark.java import find_java_home, why_no_spark
 from tidemark.settings import RetentionSettings
 from tidemark.variables import split_pairs
 
@@ -20,18 +19,9 @@ class SparkMissing(RuntimeError):
     """There is no PySpark or no Java. The text is one line, made for operators."""
 
 
-def why_no_spark(settings: RetentionSettings) -> str:
-    """Why Spark cannot run here; empty if it can."""
-    if find_spec("pyspark") is None:
-        return "PySpark is not installed (`make spark` adds it)"
-    if find_java_home(settings.java_home) is None:
-        return f"there is no Java {VERSION_MIN} or newer (`make spark` adds one)"
-    return ""
-
-
 def start_session(settings: RetentionSettings) -> "SparkSession":
     """Start Spark, or find it running; takes some seconds. Raises SparkMissing."""
-    missing = why_no_spark(settings)
+    missing = why_no_spark(settings.java_home)
     if missing:
         raise SparkMissing(missing)
     from pyspark.sql import SparkSession

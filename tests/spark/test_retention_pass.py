@@ -11,7 +11,14 @@ from pyspark.sql import SparkSession
 from spark_batch.findings import Finding
 from spark_batch.jobs import Jobs
 from spark_batch.storage_client import find_topics
-from tests.rpc.storage_client import RunningStorage, append, operation, reserve, settle
+from tests.rpc.storage_client import (
+    RunningStorage,
+    append,
+    apply_topic,
+    operation,
+    reserve,
+    settle,
+)
 from tests.spark.conftest import RunPass
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
 from tidemark.api.storage.v1.exchange_pb2 import Purge
@@ -42,7 +49,7 @@ async def days_later(storage: RunningStorage, clock: ManualClock, days: int) -> 
     """Set the wall clock forward, and confirm to storage that this is right."""
     clock.set_wall_ms(clock.wall_ms() + days * DAY_MS)
     for partition in range(2):
-        await storage.info(partition)
+        await storage.due(SCAN_KIND_OUTBOX, partition)  # it looks at its clock
         await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=partition))
 
 
@@ -58,10 +65,14 @@ async def test_expired_and_completed_messages_leave_and_everything_else_stays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """R1, R2, R6, R8: in every partition, with a row of history each and a line to grep for."""
-    await storage.create_topic("old", retention_enabled=True, retention_seconds=10)
-    await storage.create_topic("done", retention_enabled=True, completed_retention_seconds=5)
-    await storage.create_topic("off", retention_seconds=1, completed_retention_seconds=1)
+    topics = [
+        await storage.create_topic("old", retention_enabled=True, retention_seconds=10),
+        await storage.create_topic("done", retention_enabled=True, completed_retention_seconds=5),
+        await storage.create_topic("off", retention_seconds=1, completed_retention_seconds=1),
+    ]
     async with storage.exchange(0) as first, storage.exchange(1) as second:
+        for topic in topics:
+            await apply_topic(second, topic)
         for exchange in (first, second):
             await exchange.ask(append("old/a", b"1", b"2"))
             await exchange.ask(append("old/held", b"x"))
@@ -193,8 +204,9 @@ async def test_a_pass_with_a_limit_takes_the_oldest_and_leaves_the_rest_to_the_n
     storage: RunningStorage, clock: ManualClock, retention: RunPass
 ) -> None:
     """R7."""
-    await storage.create_topic("old", retention_enabled=True, retention_seconds=1)
+    topic = await storage.create_topic("old", retention_enabled=True, retention_seconds=1)
     async with storage.exchange(0) as first, storage.exchange(1) as second:
+        await apply_topic(second, topic)
         for exchange in (first, second, first):
             await exchange.ask(append("old", b"1", b"2"))
             await clock.advance_ms(1)

@@ -93,7 +93,7 @@ async def test_conditions_on_topic_and_time_are_answered_by_storage(
 async def test_each_partition_is_read_by_a_task_of_its_own(
     storage: RunningStorage, read: Read
 ) -> None:
-    assert await asyncio.to_thread(read("queues").rdd.getNumPartitions) == 2
+    assert await asyncio.to_thread(lambda: read("queues").rdd.getNumPartitions()) == 2
 
 
 @pytest.mark.parametrize(

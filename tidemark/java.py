@@ -1,7 +1,8 @@
-"""A Java for Spark: the system's where it is new enough, else the one that comes as a package.
+"""What Spark needs on a machine: PySpark, and a Java that is new enough.
 
-Decides which, and makes the packaged one usable: it lacks a module that Spark asks for on its
-command line, so that a small wrapper leaves that argument out.
+Finds the system's Java, else the one that comes as a package, and makes that one usable: it lacks a
+module that Spark asks for on its command line, so that a small wrapper leaves the argument out. It
+never starts Spark.
 """
 
 import re
@@ -23,6 +24,15 @@ for argument; do
 done
 exec "{java}" "$@"
 """
+
+
+def why_no_spark(java_home: str) -> str:
+    """Why Spark cannot run here, in one line for operators; empty if it can."""
+    if find_spec("pyspark") is None:
+        return "PySpark is not installed (`make spark` adds it)"
+    if find_java_home(java_home) is None:
+        return f"there is no Java {VERSION_MIN} or newer (`make spark` adds one)"
+    return ""
 
 
 def find_java_home(configured: str) -> Path | None:
