@@ -20,6 +20,7 @@ MODULES: Final = (
     "bench.idle_queues",
     "bench.expiry",
     "bench.preempt",
+    "bench.retention",
 )
 """The modules that register benchmarks when imported."""
 

@@ -70,7 +70,7 @@ class Jobs:
     def __init__(self, spark: SparkSession, settings: RetentionSettings, clock: Clock) -> None:
         self._spark = spark
         self._settings = settings
-        self._storage = settings.storage_address
+        self.storage = settings.storage_address
         self._clock = clock
 
     def retention(self, dry_run: bool = False) -> Pass:
@@ -161,7 +161,7 @@ class Jobs:
         return self._spark.createDataFrame(rows, rules.LIMITS)
 
     def _read(self, table: str, columns: str) -> DataFrame:
-        options = {"storage": self._storage, "table": table, "columns": columns}
+        options = {"storage": self.storage, "table": table, "columns": columns}
         return self._spark.read.format(source.NAME).options(**options).load()
 
     # --- a pass --------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Jobs:
         started_ms = self._clock.monotonic_ms()
         with span(_tracer, f"{name} pass") as traced:
             traced.set_attribute("tidemark.pass_id", pass_id)
-            topics = find_topics(self._storage)
+            topics = find_topics(self.storage)
             plan = make_plan(topics, self._clock.wall_ms())
             if plan is None:
                 counts: Counts = {}
@@ -196,7 +196,7 @@ class Jobs:
 
     def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
         """Have the executors apply a plan; what was removed. May be repeated with the same id."""
-        places = {place.partition: place.address for place in find_partitions(self._storage)}
+        places = {place.partition: place.address for place in find_partitions(self.storage)}
         outcomes = plan.mapInArrow(applier(places, pass_id, batch_size), OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
         for row in outcomes:
