@@ -5,6 +5,7 @@ and lets the event loop run after every 2 ms of work. What changes meanwhile may
 after its change; storage checks each planned deletion again.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -135,6 +136,8 @@ async def scan(
     unknown = set(columns) - set(schema.names)
     if unknown:
         raise InvalidArgument(f"no such columns: {sorted(unknown)}", field="columns")
+    # Where pandas is installed, the first array imports it: seconds that the writer cannot wait.
+    await asyncio.to_thread(pa.array, [0])
     source = _records if name in _RECORD_READERS else _queues
     pending: list[_Row] = []
     slice_began_ns = clock.monotonic_ns()
