@@ -95,8 +95,11 @@ async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed 
         and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
     )
     found = messages = body_bytes = 0
+    any_held = handle.state.has_inflight
     for run in await _stored(unit, row):
-        if unit.now_ms - run.publish_time_ms < limit_ms or handle.state.is_held(run):
+        if unit.now_ms - run.publish_time_ms < limit_ms:
+            continue
+        if any_held and handle.state.is_held(run):
             continue
         waiting = 0 if kind is RetentionType.EXPIRED else _waiting(handle, run)
         if kind is RetentionType.COMPLETED and waiting:

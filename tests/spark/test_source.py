@@ -9,7 +9,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from spark_batch.source import TABLES
+from spark_batch.source import TABLES, TidemarkReader
+from spark_batch.storage_client import Place
 from tests.rpc.storage_client import RunningStorage, append, operation, reserve, settle
 from tests.spark.conftest import StartStorage
 from tidemark.api.storage.v1.exchange_pb2 import Purge
@@ -90,10 +91,15 @@ async def test_conditions_on_topic_and_time_are_answered_by_storage(
     }
 
 
-async def test_each_partition_is_read_by_a_task_of_its_own(
-    storage: RunningStorage, read: Read
-) -> None:
-    assert await asyncio.to_thread(lambda: read("queues").rdd.getNumPartitions()) == 2
+async def test_each_partition_is_read_by_a_task_of_its_own(storage: RunningStorage) -> None:
+    reader = TidemarkReader(storage.address, "queues", ["topic"])
+
+    partitions = await asyncio.to_thread(reader.partitions)
+
+    assert [each.value for each in partitions] == [
+        Place(0, storage.address),
+        Place(1, storage.address),
+    ]
 
 
 @pytest.mark.parametrize(
