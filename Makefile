@@ -28,7 +28,7 @@ run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --hel
 	@exec $(BIN)/tidemark up $(ARGS)
 
 .PHONY: test
-test: .venv/.dev ## Run the tests (ARGS: pytest's)
+test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's)
 	@exec $(BIN)/python -m pytest $(ARGS)
 
 .PHONY: test-model
@@ -51,7 +51,7 @@ bench: .venv/.dev ## Run a benchmark (ARGS="NAME --quick")
 # ------------------------------------------------------------------------------ code quality
 
 .PHONY: lint
-lint: .venv/.dev proto-lint proto-check ## Check style, types, imports and protos
+lint: .venv/.dev .venv/.spark proto-lint proto-check ## Check style, types, imports and protos
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CODE)

@@ -21,6 +21,7 @@ MODULES: Final = (
     "bench.expiry",
     "bench.preempt",
     "bench.sweep",
+    "bench.retention",
 )
 """The modules that register benchmarks when imported."""
 

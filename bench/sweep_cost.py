@@ -23,7 +23,8 @@ from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.client.session import Session, receipt_of
+from tidemark.client.session import Session
+from tidemark.client.wire import receipt_of
 from tidemark.clock import SystemClock
 from tidemark.rpc.channels import ChannelPool
 from tidemark.settings import LifecycleSettings

@@ -18,7 +18,8 @@ from bench.figures import percentile
 from bench.frame import Bench, once
 from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.client.session import Consumer, Session, receipt_of
+from tidemark.client.session import Consumer, Session
+from tidemark.client.wire import receipt_of
 
 LATENESS_P99_MS_MAX: Final = 200
 

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+import grpc
+
 from broker_svc.cleanup import Cleanup
 from broker_svc.clients import UnaryClients
 from broker_svc.deliveries import DeliveryDirectory
@@ -30,10 +32,12 @@ from broker_svc.workshop import Workshop
 from tidemark.api.broker.v1.broker_pb2_grpc import add_BrokerServiceServicer_to_server
 from tidemark.api.broker.v1.topic_pb2_grpc import add_TopicServiceServicer_to_server
 from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
+from tidemark.sampling import Sampler, recorder
 from tidemark.settings import BrokerSettings
 
 EXPIRE_EVERY_MS = 1_000
@@ -72,6 +76,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
                 _expire(service, clock),
                 _report_health(server, links),
                 _drain(server, service),
+                _sampler(settings, workshop, service, channel).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
             link_tasks = [asyncio.create_task(_run_link(link, service)) for link in links]
@@ -155,6 +160,23 @@ async def _report_health(server: RpcServer, links: Sequence[PartitionLink]) -> N
     await asyncio.gather(*(link.connected.wait() for link in links))
     server.set_serving(_BROKER_SERVICE, True)
     _log.info("broker serves", extra={"partitions": len(links)})
+
+
+def _sampler(
+    settings: BrokerSettings, workshop: Workshop, service: BrokerService, channel: grpc.aio.Channel
+) -> Sampler:
+    """The key figures of the broker, for `system_metrics` (R12)."""
+
+    def figures() -> dict[str, float]:
+        return {
+            "sessions": service.sessions,
+            "subscriptions": len(workshop.subscriptions),
+            "publishers": len(workshop.publishers),
+            "deliveries": len(workshop.directory),
+            "queues.tracked": len(workshop.tracking),
+        }
+
+    return Sampler(figures, recorder(RetentionServiceStub(channel), settings.broker_id))
 
 
 async def _drain(server: RpcServer, service: BrokerService) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from storage_svc import key_figures
 from storage_svc.announcing import Announcer, announce_all
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
@@ -56,24 +57,25 @@ async def storage(
     server.add(add_OwnerServiceServicer_to_server, OwnerService(partitions))
     server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
     async with ChannelPool() as channels:
-        announcing: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             await asyncio.gather(*(partition.open() for partition in held.values()))
             await server.start()
             _log.info("storage serves", extra={"address": server.address})
+            tasks.append(asyncio.create_task(key_figures.sampler(held.values()).run(clock)))
             if settings.await_sweep:
                 address = settings.advertise or server.address
                 announcers = [
                     Announcer(each, channels, settings.lifecycle_address, address, clock)
                     for each in held.values()
                 ]
-                announcing = asyncio.create_task(announce_all(announcers))
+                tasks.append(asyncio.create_task(announce_all(announcers)))
             yield server
         finally:
-            if announcing is not None:
-                announcing.cancel()
-                await asyncio.wait({announcing})
             await server.stop(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(partition.close() for partition in held.values()))
 
 

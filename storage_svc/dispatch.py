@@ -14,6 +14,7 @@ from storage_svc import (
     redriving,
     retention,
     sweeping,
+    system_metrics,
 )
 from storage_svc import operations as op
 from storage_svc.unit import Unit
@@ -45,6 +46,7 @@ HANDLERS: dict[type, Handler] = {
     op.AppendFromOutbox: outbox.append_from,
     op.ClearOutbox: outbox.clear,
     op.ApplyRetention: retention.apply,
+    op.RecordMetrics: system_metrics.record,
     op.ClaimPartition: claiming.claim,
     op.ReleaseUnreported: claiming.release_unreported,
     op.PutTopic: claiming.put_topic,

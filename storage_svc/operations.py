@@ -446,6 +446,7 @@ class RetentionRow(NamedTuple):
     lmq_name: str = ""
     fairness_key: str = ""
     first_offset: int = 0
+    end_offset: int = 0
     before_ms: int = 0
     table: str = ""
 
@@ -461,10 +462,29 @@ class ApplyRetention(NamedTuple):
 class RetentionApplied(NamedTuple):
     """What was deleted."""
 
-    messages: int
-    body_bytes: int
-    queues: int
-    stale: int
+    messages: int = 0
+    body_bytes: int = 0
+    queues: int = 0
+    stale: int = 0
+    more: bool = False
+
+
+class Measurement(NamedTuple):
+    """What the samples of one figure came to."""
+
+    instance: str
+    name: str
+    samples: int
+    least: float
+    most: float
+    mean: float
+    last: float
+
+
+class RecordMetrics(NamedTuple):
+    """Store aggregated figures (R12)."""
+
+    measurements: tuple[Measurement, ...]
 
 
 Operation = (
@@ -492,6 +512,7 @@ Operation = (
     | AppendFromOutbox
     | ClearOutbox
     | ApplyRetention
+    | RecordMetrics
     | ClaimPartition
     | ReleaseUnreported
     | PutTopic

@@ -1,11 +1,11 @@
-"""Retention: deletes what a pass has planned, after checking each row again (R1-R6, R9).
+"""Retention: deletes what a pass has planned, after checking each run again (R1-R6, R9).
 
-A row names a run by its queue, lane and offset. What changed since the plan was made is left alone;
-what is deleted is counted in the history row of its queue, type and pass, in the same commit. A
-pass may repeat itself: what is gone already is counted as stale, not twice.
+A row names runs by their queue, lane and offsets. What changed since the plan was made is left
+alone; what is deleted is counted in the history row of its queue, type and pass, in the same
+commit. A pass may repeat itself: what is gone already is counted as stale, not twice.
 """
 
-from storage_svc import administering, history, sweeping
+from storage_svc import administering, history, rows, sweeping
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64
 from storage_svc.handles import Handle
@@ -21,35 +21,53 @@ from storage_svc.unit import Unit
 from tidemark.errors import InvalidArgument
 from tidemark.topics import MaxWaitAction, TopicSettings
 
-RECORDS_PER_ROW_MAX = 10_000
-"""Old records that one planned row removes; what is left is due again in the next pass."""
+RECORDS_PER_ROW_MAX = 2_000
+"""Old records that one planned row removes; the answer says whether there are more."""
 
-_OF_PASSES = (
+RUNS_PER_ROW_MAX = 1_000
+"""Runs that one planned row removes."""
+
+_OF_RUNS = (
     RetentionType.EXPIRED,
     RetentionType.COMPLETED,
     RetentionType.MAX_WAIT_TIME_EVICTION,
-    RetentionType.INACTIVE_QUEUE,
-    RetentionType.OLD_RECORDS,
 )
+_OF_PASSES = (*_OF_RUNS, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
 _RECORD_TABLES = {"messages_consumed": Table.CONSUMED, "system_metrics": Table.METRICS}
+
+_Removed = tuple[int, int]
+"""Messages and bytes."""
+
+
+def check(operation: ApplyRetention) -> None:
+    """Refuse all of a call that could not be done whole."""
+    if operation.type not in _OF_PASSES:
+        raise InvalidArgument(f"{operation.type.value} is not the business of a pass", field="type")
+    for row in operation.rows:
+        if operation.type is RetentionType.OLD_RECORDS:
+            if row.table != "history" and row.table not in _RECORD_TABLES:
+                raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
+        elif operation.type in _OF_RUNS and row.first_offset >= row.end_offset:
+            raise InvalidArgument("a row of messages has a range", field="range")
 
 
 async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
     """Delete the planned rows that are still due."""
     if unit.deletions_refused is not None:
         raise unit.deletions_refused
-    _check(operation)
     messages = body_bytes = queues = stale = 0
-    totals: dict[str, tuple[int, int]] = {}
+    more = False
+    totals: dict[str, _Removed] = {}
     for row in operation.rows:
         match operation.type:
             case RetentionType.OLD_RECORDS:
                 removed = await _old_records(unit, row)
+                more |= removed is not None and removed[0] == RECORDS_PER_ROW_MAX
             case RetentionType.INACTIVE_QUEUE:
                 removed = await _inactive_queue(unit, row)
                 queues += removed is not None
             case _:
-                removed = await _run(unit, row, operation.type)
+                removed = await _runs(unit, row, operation.type)
         if removed is None:
             stale += 1
             continue
@@ -60,51 +78,55 @@ async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
         totals[name] = (before[0] + removed[0], before[1] + removed[1])
     for name, total in totals.items():
         await history.add(unit, name, operation.type, operation.pass_id, *total)
-    return RetentionApplied(messages, body_bytes, queues, stale)
+    return RetentionApplied(messages, body_bytes, queues, stale, more)
 
 
-def _check(operation: ApplyRetention) -> None:
-    """Refuse all of a call that could not be done whole."""
-    if operation.type not in _OF_PASSES:
-        raise InvalidArgument(f"{operation.type.value} is not the business of a pass", field="type")
-    if operation.type is RetentionType.OLD_RECORDS:
-        for row in operation.rows:
-            if row.table != "history" and row.table not in _RECORD_TABLES:
-                raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
-
-
-async def _run(unit: Unit, row: RetentionRow, kind: RetentionType) -> tuple[int, int] | None:
+async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed | None:
+    """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
     handle = await unit.memory.handles.by_id(row.queue_id, unit.journal)
     if handle is None:
         return None
-    run = await sweeping.find_run(unit, handle, row.fairness_key, row.first_offset)
-    if run is None or not _is_due(unit, handle, run, kind):
+    settings = handle.topic.settings
+    limit_ms = 1000 * _age_limit_s(settings, kind)
+    if not limit_ms:
         return None
-    settings = handle.topic.settings
-    if kind is not RetentionType.MAX_WAIT_TIME_EVICTION:
-        handle.state.delete_run(run, unit.journal)
-        return run.messages, run.body_bytes
-    if settings.max_wait_action is MaxWaitAction.DEAD_LETTER:
-        messages = await sweeping.remove_run(unit, handle, run, DeadReason.MAX_WAIT_TIME)
-    else:
-        messages = sum(end - start for start, end in sweeping.waiting_spans(handle, run))
-        handle.state.delete_run(run, unit.journal)
-    return messages, run.body_bytes
+    dead_letter = (
+        kind is RetentionType.MAX_WAIT_TIME_EVICTION
+        and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
+    )
+    found = messages = body_bytes = 0
+    any_held = handle.state.has_inflight
+    for run in await _stored(unit, row):
+        if unit.now_ms - run.publish_time_ms < limit_ms:
+            continue
+        if any_held and handle.state.is_held(run):
+            continue
+        waiting = 0 if kind is RetentionType.EXPIRED else _waiting(handle, run)
+        if kind is RetentionType.COMPLETED and waiting:
+            continue
+        if kind is RetentionType.MAX_WAIT_TIME_EVICTION and not waiting:
+            continue
+        if dead_letter:
+            await sweeping.remove_run(unit, handle, run, DeadReason.MAX_WAIT_TIME)
+        else:
+            handle.state.delete_run(run, unit.journal)
+        found += 1
+        messages += waiting or run.messages
+        body_bytes += run.body_bytes
+    return (messages, body_bytes) if found else None
 
 
-def _is_due(unit: Unit, handle: Handle, run: Run, kind: RetentionType) -> bool:
-    """The rule of the topic as it is now, on the run as it is now (R9)."""
-    settings = handle.topic.settings
-    if handle.state.is_held(run):
-        return False
-    age_ms = unit.now_ms - run.publish_time_ms
-    limit_s = _age_limit_s(settings, kind)
-    if not limit_s or age_ms < limit_s * 1000:
-        return False
-    settled = not sweeping.waiting_spans(handle, run)
-    if kind is RetentionType.COMPLETED:
-        return settled
-    return kind is RetentionType.EXPIRED or not settled
+async def _stored(unit: Unit, row: RetentionRow) -> list[Run]:
+    """The runs that a row names, as far as they are there after the commit under way."""
+    start = rows.run_key_of(row.queue_id, row.fairness_key, row.first_offset)
+    end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
+    found = await unit.memory.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
+    gone = unit.journal.deleted
+    return [rows.read_run(key, value) for key, value in found if key not in gone]
+
+
+def _waiting(handle: Handle, run: Run) -> int:
+    return sum(end - start for start, end in sweeping.waiting_spans(handle, run))
 
 
 def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
@@ -117,7 +139,7 @@ def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
     return settings.completed_retention_seconds
 
 
-async def _inactive_queue(unit: Unit, row: RetentionRow) -> tuple[int, int] | None:
+async def _inactive_queue(unit: Unit, row: RetentionRow) -> _Removed | None:
     handle = await unit.memory.handles.by_id(row.queue_id, unit.journal)
     if handle is None:
         return None
@@ -128,14 +150,14 @@ async def _inactive_queue(unit: Unit, row: RetentionRow) -> tuple[int, int] | No
     return 0, 0
 
 
-async def _old_records(unit: Unit, row: RetentionRow) -> tuple[int, int] | None:
+async def _old_records(unit: Unit, row: RetentionRow) -> _Removed | None:
     before = u64(row.before_ms)
     if row.table == "history":
         old = await history.forget(unit, before, RECORDS_PER_ROW_MAX)
     else:
         table = _RECORD_TABLES[row.table]
         old = await unit.memory.engine.scan(table, b"", before, limit=RECORDS_PER_ROW_MAX)
-        old = [row for row in old if (table, row[0]) not in unit.journal.gone]
+        old = [each for each in old if (table, each[0]) not in unit.journal.gone]
         for key, _ in old:
             unit.journal.erase(table, key)
     body_bytes = sum(len(key) + len(value) for key, value in old)

@@ -1,4 +1,4 @@
-"""The retention API: bounded deletions and their history."""
+"""The retention API: tables to plan from, bounded deletions, their history, and metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -6,9 +6,10 @@ from typing import Any
 
 import grpc
 
-from storage_svc import history, tables
+from storage_svc import history, retention, tables
 from storage_svc import operations as op
 from storage_svc.engines.engine import Table
+from storage_svc.schedule_holder import ScheduleHolder
 from storage_svc.service import Partitions
 from storage_svc.tables import TableName
 from tidemark import limits
@@ -18,19 +19,24 @@ from tidemark.errors import BatchTooLarge, InvalidArgument
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-ROWS_PER_CALL_MAX = 10_000
+ROWS_PER_COMMIT_MAX = 32
+"""Planned rows that go into one commit: each may have to load a queue and remove many runs."""
+
 BATCH_ROWS_MAX = 65_536
 BATCH_ROWS_DEFAULT = 8_192
+MEASUREMENTS_MAX = 1_000
+HOLD_MS_MAX = 600_000
 _TABLE_PREFIX = "SCAN_TABLE_NAME_"
 _TYPE_PREFIX = "RETENTION_TYPE_"
 
 
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
-    """What passes ask of storage. Metrics are not built yet."""
+    """What passes, and those who schedule them, ask of storage."""
 
     def __init__(self, partitions: Partitions, clock: Clock) -> None:
         self._partitions = partitions
         self._clock = clock
+        self._holder = ScheduleHolder()
 
     async def ScanTable(
         self, request: retention_pb2.ScanTableRequest, context: Context
@@ -54,24 +60,29 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     async def ApplyRetention(
         self, request: retention_pb2.ApplyRetentionRequest, context: Context
     ) -> retention_pb2.ApplyRetentionResponse:
-        if not request.pass_id or len(request.pass_id) > limits.PRODUCER_ID_BYTES_MAX:
-            raise InvalidArgument("a pass has an id", field="pass_id")
-        if len(request.rows) > ROWS_PER_CALL_MAX:
-            raise BatchTooLarge(f"at most {ROWS_PER_CALL_MAX} rows a call")
+        _check_name(request.pass_id, "pass_id")
+        if len(request.rows) > limits.RETENTION_ROWS_MAX:
+            raise BatchTooLarge(f"at most {limits.RETENTION_ROWS_MAX} rows a call")
         if not request.rows:
             raise InvalidArgument("there is nothing to apply", field="rows")
         partition = self._partitions.get(request.partition)
         operation = op.ApplyRetention(
             request.pass_id, _type(request.type), tuple(map(_row, request.rows))
         )
-        applied = await partition.call(operation)
-        assert isinstance(applied, op.RetentionApplied)
-        return retention_pb2.ApplyRetentionResponse(
-            messages=applied.messages,
-            bytes=applied.body_bytes,
-            queues=applied.queues,
-            stale=applied.stale,
-        )
+        retention.check(operation)
+        response = retention_pb2.ApplyRetentionResponse()
+        step = 1 if operation.type is op.RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
+        for start in range(0, len(operation.rows), step):
+            # One after the other, so that others get their turn at the writer.
+            part = operation._replace(rows=operation.rows[start : start + step])
+            applied = await partition.call(part)
+            assert isinstance(applied, op.RetentionApplied)
+            response.messages += applied.messages
+            response.bytes += applied.body_bytes
+            response.queues += applied.queues
+            response.stale += applied.stale
+            response.more |= applied.more
+        return response
 
     async def ListRetentionHistory(
         self, request: retention_pb2.ListRetentionHistoryRequest, context: Context
@@ -108,6 +119,50 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             response.next_page_token = str(first + limit)
         return response
 
+    async def RecordMetrics(
+        self, request: retention_pb2.RecordMetricsRequest, context: Context
+    ) -> retention_pb2.RecordMetricsResponse:
+        if not request.rows:
+            raise InvalidArgument("there is nothing to record", field="rows")
+        if len(request.rows) > MEASUREMENTS_MAX:
+            raise BatchTooLarge(f"at most {MEASUREMENTS_MAX} rows a call")
+        partition = self._partitions.get(min(self._partitions.held))
+        await partition.call(op.RecordMetrics(tuple(map(_measurement, request.rows))))
+        return retention_pb2.RecordMetricsResponse()
+
+    async def HoldSchedule(
+        self, request: retention_pb2.HoldScheduleRequest, context: Context
+    ) -> retention_pb2.HoldScheduleResponse:
+        _check_name(request.holder, "holder")
+        if request.hold_ms > HOLD_MS_MAX:
+            raise InvalidArgument(f"at most {HOLD_MS_MAX} ms", field="hold_ms")
+        now_ms = self._clock.monotonic_ms()
+        holder, ends_in_ms = self._holder.hold(request.holder, request.hold_ms, now_ms)
+        return retention_pb2.HoldScheduleResponse(
+            held=holder == request.holder, holder=holder, ends_in_ms=ends_in_ms
+        )
+
+
+def _check_name(name: str, field: str) -> None:
+    if not 0 < len(name.encode()) <= limits.PRODUCER_ID_BYTES_MAX:
+        raise InvalidArgument(
+            f"{field} is 1 to {limits.PRODUCER_ID_BYTES_MAX} bytes long", field=field
+        )
+
+
+def _measurement(proto: retention_pb2.MetricRow) -> op.Measurement:
+    _check_name(proto.instance, "instance")
+    _check_name(proto.name, "name")
+    return op.Measurement(
+        proto.instance,
+        proto.name,
+        proto.samples,
+        proto.min,
+        proto.max,
+        proto.mean,
+        proto.last,
+    )
+
 
 def _table(proto: retention_pb2.ScanTableName.ValueType) -> TableName:
     try:
@@ -133,6 +188,7 @@ def _row(proto: retention_pb2.RetentionRow) -> op.RetentionRow:
         proto.lmq_name,
         proto.fairness_key,
         proto.range.start,
+        proto.range.end,
         proto.before_ms,
         table,
     )

@@ -5,13 +5,14 @@ and lets the event loop run after every 2 ms of work. What changes meanwhile may
 after its change; storage checks each planned deletion again.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from storage_svc import history, rows
+from storage_svc import history, rows, system_metrics
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64
 from storage_svc.partition import Partition
@@ -32,6 +33,7 @@ class TableName(Enum):
     QUEUES = "QUEUES"
     HISTORY = "HISTORY"
     MESSAGES_CONSUMED = "MESSAGES_CONSUMED"
+    SYSTEM_METRICS = "SYSTEM_METRICS"
 
 
 class Filter(NamedTuple):
@@ -43,19 +45,19 @@ class Filter(NamedTuple):
     before_ms: int = 0
 
 
-_TIME = pa.timestamp("ms", tz="UTC")
+_TIME = pa.timestamp("us", tz="UTC")  # the only unit that Spark takes
 _QUEUE_COLUMNS = [
     ("partition", pa.int32()),
     ("topic", pa.string()),
     ("lmq_name", pa.string()),
-    ("queue_id", pa.uint64()),
+    ("queue_id", pa.int64()),
 ]
 SCHEMAS = {
     TableName.RUNS: pa.schema(
         [
             *_QUEUE_COLUMNS,
             ("fairness_key", pa.string()),
-            ("first_offset", pa.uint64()),
+            ("first_offset", pa.int64()),
             ("messages", pa.int64()),
             ("bytes", pa.int64()),
             ("publish_time", _TIME),
@@ -68,11 +70,11 @@ SCHEMAS = {
         [
             *_QUEUE_COLUMNS,
             ("group", pa.string()),
-            ("cursor", pa.uint64()),
+            ("cursor", pa.int64()),
             ("unsettled", pa.int64()),
             ("inflight", pa.int64()),
             ("owner_client_id", pa.string()),
-            ("owner_epoch", pa.uint64()),
+            ("owner_epoch", pa.int64()),
         ]
     ),
     TableName.QUEUES: pa.schema(
@@ -81,7 +83,7 @@ SCHEMAS = {
             ("messages", pa.int64()),
             ("bytes", pa.int64()),
             ("scheduled", pa.int64()),
-            ("next_offset", pa.uint64()),
+            ("next_offset", pa.int64()),
             ("create_time", _TIME),
             ("last_activity", _TIME),
             ("materialized", pa.bool_()),
@@ -102,9 +104,22 @@ SCHEMAS = {
         [
             *_QUEUE_COLUMNS,
             ("group", pa.string()),
-            ("start", pa.uint64()),
-            ("end", pa.uint64()),
+            ("start", pa.int64()),
+            ("end", pa.int64()),
             ("acked_at", _TIME),
+        ]
+    ),
+    TableName.SYSTEM_METRICS: pa.schema(
+        [
+            ("partition", pa.int32()),
+            ("instance", pa.string()),
+            ("name", pa.string()),
+            ("samples", pa.int64()),
+            ("min", pa.float64()),
+            ("max", pa.float64()),
+            ("mean", pa.float64()),
+            ("last", pa.float64()),
+            ("timestamp", _TIME),
         ]
     ),
 }
@@ -121,6 +136,8 @@ async def scan(
     unknown = set(columns) - set(schema.names)
     if unknown:
         raise InvalidArgument(f"no such columns: {sorted(unknown)}", field="columns")
+    # Where pandas is installed, the first array imports it: seconds that the writer cannot wait.
+    await asyncio.to_thread(pa.array, [0])
     source = _records if name in _RECORD_READERS else _queues
     pending: list[_Row] = []
     slice_began_ns = clock.monotonic_ns()
@@ -195,7 +212,7 @@ def _runs(
                 run.first_offset,
                 run.messages,
                 run.body_bytes,
-                run.publish_time_ms,
+                run.publish_time_ms * 1000,
                 len(state.groups),
                 waiting,
                 state.is_held(run),
@@ -226,8 +243,8 @@ def _queue(partition: Partition, state: QueueState, wanted: Filter) -> Iterator[
             record.body_bytes,
             record.scheduled,
             record.next_offset,
-            record.create_time_ms,
-            record.last_activity_ms,
+            record.create_time_ms * 1000,
+            record.last_activity_ms * 1000,
             partition.memory.handles.peek(record.lmq_name) is not None,
         )
 
@@ -255,7 +272,7 @@ def _history(partition: int, key: bytes, value: bytes) -> _Row:
         row.pass_id,
         row.messages,
         row.body_bytes,
-        row.executed_at_ms,
+        row.executed_at_ms * 1000,
     )
 
 
@@ -264,12 +281,17 @@ def _consumed(partition: int, key: bytes, value: bytes) -> _Row:
     group, at = read_text(value, 24)
     lmq_name = value[at:].decode()
     topic = lmq_name.partition("/")[0]
-    return partition, topic, lmq_name, queue_id, group.decode(), start, end, read_u64(key)
+    return partition, topic, lmq_name, queue_id, group.decode(), start, end, 1000 * read_u64(key)
+
+
+def _metrics(partition: int, key: bytes, value: bytes) -> _Row:
+    return partition, *system_metrics.read(value), 1000 * read_u64(key)
 
 
 _RECORD_READERS: dict[TableName, tuple[Table, Callable[[int, bytes, bytes], _Row]]] = {
     TableName.HISTORY: (Table.HISTORY, _history),
     TableName.MESSAGES_CONSUMED: (Table.CONSUMED, _consumed),
+    TableName.SYSTEM_METRICS: (Table.METRICS, _metrics),
 }
 
 

@@ -114,6 +114,9 @@ FAIRNESS_WEIGHT_MIN: Final = 1
 FAIRNESS_WEIGHT_MAX: Final = 100
 """Largest weight of a fairness key."""
 
+RETENTION_ROWS_MAX: Final = 10_000
+"""Planned deletions in one call of a retention or eviction pass."""
+
 # ------------------------------------------------------------------------------------- durations
 
 VISIBILITY_TIMEOUT_MS_MIN: Final = 50

@@ -1,4 +1,5 @@
-"""A whole cluster on this machine: storage, broker and lifecycle, one process each.
+"""A whole cluster on this machine: storage, broker and lifecycle, one process each, and if asked
+for the scheduler of retention.
 
 It decides addresses, directories and the order of starting and stopping; how one process is run is
 the subject of `tidemark.processes`.
@@ -16,15 +17,24 @@ from tidemark.clock import Clock
 from tidemark.ports import free_ports, join_address
 from tidemark.processes import HEALTHY_TIMEOUT_MS, STOP_TIMEOUT_MS, ServiceFailed, ServiceProcess
 
-ServiceName = Literal["storage", "broker", "lifecycle"]
+ServiceName = Literal["storage", "broker", "lifecycle", "retention"]
 
 SERVICES: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
-"""In the order of starting. Stopping goes backwards, so that nobody loses what it depends on."""
+"""What every cluster has, in the order of starting. Stopping goes backwards, so that nobody loses
+what it depends on."""
+
+_COMMANDS: Final[Mapping[ServiceName, tuple[str, ...]]] = {
+    "storage": ("storage_svc",),
+    "broker": ("broker_svc",),
+    "lifecycle": ("lifecycle_svc",),
+    "retention": ("spark_batch", "serve"),
+}
 
 _HEALTH_SERVICES: Final[Mapping[ServiceName, str]] = {
     "storage": "tidemark.api.storage.v1.StorageService",
     "broker": "tidemark.api.broker.v1.BrokerService",
     "lifecycle": "tidemark.api.lifecycle.v1.LifecycleService",
+    "retention": "tidemark.api.lifecycle.v1.JobService",
 }
 
 # Who listens everywhere is reached at home.
@@ -64,16 +74,20 @@ class LocalCluster:
         modules: Mapping[ServiceName, str] = _OWN_MODULES,
         stop_timeout_ms: int = STOP_TIMEOUT_MS,
         clock: Clock | None = None,
+        retention: bool = False,
     ) -> None:
         """A port that is missing or 0 is chosen. Without `log_dir`, logs go to stderr.
 
+        `retention` starts its scheduler too, which needs PySpark and Java.
         `environment` is per service, on top of what this process has and the cluster needs;
         `modules` names what is run in place of a service's own, such as one that breaks on demand.
         """
         self.data_dir = data_dir
         self.log_dir = log_dir
         self._stop_timeout_ms = stop_timeout_ms
-        unset = [name for name in SERVICES if not ports.get(name)]
+        names = (*SERVICES, "retention") if retention else SERVICES
+        ports = {name: port for name, port in ports.items() if name in names}
+        unset = [name for name in names if not ports.get(name)]
         chosen = {**ports, **dict(zip(unset, free_ports(host, len(unset)), strict=True))}
         self._addresses = {
             name: join_address(_REACHED_AT.get(host, host), port) for name, port in chosen.items()
@@ -92,14 +106,15 @@ class LocalCluster:
         self._services: dict[ServiceName, ServiceProcess] = {
             name: ServiceProcess(
                 name,
-                modules.get(name, f"{name}_svc"),
+                modules.get(name, _COMMANDS[name][0]),
+                arguments=_COMMANDS[name][1:],
                 address=self._addresses[name],
                 health_service=_HEALTH_SERVICES[name],
                 environment={**variables, **environment.get(name, {})},
                 log_file=None if log_dir is None else log_dir / f"{name}.log",
                 clock=clock,
             )
-            for name in SERVICES
+            for name in names
         }
 
     async def __aenter__(self) -> Self:
@@ -116,6 +131,11 @@ class LocalCluster:
     def address(self, name: ServiceName) -> str:
         """`host:port` where the service is reached from this machine."""
         return self._addresses[name]
+
+    @property
+    def services(self) -> tuple[ServiceName, ...]:
+        """Those that it consists of, in the order of starting."""
+        return tuple(self._services)
 
     def pid(self, name: ServiceName) -> int:
         return self._services[name].pid
@@ -179,7 +199,7 @@ class LocalCluster:
         try:
             return [
                 Stopped(name, await self.terminate(name))
-                for name in reversed(SERVICES)
+                for name in reversed(self._services)
                 if self.running(name)
             ]
         finally:  # also when the stop is cancelled
@@ -192,7 +212,7 @@ class LocalCluster:
         if self.log_dir is None:
             return
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        for name in SERVICES:
+        for name in self._services:
             log = self.log_dir / f"{name}.log"
             if log.exists():  # a crash can be looked into after the next start, too
                 log.replace(log.with_suffix(".previous.log"))

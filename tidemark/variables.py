@@ -132,6 +132,17 @@ class Text:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Names with values, for settings of somebody else's."""
+
+    allowed: str = "pairs name=value, separated by commas"
+
+    def parse(self, text: str) -> str:
+        split_pairs(text)
+        return text
+
+
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 
@@ -141,6 +152,17 @@ def split_address(address: str) -> tuple[str, int]:
     if match is None or int(match[3]) > 65535:
         raise ValueError(f"not an address: {address!a}")
     return match[1] or match[2], int(match[3])
+
+
+def split_pairs(text: str) -> dict[str, str]:
+    """The values by name of `name=value,name=value`; ValueError if it is not that."""
+    pairs = {}
+    for pair in text.split(",") if text else ():
+        name, equals, value = pair.strip().partition("=")
+        if not name or not equals:
+            raise ValueError(f"not a pair name=value: {pair!a}")
+        pairs[name] = value
+    return pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,9 +210,9 @@ async def test_calls_of_one_pass_in_one_commit_are_counted_in_one_row(life: Life
     await life.do(
         *(
             op.ApplyRetention(
-                "pass", op.RetentionType.EXPIRED, (op.RetentionRow(queue_id, "old", "", first),)
+                "pass", op.RetentionType.EXPIRED, (op.RetentionRow(queue_id, "old", "", *runs),)
             )
-            for first in (0, 2)
+            for runs in ((0, 2), (2, 5))
         )
     )
 

@@ -303,6 +303,7 @@ class RunningStorage(StorageClient):
         server = await self._running.enter_async_context(storage(settings, self.clock))
         channel = await self._running.enter_async_context(open_channel(server.address))
         super().__init__(channel)
+        self.address = server.address
 
     async def stop(self) -> None:
         await self._running.aclose()

@@ -38,9 +38,13 @@ from tidemark.api.storage.v1.retention_pb2 import (
     SCAN_TABLE_NAME_MESSAGES_CONSUMED,
     SCAN_TABLE_NAME_QUEUES,
     SCAN_TABLE_NAME_RUNS,
+    SCAN_TABLE_NAME_SYSTEM_METRICS,
     SCAN_TABLE_NAME_UNSPECIFIED,
     ApplyRetentionRequest,
+    HoldScheduleRequest,
     ListRetentionHistoryRequest,
+    MetricRow,
+    RecordMetricsRequest,
     RetentionRow,
     RetentionType,
     ScanTableName,
@@ -248,6 +252,42 @@ async def test_a_row_about_a_queue_that_was_deleted_and_created_again_is_stale(
     assert await apply(storage, RETENTION_TYPE_EXPIRED, run(old.queue_id)) == (0, 0, 1)
 
 
+async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R1, R9: what is too young or held stays, in the middle of the range, too."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=10)
+    queue_id = (await exchange.ask(append("kept", b"held"))).queue_id
+    await exchange.ask(reserve("kept"))
+    await exchange.ask(append("kept", b"1", b"2"))
+    await exchange.ask(append("kept", b"3"))
+    await clock.advance_ms(10_000)
+    await exchange.ask(append("kept", b"young"))
+
+    applied = await apply(storage, RETENTION_TYPE_EXPIRED, run(queue_id, 0, 5))
+    repeated = await apply(storage, RETENTION_TYPE_EXPIRED, run(queue_id, 0, 5))
+
+    assert (applied, repeated) == ((3, 0, 0), (0, 0, 1))
+    assert [row["first_offset"] for row in await table(storage, SCAN_TABLE_NAME_RUNS)] == [0, 4]
+    assert await history(storage) == [("kept", 3, RETENTION_TYPE_EXPIRED, "pass-1")]
+
+
+async def test_a_call_with_many_rows_is_done_in_several_commits(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R7: others get their turn at the writer in between."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
+    appended = await exchange.ask_all(*(append(f"kept/{n}", b"x") for n in range(65)))
+    await clock.advance_ms(1000)
+    commits = (await storage.info()).commits
+
+    rows = [run(each.queue_id, 0, 1, f"kept/{n}") for n, each in enumerate(appended)]
+    applied = await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
+
+    assert applied == (65, 0, 0)
+    assert (await storage.info()).commits == commits + 3
+
+
 # --- queues and records ---------------------------------------------------------------------------
 
 
@@ -328,6 +368,24 @@ async def test_old_history_leaves_too(
     assert await history(storage) == [("history", 1, RETENTION_TYPE_OLD_RECORDS, "pass-1")]
 
 
+async def test_more_old_records_than_one_commit_takes_are_told_of(
+    storage: RunningStorage, clock: ManualClock
+) -> None:
+    """R4: a pass repeats its row until nothing is left."""
+    figures = [figure(f"figure-{number}") for number in range(1000)]
+    for _ in range(2):
+        await storage.retention.RecordMetrics(RecordMetricsRequest(rows=figures))
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=figures[:1]))
+    await clock.advance_ms(1)
+    row = RetentionRow(table=SCAN_TABLE_NAME_SYSTEM_METRICS, before_ms=clock.wall_ms())
+    plan = ApplyRetentionRequest(pass_id="p", type=RETENTION_TYPE_OLD_RECORDS, rows=[row])
+
+    applied = [await storage.retention.ApplyRetention(plan) for _ in range(2)]
+
+    assert [(each.messages, each.more) for each in applied] == [(2000, True), (1, False)]
+    assert await table(storage, SCAN_TABLE_NAME_SYSTEM_METRICS) == []
+
+
 async def test_a_refused_call_changes_nothing(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
@@ -343,6 +401,85 @@ async def test_a_refused_call_changes_nothing(
         await apply(storage, RETENTION_TYPE_OLD_RECORDS, *rows)
 
     assert len(await table(storage, SCAN_TABLE_NAME_MESSAGES_CONSUMED)) == 1
+
+
+# --- metrics and their scheduler ------------------------------------------------------------------
+
+
+def figure(name: str, instance: str = "broker-0") -> MetricRow:
+    return MetricRow(instance=instance, name=name, samples=60, min=1.0, max=4.0, mean=2.5, last=3.0)
+
+
+async def test_figures_of_services_are_stored_as_rows_of_system_metrics(
+    storage: RunningStorage, clock: ManualClock
+) -> None:
+    """R12, R4: by `timestamp`, over a restart."""
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=[figure("sessions")]))
+    await clock.advance_ms(60_000)
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=[figure("sessions")]))
+    await storage.restart()
+
+    first, second = await table(storage, SCAN_TABLE_NAME_SYSTEM_METRICS)
+
+    assert (second["timestamp"] - first["timestamp"]).total_seconds() == 60
+    del first["timestamp"]
+    assert first == {
+        "partition": 0,
+        "instance": "broker-0",
+        "name": "sessions",
+        "samples": 60,
+        "min": 1.0,
+        "max": 4.0,
+        "mean": 2.5,
+        "last": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([], "INVALID_ARGUMENT"),
+        ([figure("")], "INVALID_ARGUMENT"),
+        ([figure("x", instance="")], "INVALID_ARGUMENT"),
+        ([figure("x" * 129)], "INVALID_ARGUMENT"),
+        ([figure("x")] * 1001, "BATCH_TOO_LARGE"),
+    ],
+)
+async def test_figures_that_cannot_be_are_refused(
+    storage: RunningStorage, rows: list[MetricRow], reason: str
+) -> None:
+    """S3."""
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=[figure("x" * 128)] * 1000))
+
+    with pytest.raises(errors.TidemarkError) as refused:
+        await storage.retention.RecordMetrics(RecordMetricsRequest(rows=rows))
+
+    assert refused.value.reason == reason
+    assert len(await table(storage, SCAN_TABLE_NAME_SYSTEM_METRICS)) == 1000
+
+
+async def test_one_scheduler_holds_the_schedule_until_it_stops_saying_so(
+    storage: RunningStorage, clock: ManualClock
+) -> None:
+    """R11: a second one stands by."""
+
+    async def hold(holder: str, hold_ms: int = 1000) -> tuple[bool, str, int]:
+        request = HoldScheduleRequest(holder=holder, hold_ms=hold_ms)
+        answer = await storage.retention.HoldSchedule(request)
+        return answer.held, answer.holder, answer.ends_in_ms
+
+    assert await hold("a") == (True, "a", 1000)
+    await clock.advance_ms(999)
+    assert await hold("b") == (False, "a", 1)
+    assert await hold("a") == (True, "a", 1000)
+    await clock.advance_ms(1000)
+    assert await hold("b") == (True, "b", 1000)
+    assert await hold("a", 0) == (False, "b", 1000)
+    assert await hold("b", 0) == (False, "", 0)
+    assert await hold("a", 600_000) == (True, "a", 600_000)
+    for refused in (("", 1), ("b", 600_001)):
+        with pytest.raises(errors.InvalidArgument):
+            await hold(*refused)
 
 
 # --- history --------------------------------------------------------------------------------------
@@ -479,7 +616,8 @@ UNKNOWN_TABLE = ScanTableName.ValueType(99)
             {"rows": []},
             "INVALID_ARGUMENT",
         ),
-        ({"rows": [RetentionRow(queue_id=1)] * 10_001}, "BATCH_TOO_LARGE"),
+        ({"rows": [RetentionRow(queue_id=1)]}, "INVALID_ARGUMENT"),
+        ({"rows": [run(1)] * 10_001}, "BATCH_TOO_LARGE"),
         ({"partition": 1}, "PARTITION_NOT_FOUND"),
     ],
 )
@@ -489,7 +627,7 @@ async def test_a_plan_that_cannot_be_is_refused(
     plan: dict[str, Any] = {
         "pass_id": "p" * limits.PRODUCER_ID_BYTES_MAX,
         "type": RETENTION_TYPE_EXPIRED,
-        "rows": [RetentionRow(queue_id=1)] * 10_000,
+        "rows": [run(1)] * 10_000,
     }
     assert (await storage.retention.ApplyRetention(ApplyRetentionRequest(**plan))).stale == 10_000
 

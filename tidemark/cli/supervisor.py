@@ -19,10 +19,11 @@ from typing import Any, Final, NoReturn, TypeVar
 import typer
 
 from tidemark.clock import Clock, SystemClock
+from tidemark.java import why_no_spark
 from tidemark.local_cluster import LocalCluster, ServiceName, Stopped
 from tidemark.ports import join_address, listening_socket
 from tidemark.processes import ServiceFailed
-from tidemark.settings import ServiceSettings
+from tidemark.settings import RetentionSettings
 from tidemark.variables import SettingsError
 
 CLEAN: Final = 0
@@ -50,33 +51,46 @@ class Options:
     ports: Mapping[ServiceName, int]
     log_dir: Path | None
     """None shows logs on stderr."""
+    retention: bool = True
 
 
 def run(options: Options) -> int:
     """Run a cluster until somebody or something ends it; the exit code."""
     try:
-        settings = ServiceSettings.from_environment()
+        settings = RetentionSettings.from_environment()
+        no_retention = _why_no_retention(options, settings)
+        ports = {
+            name: port
+            for name, port in options.ports.items()
+            if name != "retention" or not no_retention
+        }
         with _locked(options.data_dir):
-            _check_ports(options.host, options.ports)
+            _check_ports(options.host, ports)
             cluster = LocalCluster(
                 options.data_dir,
                 host=options.host,
-                ports=options.ports,
+                ports=ports,
                 partitions=options.partitions,
                 log_dir=options.log_dir,
                 stop_timeout_ms=settings.shutdown_grace_ms + _STOP_SLACK_MS,
+                retention=not no_retention,
             )
-            return asyncio.run(_supervise(cluster, SystemClock()))
+            return asyncio.run(_supervise(cluster, no_retention, SystemClock()))
     except (Refusal, SettingsError) as refusal:
         _complain(str(refusal))
         return REFUSED
 
 
-async def _supervise(cluster: LocalCluster, clock: Clock) -> int:
+def _why_no_retention(options: Options, settings: RetentionSettings) -> str:
+    """Empty if retention runs."""
+    return why_no_spark(settings.java_home) if options.retention else "--no-retention"
+
+
+async def _supervise(cluster: LocalCluster, no_retention: str, clock: Clock) -> int:
     signals = _StopSignals()
     exit_code = FAILED
     try:
-        await signals.interrupt(_live(cluster, clock))
+        await signals.interrupt(_live(cluster, no_retention, clock))
         _say("Stopping ...")
         exit_code = CLEAN
     except Refusal as refusal:
@@ -94,7 +108,7 @@ async def _supervise(cluster: LocalCluster, clock: Clock) -> int:
     return exit_code
 
 
-async def _live(cluster: LocalCluster, clock: Clock) -> NoReturn:
+async def _live(cluster: LocalCluster, no_retention: str, clock: Clock) -> NoReturn:
     """Start and run; ends only by an exception that says why."""
     begin_ms = clock.monotonic_ms()
     try:
@@ -105,7 +119,7 @@ async def _live(cluster: LocalCluster, clock: Clock) -> NoReturn:
         if failure.exit_code == REFUSED:  # by the service itself, for the same kind of reasons
             raise Refusal(str(failure)) from None
         raise
-    _say_ready(cluster, clock.monotonic_ms() - begin_ms)
+    _say_ready(cluster, no_retention, clock.monotonic_ms() - begin_ms)
     raise await cluster.wait_failure()
 
 
@@ -169,9 +183,12 @@ def _check_ports(host: str, ports: Mapping[ServiceName, int]) -> None:
                 ) from None
 
 
-def _say_ready(cluster: LocalCluster, took_ms: int) -> None:
+def _say_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
     broker = cluster.address("broker")
     facts = [(name, cluster.address(name)) for name in ("broker", "storage", "lifecycle")]
+    facts.append(
+        ("retention", f"off: {no_retention}" if no_retention else cluster.address("retention"))
+    )
     facts.append(("data", str(cluster.data_dir.resolve())))
     if cluster.log_dir is not None:
         facts.append(("logs", str(cluster.log_dir.resolve())))

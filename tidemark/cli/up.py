@@ -33,6 +33,10 @@ def up(
     broker_port: Port = 7400,
     storage_port: Port = 7410,
     lifecycle_port: Port = 7420,
+    retention_port: Port = 7430,
+    retention: Annotated[
+        bool, typer.Option(help="Run retention and eviction, where PySpark and Java are there.")
+    ] = True,
     log_dir: Annotated[
         Path | None,
         typer.Option(
@@ -45,7 +49,7 @@ def up(
         bool, typer.Option("--verbose", "-v", help="Show the services' logs here instead.")
     ] = False,
 ) -> None:
-    """Run storage, broker and lifecycle on this machine until Ctrl-C.
+    """Run storage, broker, lifecycle and retention on this machine until Ctrl-C.
 
     Other settings of the services come from the environment, as in docs/CONFIG.md.
     """
@@ -60,7 +64,13 @@ def up(
                 data_dir=data_dir,
                 partitions=partitions,
                 host=host,
-                ports={"broker": broker_port, "storage": storage_port, "lifecycle": lifecycle_port},
+                ports={
+                    "broker": broker_port,
+                    "storage": storage_port,
+                    "lifecycle": lifecycle_port,
+                    "retention": retention_port,
+                },
+                retention=retention,
                 log_dir=None if verbose else log_dir or data_dir / "logs",
             )
         )

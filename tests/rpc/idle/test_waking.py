@@ -27,7 +27,7 @@ GIVE_UP_S = 5
 async def housekeeping(clock: ManualClock, duration_ms: int) -> None:
     """Let storage's time pass, with its housekeeping done on the way."""
     for _ in range(0, duration_ms, HOUSEKEEPING_MS):
-        await clock.until_sleepers(2)  # one housekeeper a partition
+        await clock.until_sleepers(3)  # one housekeeper a partition, and the sampler
         await clock.advance_ms(HOUSEKEEPING_MS)
 
 

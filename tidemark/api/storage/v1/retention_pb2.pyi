@@ -213,7 +213,9 @@ class RetentionRow(_message.Message):
     """The fairness key of the run."""
     @_builtins.property
     def range(self) -> _action_pb2.OffsetRange:
-        """The messages: one whole run. Unset for queues and old records."""
+        """The messages: whole runs of one fairness key, at most 1 000 of them, which are checked and
+        removed one by one. Unset for queues and old records.
+        """
 
     def __init__(
         self,
@@ -235,7 +237,7 @@ Global___RetentionRow: _TypeAlias = RetentionRow  # noqa: Y015
 
 @_typing.final
 class ApplyRetentionRequest(_message.Message):
-    """Applies planned deletions."""
+    """Applies planned deletions, in commits that are bounded so that none holds the writer for long."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -279,6 +281,7 @@ class ApplyRetentionResponse(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
     STALE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
     """Messages, or rows of old records."""
     bytes: _builtins.int
@@ -286,7 +289,9 @@ class ApplyRetentionResponse(_message.Message):
     queues: _builtins.int
     """Queues."""
     stale: _builtins.int
-    """Planned rows whose state had moved on."""
+    """Planned rows of which nothing was due any more."""
+    more: _builtins.bool
+    """Whether old records are left that the same rows would remove."""
     def __init__(
         self,
         *,
@@ -294,10 +299,11 @@ class ApplyRetentionResponse(_message.Message):
         bytes: _builtins.int = ...,
         queues: _builtins.int = ...,
         stale: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "messages", b"messages", "queues", b"queues", "stale", b"stale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "messages", b"messages", "more", b"more", "queues", b"queues", "stale", b"stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,3 +507,59 @@ class RecordMetricsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordMetricsResponse: _TypeAlias = RecordMetricsResponse  # noqa: Y015
+
+@_typing.final
+class HoldScheduleRequest(_message.Message):
+    """Asks to be the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    HOLD_MS_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """The scheduler: different for each process. Required."""
+    hold_ms: _builtins.int
+    """For how long, in milliseconds. 0 to 600 000; 0 gives it up."""
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        hold_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ms", b"hold_ms", "holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldScheduleRequest: _TypeAlias = HoldScheduleRequest  # noqa: Y015
+
+@_typing.final
+class HoldScheduleResponse(_message.Message):
+    """Who is the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    ENDS_IN_MS_FIELD_NUMBER: _builtins.int
+    held: _builtins.bool
+    """Whether the caller is."""
+    holder: _builtins.str
+    """Who is. "": nobody."""
+    ends_in_ms: _builtins.int
+    """When that ends unless it is renewed, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        held: _builtins.bool = ...,
+        holder: _builtins.str = ...,
+        ends_in_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_in_ms", b"ends_in_ms", "held", b"held", "holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldScheduleResponse: _TypeAlias = HoldScheduleResponse  # noqa: Y015

@@ -55,6 +55,11 @@ class RetentionServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.RecordMetricsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.RecordMetricsResponse.FromString,
                 _registered_method=True)
+        self.HoldSchedule = channel.unary_unary(
+                '/tidemark.api.storage.v1.RetentionService/HoldSchedule',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.HoldScheduleRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.HoldScheduleResponse.FromString,
+                _registered_method=True)
 
 
 class RetentionServiceServicer:
@@ -86,7 +91,16 @@ class RetentionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RecordMetrics(self, request, context):
-        """Stores aggregated figures of a service. Fails with INVALID_ARGUMENT, PARTITION_FAULTY.
+        """Stores aggregated figures of a service in the lowest partition that this process holds, as
+        rows of `system_metrics`. Fails with INVALID_ARGUMENT, BATCH_TOO_LARGE, PARTITION_FAULTY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldSchedule(self, request, context):
+        """Makes the caller the scheduler of passes for a while, unless another one is. Kept in memory:
+        two schedulers at once do no harm, they only do the same work. Fails with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,6 +128,11 @@ def add_RetentionServiceServicer_to_server(servicer, server):
                     servicer.RecordMetrics,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.RecordMetricsRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.RecordMetricsResponse.SerializeToString,
+            ),
+            'HoldSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldSchedule,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.HoldScheduleRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.HoldScheduleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +244,33 @@ class RetentionService:
             '/tidemark.api.storage.v1.RetentionService/RecordMetrics',
             tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.RecordMetricsRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.RecordMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.RetentionService/HoldSchedule',
+            tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.HoldScheduleRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.HoldScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,13 @@ class RetentionServiceStub:
     ListRetentionHistory: _aio.UnaryUnaryMultiCallable[_retention_pb2.ListRetentionHistoryRequest, _retention_pb2.ListRetentionHistoryResponse]
     """Lists the history, newest first. Fails with INVALID_ARGUMENT."""
     RecordMetrics: _aio.UnaryUnaryMultiCallable[_retention_pb2.RecordMetricsRequest, _retention_pb2.RecordMetricsResponse]
-    """Stores aggregated figures of a service. Fails with INVALID_ARGUMENT, PARTITION_FAULTY."""
+    """Stores aggregated figures of a service in the lowest partition that this process holds, as
+    rows of `system_metrics`. Fails with INVALID_ARGUMENT, BATCH_TOO_LARGE, PARTITION_FAULTY.
+    """
+    HoldSchedule: _aio.UnaryUnaryMultiCallable[_retention_pb2.HoldScheduleRequest, _retention_pb2.HoldScheduleResponse]
+    """Makes the caller the scheduler of passes for a while, unless another one is. Kept in memory:
+    two schedulers at once do no harm, they only do the same work. Fails with INVALID_ARGUMENT.
+    """
 
 class RetentionServiceServicer:
     """Reads beside the writer and bounded deletions, for retention and eviction passes."""
@@ -63,6 +69,17 @@ class RetentionServiceServicer:
         request: _retention_pb2.RecordMetricsRequest,
         context: _aio.ServicerContext[_retention_pb2.RecordMetricsRequest, _abc.Awaitable[_retention_pb2.RecordMetricsResponse]],
     ) -> _abc.Awaitable[_retention_pb2.RecordMetricsResponse]:
-        """Stores aggregated figures of a service. Fails with INVALID_ARGUMENT, PARTITION_FAULTY."""
+        """Stores aggregated figures of a service in the lowest partition that this process holds, as
+        rows of `system_metrics`. Fails with INVALID_ARGUMENT, BATCH_TOO_LARGE, PARTITION_FAULTY.
+        """
+
+    def HoldSchedule(
+        self,
+        request: _retention_pb2.HoldScheduleRequest,
+        context: _aio.ServicerContext[_retention_pb2.HoldScheduleRequest, _abc.Awaitable[_retention_pb2.HoldScheduleResponse]],
+    ) -> _abc.Awaitable[_retention_pb2.HoldScheduleResponse]:
+        """Makes the caller the scheduler of passes for a while, unless another one is. Kept in memory:
+        two schedulers at once do no harm, they only do the same work. Fails with INVALID_ARGUMENT.
+        """
 
 def add_RetentionServiceServicer_to_server(servicer: RetentionServiceServicer, server: _aio.Server) -> None: ...

@@ -1,0 +1,292 @@
+"""Benchmark `retention`: a pass over two million messages, beside the same deletion in PostgreSQL.
+
+Half of the messages leave in a quiet pass, the other half while somebody publishes. Planning and
+applying are measured apart; in service they overlap. PostgreSQL deletes the same number of rows in
+`LIMIT 1000` loops, inside the server, which spares it every round trip.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from bench.bodies import random_body
+from bench.figures import percentile
+from bench.frame import Bench, benchmark, once
+from bench.partition import ask, open_partition
+from bench.postgres import find_postgres, running_postgres
+from bench.usage import unshared_bytes
+from spark_batch.session import start_session
+from spark_batch.storage_client import find_topics
+from storage_svc.operations import Append, PutTopic
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
+from tidemark.api.broker.v1.topic_pb2 import Topic as TopicProto
+from tidemark.api.storage.v1 import storage_pb2
+from tidemark.api.storage.v1.exchange_pb2 import Append as AppendProto
+from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Operation
+from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
+from tidemark.clock import SystemClock
+from tidemark.ports import free_ports, join_address
+from tidemark.processes import ServiceProcess
+from tidemark.rpc import open_channel
+from tidemark.rpc.topic_protos import settings_to_proto
+from tidemark.settings import RetentionSettings
+from tidemark.topics import Topic, TopicSettings
+
+if TYPE_CHECKING:
+    from spark_batch.jobs import Jobs
+
+RATIO_MIN: Final = 10.0
+P99_RATIO_MAX: Final = 2.0
+WRITER_MS_MAX: Final = 50.0
+MEMORY_MB_MAX: Final = 64.0
+"""How much storage may grow while millions of rows stream out of it."""
+
+_RUN = 10
+_RUNS_PER_QUEUE = 20
+_QUIET, _BUSY, _LIVE = "quiet", "busy", "live"
+_LIMIT = TopicSettings(retention_enabled=True, retention_seconds=1)
+_NO_LIMIT = TopicSettings(retention_enabled=True)
+_BODY = MessageBatch(messages=[Message(payload=bytes(100))]).SerializeToString()
+
+T = TypeVar("T")
+
+
+@benchmark("retention", "a retention pass beside DELETE loops of PostgreSQL, and beside publishing")
+async def retention(bench: Bench) -> None:
+    queues = bench.queues or bench.size(full=10_000, quick=200)
+    due = queues // 2 * _RUNS_PER_QUEUE * _RUN
+    bench.settings |= {"queues": queues, "messages": 2 * due, "due_per_pass": due, "run": _RUN}
+    data = bench.directory / "data"
+    body = random_body(bench.random, _RUN)
+    await _fill(data, queues, body)
+    async with _storage(data, bench.directory) as storage:
+        quiet, busy, latencies = await _passes(storage, due)
+    rows = [once("quiet pass", quiet), once("pass beside publishing", busy)]
+    rows += [once(f"publishing beside {name}", each) for name, each in latencies.items()]
+    deleted_per_s = await asyncio.to_thread(_postgres_rate, bench, due, len(body) // _RUN)
+    if deleted_per_s:
+        rows.append(once("PostgreSQL, DELETE loops", {"messages_per_s": deleted_per_s}))
+        ratio = quiet["apply_messages_per_s"] / deleted_per_s
+        bench.at_least("apply / PostgreSQL, messages per second", ratio, RATIO_MIN)
+    bench.tables.append(rows)
+    p99 = latencies["apply"]["p99_ms"] / latencies["plan"]["p99_ms"]
+    bench.at_most("publish p99, beside apply / beside plan", p99, P99_RATIO_MAX)
+    bench.at_most("worst publish beside apply, ms", latencies["apply"]["max_ms"], WRITER_MS_MAX)
+    bench.at_most("memory of storage during the scan, MB more", quiet["grown_mb"], MEMORY_MB_MAX)
+
+
+async def _fill(data: Path, queues: int, body: bytes) -> None:
+    """Runs in turns over all queues, as they would come: half to each topic."""
+    async with open_partition(data) as partition:
+        for name in (_QUIET, _BUSY, _LIVE):
+            await ask(partition, [PutTopic(Topic(name, _NO_LIMIT), create=True)])
+        names = [f"{_QUIET if n % 2 else _BUSY}/{n:06}" for n in range(queues)]
+        for _ in range(_RUNS_PER_QUEUE):
+            for start in range(0, queues, 1000):
+                frame = [Append(name, _RUN, body) for name in names[start : start + 1000]]
+                await ask(partition, frame)
+
+
+class Storage(NamedTuple):
+    """The service under test."""
+
+    process: ServiceProcess
+    stub: Any
+
+
+@asynccontextmanager
+async def _storage(data: Path, directory: Path) -> AsyncIterator[Storage]:
+    (port,) = free_ports("127.0.0.1", 1)
+    address = join_address("127.0.0.1", port)
+    process = ServiceProcess(
+        "storage",
+        "storage_svc",
+        address=address,
+        environment={
+            "TIDEMARK_CLUSTER_ID": "bench",
+            "TIDEMARK_PARTITIONS": "1",
+            "TIDEMARK_STORAGE_LISTEN": address,
+            "TIDEMARK_STORAGE_DATA_DIR": str(data),
+        },
+        log_file=directory / "storage.log",
+    )
+    await process.start()
+    try:
+        await process.wait_healthy()
+        async with open_channel(address) as channel:
+            yield Storage(process, StorageServiceStub(channel))
+    finally:
+        await process.stop()
+
+
+Figures = dict[str, float]
+
+
+async def _passes(storage: Storage, due: int) -> tuple[Figures, Figures, dict[str, Figures]]:
+    settings = RetentionSettings(
+        storage_address=storage.process.address,
+        spark_master="local[1]",
+        spark_options="spark.ui.showConsoleProgress=false",
+    )
+    spark = await asyncio.to_thread(start_session, settings)
+    from spark_batch.jobs import Jobs  # the other benchmarks need no PySpark
+
+    try:
+        jobs = Jobs(spark, settings, SystemClock())
+        await asyncio.to_thread(jobs.retention, True)  # Spark is warm now
+        await _limit(storage, _QUIET)
+        before = unshared_bytes(storage.process.pid)
+        plan, plan_s, peak = await _watched(storage, lambda: _plan(jobs))
+        _, apply_s, _ = await _watched(storage, lambda: _apply(jobs, plan, due))
+        quiet = {
+            "plan_s": plan_s,
+            "apply_s": apply_s,
+            "apply_messages_per_s": due / apply_s,
+            "pass_messages_per_s": due / (plan_s + apply_s),
+            "grown_mb": max(0, peak - before) / 1e6,
+        }
+        await _limit(storage, _BUSY)
+        async with _Publisher(storage.stub) as publisher:
+            plan, plan_s, _ = await _watched(storage, lambda: _plan(jobs))
+            while_planning = publisher.taken()
+            _, apply_s, _ = await _watched(storage, lambda: _apply(jobs, plan, due))
+            while_applying = publisher.taken()
+        busy = {
+            "plan_s": plan_s,
+            "apply_s": apply_s,
+            "apply_messages_per_s": due / apply_s,
+            "pass_messages_per_s": due / (plan_s + apply_s),
+            "grown_mb": 0.0,
+        }
+        return quiet, busy, {"plan": _latency(while_planning), "apply": _latency(while_applying)}
+    finally:
+        await asyncio.to_thread(spark.stop)
+
+
+def _plan(jobs: "Jobs") -> Any:
+    """A plan that was read and is held by Spark."""
+    topics = [each for each in find_topics(jobs.storage) if each.settings.retention_seconds]
+    plan = jobs.plan_retention(topics, SystemClock().wall_ms())
+    assert plan is not None
+    plan = plan.cache()
+    plan.count()
+    return plan
+
+
+def _apply(jobs: "Jobs", plan: Any, due: int) -> None:
+    counts = jobs.apply(plan, f"bench-{time.monotonic_ns()}", 1000)
+    removed = sum(counts.values())
+    assert removed == due, f"{removed} of {due} messages were removed"
+    plan.unpersist()
+
+
+async def _limit(storage: Storage, name: str) -> None:
+    """From now on the messages of a topic are too old."""
+    await asyncio.sleep(1)
+    topic = TopicProto(name=name, settings=settings_to_proto(_LIMIT))
+    await storage.stub.PutTopic(storage_pb2.PutTopicRequest(topic=topic))
+
+
+async def _watched(storage: Storage, work: Callable[[], T]) -> tuple[T, float, int]:
+    """The result, the seconds it took, and the most memory that storage had meanwhile."""
+    peak = 0
+    began = time.perf_counter()
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    while not working.done():
+        peak = max(peak, unshared_bytes(storage.process.pid))
+        await asyncio.wait({working}, timeout=0.1)
+    return working.result(), time.perf_counter() - began, peak
+
+
+class _Publisher:
+    """Publishes one message at a time, as fast as they are answered."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self._latencies_ns: list[int] = []
+
+    async def __aenter__(self) -> "_Publisher":
+        claimed = await self._stub.ClaimPartition(
+            storage_pb2.ClaimPartitionRequest(cluster_id="bench", broker_id="bench", incarnation=1)
+        )
+        self._call = self._stub.Exchange()
+        await self._call.write(ExchangeRequest(bind=Bind(broker_epoch=claimed.broker_epoch)))
+        self._running = asyncio.create_task(self._publish())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._running.cancel()
+        self._call.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    def taken(self) -> list[int]:
+        latencies, self._latencies_ns = self._latencies_ns, []
+        return latencies
+
+    async def _publish(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            append = AppendProto(
+                lmq_name=f"{_LIVE}/{number % 100}", count=1, body=b"\n\x03\x0a\x01x"
+            )
+            frame = ExchangeRequest(operations=[Operation(request_id=number, append=append)])
+            began_ns = time.perf_counter_ns()
+            await self._call.write(frame)
+            while not any(each.request_id == number for each in (await self._call.read()).results):
+                pass
+            self._latencies_ns.append(time.perf_counter_ns() - began_ns)
+
+
+def _latency(latencies_ns: list[int]) -> Figures:
+    return {
+        "publishes": len(latencies_ns),
+        "p50_ms": percentile(latencies_ns, 50) / 1e6,
+        "p99_ms": percentile(latencies_ns, 99) / 1e6,
+        "max_ms": max(latencies_ns) / 1e6,
+    }
+
+
+def _postgres_rate(bench: Bench, due: int, message_bytes: int) -> float:
+    """Rows deleted per second; 0 where there is no PostgreSQL, which the settings then say."""
+    programs = find_postgres()
+    if programs is None:
+        bench.settings["postgres"] = "not found on this machine: nothing to compare with"
+        return 0.0
+    with running_postgres(programs) as postgres:
+        bench.settings["postgres"] = postgres.run("show server_version")
+        postgres.run(
+            f"""
+            create table messages (
+              id bigserial primary key, topic int not null, queue int not null,
+              publish_time bigint not null, body bytea not null);
+            create index on messages (queue, id);
+            create index on messages (topic, publish_time);
+            insert into messages (topic, queue, publish_time, body)
+              select n / {_RUN} % 2, n / {_RUN} % {bench.settings["queues"]}, n,
+                decode(repeat('ab', {message_bytes}), 'hex')
+              from generate_series(0, {2 * due - 1}) n;
+            create procedure expire() language plpgsql as $$
+              declare deleted int;
+              begin
+                loop
+                  delete from messages where id in (
+                    select id from messages where topic = 1 and publish_time < {2 * due}
+                    limit 1000);
+                  get diagnostics deleted = row_count;
+                  commit;
+                  exit when deleted = 0;
+                end loop;
+              end $$;
+            """
+        )
+        postgres.run("vacuum analyze messages; checkpoint;")
+        began = time.perf_counter()
+        postgres.run("call expire()")
+        elapsed = time.perf_counter() - began
+        left = int(postgres.run("select count(*) from messages"))
+        assert left == due, f"{left} rows are left of {2 * due}"
+    return due / elapsed

@@ -1,0 +1,1 @@
+"""Retention and eviction on PySpark: reads tables from storage, plans, and applies over gRPC."""

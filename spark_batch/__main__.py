@@ -1,0 +1,100 @@
+"""`python -m spark_batch run|serve|report`: one pass, the scheduler, or a page to look at."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from spark_batch.app import retention
+from spark_batch.findings import Finding
+from spark_batch.session import start_session
+from tidemark import telemetry
+from tidemark.clock import SystemClock
+from tidemark.errors import TidemarkError
+from tidemark.java import why_no_spark
+from tidemark.rpc.serve import CANNOT_START, main
+from tidemark.settings import RetentionSettings, load_or_exit
+
+SERVICE = "tidemark-retention"
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    settings = load_or_exit(RetentionSettings)
+    missing = why_no_spark(settings.java_home)
+    if missing:
+        print(missing, file=sys.stderr)
+        return CANNOT_START
+    if options.command == "serve":
+        main(SERVICE, RetentionSettings, retention)
+        return 0
+    started = telemetry.setup(SERVICE, settings.telemetry, instance_id=SERVICE)
+    try:
+        if options.command == "report":
+            return _report(settings, options.output)
+        return _run_once(settings, options.job, options.dry_run)
+    except TidemarkError as error:
+        print(error.detail, file=sys.stderr)
+        return 1
+    finally:
+        started.shutdown()
+
+
+def _run_once(settings: RetentionSettings, job: str, dry_run: bool) -> int:
+    from spark_batch.jobs import Jobs
+
+    spark = start_session(settings)
+    try:
+        jobs = Jobs(spark, settings, SystemClock())
+        done = (jobs.retention if job == "retention" else jobs.eviction)(dry_run)
+    finally:
+        spark.stop()
+    show(done.findings, dry_run, Console(width=None if sys.stdout.isatty() else 120))
+    return 0
+
+
+def _report(settings: RetentionSettings, output: Path) -> int:
+    from spark_batch.report import write_report
+
+    spark = start_session(settings)
+    try:
+        write_report(spark, settings.storage_address, output, SystemClock())
+    finally:
+        spark.stop()
+    print(output.resolve())
+    return 0
+
+
+def show(findings: Sequence[Finding], dry_run: bool, console: Console) -> None:
+    """What a pass did, or would do, per topic and rule."""
+    table = Table(title="Dry run: nothing was changed" if dry_run else None)
+    table.add_column("topic")
+    table.add_column("rule")
+    table.add_column("due" if dry_run else "removed", justify="right")
+    table.add_column("why not")
+    for each in findings:
+        table.add_row(each.topic, each.rule, f"{each.due:,}", each.why_not)
+    console.print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_batch", description="Retention and eviction on PySpark."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    once = commands.add_parser("run", help="run one pass and end")
+    once.add_argument("job", choices=("retention", "eviction"))
+    once.add_argument("--dry-run", action="store_true", help="only say what is due, and why not")
+    commands.add_parser("serve", help="run passes on their intervals until stopped")
+    report = commands.add_parser("report", help="write a page about queues and retention")
+    report.add_argument(
+        "--output", type=Path, default=Path("tidemark-report.html"), help="(%(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run())

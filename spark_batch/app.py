@@ -1,0 +1,177 @@
+"""Wires the scheduler together: the only place that constructs its parts.
+
+Spark starts when the schedule is first held and is kept until the end; passes run in threads, so
+that the service goes on answering.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from spark_batch.findings import Finding
+from spark_batch.job_service import JobService
+from spark_batch.scheduler import Job, JobName, Outcome, Scheduler
+from spark_batch.session import start_session
+from spark_batch.storage_client import addresses, find_partitions
+from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
+from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
+from tidemark.clock import Clock
+from tidemark.errors import Unavailable
+from tidemark.rpc.channel import open_channel
+from tidemark.rpc.server import RpcServer
+from tidemark.sampling import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler, recorder
+from tidemark.settings import RetentionSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_batch.jobs import Jobs
+
+_log = logging.getLogger(__name__)
+
+
+class Cluster:
+    """Storage and Spark, as the scheduler needs them."""
+
+    def __init__(
+        self, settings: RetentionSettings, retention: Any, holder: str, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._retention = retention
+        self._holder = holder
+        self._clock = clock
+        self._starting = asyncio.Lock()
+        self._spark: SparkSession | None = None
+        self._jobs: Jobs | None = None
+
+    async def check(self) -> None:
+        await asyncio.to_thread(find_partitions, self._settings.storage_address)
+
+    async def hold(self, hold_ms: int) -> tuple[bool, str]:
+        request = HoldScheduleRequest(holder=self._holder, hold_ms=hold_ms)
+        answer = await self._retention.HoldSchedule(request)
+        return answer.held, answer.holder
+
+    async def prepare(self) -> None:
+        async with self._starting:
+            if self._jobs is None:
+                self._jobs = await asyncio.to_thread(self._start)
+
+    def _start(self) -> "Jobs":
+        from spark_batch.jobs import Jobs  # PySpark is there by now
+
+        self._spark = start_session(self._settings)
+        _log.info("Spark runs", extra={"master": self._settings.spark_master})
+        return Jobs(self._spark, self._settings, self._clock)
+
+    async def retention(self, dry_run: bool) -> Outcome:
+        return await asyncio.to_thread(self._ready().retention, dry_run)
+
+    async def eviction(self, dry_run: bool) -> Outcome:
+        return await asyncio.to_thread(self._ready().eviction, dry_run)
+
+    def _ready(self) -> "Jobs":
+        if self._jobs is None:
+            raise Unavailable("Spark has not been started yet")
+        return self._jobs
+
+    async def close(self) -> None:
+        """End Spark; a pass that runs fails, and the next scheduler does what is left."""
+        if self._spark is not None:
+            await asyncio.to_thread(self._spark.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What one pass of the metrics job came to."""
+
+    pass_id: str
+    counts: Mapping[str, int]
+    findings: tuple[Finding, ...] = ()
+
+
+@asynccontextmanager
+async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[RpcServer]:
+    """A scheduler that answers at once, and runs its jobs as soon as it may."""
+    holder = f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid4().hex[:8]}"
+    # A pass takes as long as it takes.
+    server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
+    async with open_channel(addresses(settings.storage_address)[0]) as channel:
+        stub: Any = RetentionServiceStub(channel)
+        cluster = Cluster(settings, stub, holder, clock)
+        sampler = Sampler(lambda: _figures(scheduler), recorder(stub, holder))
+        scheduler = Scheduler(_jobs(settings, cluster, sampler), cluster, clock)
+        server.add(add_JobServiceServicer_to_server, JobService(scheduler, clock))
+        tasks = []
+        try:
+            await server.start()
+            _log.info("retention listens", extra={"address": server.address})
+            tasks = [
+                asyncio.create_task(scheduler.run()),
+                asyncio.create_task(_sample(sampler, clock)),
+            ]
+            yield server
+        finally:
+            await server.stop(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await cluster.close()
+
+
+def _jobs(settings: RetentionSettings, cluster: Cluster, sampler: Sampler) -> list[Job]:
+    async def store(dry_run: bool) -> Outcome:
+        return Stored(f"metrics-{uuid4().hex}", {"rows": 0 if dry_run else await sampler.store()})
+
+    return [
+        Job(
+            JobName.METRICS,
+            STORE_EVERY_MS,
+            f"MetricsService started sample_interval={SAMPLE_EVERY_MS} interval={STORE_EVERY_MS}",
+            store,
+        ),
+        Job(
+            JobName.RETENTION,
+            settings.retention_interval_ms,
+            f"RetentionService started retention_interval={settings.retention_interval_ms} "
+            f"retention_batch_size={settings.retention_batch_size} "
+            f"retention_pass_limit={settings.retention_pass_limit} "
+            f"partition_cleanup_days={settings.partition_cleanup_days} "
+            f"metrics_retention_days={settings.metrics_retention_days}",
+            cluster.retention,
+        ),
+        Job(
+            JobName.EVICTION,
+            settings.eviction_interval_ms,
+            f"EvictionService started eviction_interval={settings.eviction_interval_ms} "
+            f"eviction_batch_size={settings.eviction_batch_size} "
+            f"eviction_pass_limit={settings.eviction_pass_limit}",
+            cluster.eviction,
+        ),
+    ]
+
+
+def _figures(scheduler: Scheduler) -> dict[str, float]:
+    return {
+        name: value
+        for job in scheduler.jobs.values()
+        if job.name is not JobName.METRICS and job.last_pass_id
+        for name, value in (
+            (f"{job.name}.last_duration_ms", job.last_duration_ms),
+            (f"{job.name}.last_removed", sum(job.last_counts.values())),
+        )
+    }
+
+
+async def _sample(sampler: Sampler, clock: Clock) -> None:
+    """The metrics job stores; this only samples."""
+    while True:
+        await clock.sleep_ms(SAMPLE_EVERY_MS)
+        sampler.sample()

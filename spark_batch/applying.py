@@ -1,0 +1,62 @@
+"""Applying: what the executors do with a plan, call by call, beside the data.
+
+A plan arrives in the order in which it was read, storage partition by storage partition; nothing is
+gathered or moved between machines. A task that dies may be run again: storage finds what is gone.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from spark_batch.calls import Planned, pack
+from spark_batch.rules import PLAN
+from spark_batch.storage_client import StorageClient
+
+OUTCOME: Final = (
+    "topic string, retention_type string, removed bigint, bytes bigint, stale bigint, calls bigint"
+)
+"""What a task reports per topic and type; `removed` counts messages, queues or records."""
+
+_Totals = dict[tuple[str, str], list[int]]
+
+
+def applier(
+    places: Mapping[int, str], pass_id: str, batch_size: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow`; `places` are the addresses of storage by partition."""
+    return partial(_apply, dict(places), pass_id, batch_size)
+
+
+def _apply(
+    places: Mapping[int, str], pass_id: str, batch_size: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    totals: _Totals = {}
+    clients: dict[str, StorageClient] = {}
+    with ExitStack() as opened:
+        for call in pack(_rows(batches), pass_id, batch_size):
+            address = places[call.request.partition]
+            if address not in clients:
+                clients[address] = opened.enter_context(StorageClient(address))
+            total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
+            more = True
+            while more:  # old records leave in portions, everything else at once
+                applied = clients[address].apply(call.request)
+                more = applied.more
+                total[0] += applied.messages + applied.queues
+                total[1] += applied.bytes
+                total[2] += applied.stale
+                total[3] += 1
+    if totals:
+        rows = [(*key, *total) for key, total in totals.items()]
+        names = [column.split()[0] for column in OUTCOME.split(", ")]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        yield pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Planned]:
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in PLAN]
+        yield from map(Planned._make, zip(*columns, strict=True))

@@ -1,0 +1,65 @@
+"""Findings: what a pass removed, or would, per topic and rule, and why nothing was due (R11).
+
+Pure: it is given topics and counts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from spark_batch import rules
+from tidemark.topics import Topic, TopicSettings
+
+DISABLED: Final = "disabled"
+ZERO: Final = "zero"
+TOO_YOUNG: Final = "too young"
+
+Counts = Mapping[tuple[str, str], int]
+"""Messages, queues or records by topic (old records: table) and retention type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found in one topic, or in one table of records."""
+
+    topic: str
+    rule: str
+    due: int
+    why_not: str = ""
+
+
+def explain(
+    topics: Iterable[Topic], kinds: Iterable[str], counts: Counts, days: Mapping[str, int]
+) -> list[Finding]:
+    """A finding per topic and kind, and per table of old records; `days` are the cluster's limits.
+
+    "Too young" is everything that a rule may take one day, but not now: unsettled and held too.
+    """
+    names = [topic.name for topic in topics]
+    findings = []
+    for kind in kinds:
+        if kind == rules.OLD_RECORDS:
+            of_kind = sorted(name for name, found in counts if found == kind) or [""]
+            why_not = {name: _by_days(days[kind]) for name in of_kind}
+        elif kind == rules.INACTIVE_QUEUE:
+            why_not = dict.fromkeys(names, _by_days(days[kind]))
+        else:
+            why_not = {topic.name: _by_limit(topic.settings, kind) for topic in topics}
+        for name, reason in why_not.items():
+            due = counts.get((name, kind), 0)
+            findings.append(Finding(name, kind, due, "" if due else reason))
+    return findings
+
+
+def _by_days(days: int) -> str:
+    return TOO_YOUNG if days else ZERO
+
+
+def _by_limit(settings: TopicSettings, kind: str) -> str:
+    if kind == rules.MAX_WAIT_TIME_EVICTION:
+        return TOO_YOUNG if settings.max_wait_time_seconds else ZERO
+    if not settings.retention_enabled:
+        return DISABLED
+    expires = kind == rules.EXPIRED
+    limit_s = settings.retention_seconds if expires else settings.completed_retention_seconds
+    return TOO_YOUNG if limit_s else ZERO

@@ -1,0 +1,229 @@
+"""The jobs: read, plan by the rules, apply from the executors (R1-R9).
+
+A job is thin: what is due is said by `rules`, how it is asked for by `calls`, and storage has the
+last word on each row. A pass that breaks is not resumed: the next one finds what is left.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Final
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from spark_batch import rules, source
+from spark_batch.applying import OUTCOME, applier
+from spark_batch.findings import Counts, Finding, explain
+from spark_batch.storage_client import find_partitions, find_topics
+from tidemark.clock import Clock
+from tidemark.settings import RetentionSettings
+from tidemark.telemetry import span, tracer
+from tidemark.topics import Topic, TopicSettings
+
+RETENTION_TYPES: Final = (
+    rules.EXPIRED,
+    rules.COMPLETED,
+    rules.INACTIVE_QUEUE,
+    rules.OLD_RECORDS,
+)
+EVICTION_TYPES: Final = (rules.MAX_WAIT_TIME_EVICTION,)
+RECORD_TABLES: Final = ("messages_consumed", "system_metrics", "history")
+
+_RUN_COLUMNS: Final = (
+    "partition,topic,lmq_name,queue_id,fairness_key,first_offset,messages,bytes,publish_time,"
+    "groups,waiting_groups,held"
+)
+_QUEUE_COLUMNS: Final = "partition,topic,lmq_name,queue_id,messages,bytes,scheduled,last_activity"
+_DAY_MS: Final = 86_400_000
+
+_log = logging.getLogger(__name__)
+_tracer = tracer(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass came to."""
+
+    pass_id: str
+    dry_run: bool
+    findings: tuple[Finding, ...]
+    duration_ms: int
+
+    def count(self, *kinds: str) -> int:
+        """Messages, queues or records of these types."""
+        return sum(each.due for each in self.findings if each.rule in kinds)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """By retention type, in the order of the rules."""
+        kinds = dict.fromkeys(each.rule for each in self.findings)
+        return {kind: self.count(kind) for kind in kinds}
+
+
+class Jobs:
+    """Retention and eviction over one session and one cluster."""
+
+    def __init__(self, spark: SparkSession, settings: RetentionSettings, clock: Clock) -> None:
+        self._spark = spark
+        self._settings = settings
+        self.storage = settings.storage_address
+        self._clock = clock
+
+    def retention(self, dry_run: bool = False) -> Pass:
+        """Expired and completed messages, inactive queues, old records (R1-R4)."""
+        done = self._pass(
+            "retention",
+            RETENTION_TYPES,
+            self.plan_retention,
+            self._settings.retention_batch_size,
+            dry_run,
+        )
+        if not dry_run:
+            _log.info(
+                "RetentionService: Cleaned up expired_messages=%d completed_messages=%d "
+                "inactive_partitions=%d old_metrics=%d",
+                *(done.count(kind) for kind in RETENTION_TYPES),
+            )
+        return done
+
+    def eviction(self, dry_run: bool = False) -> Pass:
+        """Messages that waited too long (R5)."""
+        done = self._pass(
+            "eviction",
+            EVICTION_TYPES,
+            self.plan_eviction,
+            self._settings.eviction_batch_size,
+            dry_run,
+        )
+        if not dry_run:
+            _log.info(
+                "EvictionService: Evicted %d messages exceeding max_wait_time",
+                done.count(*EVICTION_TYPES),
+            )
+        return done
+
+    # --- plans ---------------------------------------------------------------------------------
+
+    def plan_retention(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
+        """What retention would remove, as rows of `rules.PLAN`; None if every rule is off."""
+        settings = self._settings
+        parts = []
+        kept = [topic for topic in topics if _shortest_s(topic.settings)]
+        if kept:
+            bound_ms = now_ms - 1000 * min(_shortest_s(topic.settings) for topic in kept)
+            runs = self._runs(kept, bound_ms)
+            parts.append(rules.expired_or_completed(runs, self._limits(kept), now_ms))
+        days = settings.partition_cleanup_days
+        if days:
+            bound = F.col("last_activity") <= _time(now_ms - days * _DAY_MS)
+            queues = self._read("queues", _QUEUE_COLUMNS).where(bound)
+            parts.append(rules.inactive_queues(queues, days, now_ms))
+        parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
+        days = settings.metrics_retention_days
+        for table in RECORD_TABLES if days else ():
+            time = source.TABLES[table].time
+            bound = F.col(time) < _time(now_ms - days * _DAY_MS)
+            records = self._read(table, f"partition,{time}").where(bound)
+            parts.append(rules.old_records(records, table, time, days, now_ms))
+        return _union(parts) if parts else None
+
+    def plan_eviction(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
+        """What eviction would remove; None if no topic limits the wait."""
+        limited = [topic for topic in topics if topic.settings.max_wait_time_seconds]
+        if not limited:
+            return None
+        shortest_s = min(topic.settings.max_wait_time_seconds for topic in limited)
+        runs = self._runs(limited, now_ms - 1000 * shortest_s)
+        plan = rules.waiting_too_long(runs, self._limits(limited), now_ms)
+        return rules.capped(plan, self._settings.eviction_pass_limit)
+
+    def _runs(self, topics: list[Topic], bound_ms: int) -> DataFrame:
+        """Runs that may be due: of these topics, published by then at the latest."""
+        names = [topic.name for topic in topics]
+        old = F.col("publish_time") <= _time(bound_ms)
+        return self._read("runs", _RUN_COLUMNS).where(F.col("topic").isin(names) & old)
+
+    def _limits(self, topics: list[Topic]) -> DataFrame:
+        rows = [
+            (
+                topic.name,
+                topic.settings.retention_enabled,
+                topic.settings.retention_seconds,
+                topic.settings.completed_retention_seconds,
+                topic.settings.max_wait_time_seconds,
+            )
+            for topic in topics
+        ]
+        return self._spark.createDataFrame(rows, rules.LIMITS)
+
+    def _read(self, table: str, columns: str) -> DataFrame:
+        options = {"storage": self.storage, "table": table, "columns": columns}
+        return self._spark.read.format(source.NAME).options(**options).load()
+
+    # --- a pass --------------------------------------------------------------------------------
+
+    def _pass(
+        self,
+        name: str,
+        kinds: tuple[str, ...],
+        make_plan: Callable[[list[Topic], int], DataFrame | None],
+        batch_size: int,
+        dry_run: bool,
+    ) -> Pass:
+        pass_id = f"{name}-{uuid4().hex}"
+        started_ms = self._clock.monotonic_ms()
+        with span(_tracer, f"{name} pass") as traced:
+            traced.set_attribute("tidemark.pass_id", pass_id)
+            topics = find_topics(self.storage)
+            plan = make_plan(topics, self._clock.wall_ms())
+            if plan is None:
+                counts: Counts = {}
+            elif dry_run:
+                counts = _count(plan)
+            else:
+                counts = self.apply(plan, pass_id, batch_size)
+        settings = self._settings
+        days = {
+            rules.INACTIVE_QUEUE: settings.partition_cleanup_days,
+            rules.OLD_RECORDS: settings.metrics_retention_days,
+        }
+        findings = tuple(explain(topics, kinds, counts, days))
+        return Pass(pass_id, dry_run, findings, self._clock.monotonic_ms() - started_ms)
+
+    def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
+        """Have the executors apply a plan; what was removed. May be repeated with the same id."""
+        places = {place.partition: place.address for place in find_partitions(self.storage)}
+        outcomes = plan.mapInArrow(applier(places, pass_id, batch_size), OUTCOME).collect()
+        counts: dict[tuple[str, str], int] = {}
+        for row in outcomes:
+            key = (row["topic"], row["retention_type"])
+            counts[key] = counts.get(key, 0) + row["removed"]
+        stale = sum(row["stale"] for row in outcomes)
+        calls = sum(row["calls"] for row in outcomes)
+        _log.debug("a plan was applied", extra={"pass": pass_id, "calls": calls, "stale": stale})
+        return counts
+
+
+def _count(plan: DataFrame) -> Counts:
+    found = plan.groupBy("topic", "retention_type").agg(F.sum("messages").alias("due")).collect()
+    return {(row["topic"], row["retention_type"]): row["due"] for row in found}
+
+
+def _shortest_s(settings: TopicSettings) -> int:
+    """The shortest limit of the retention rules that are on; 0 if none is."""
+    if not settings.retention_enabled:
+        return 0
+    limits = (settings.retention_seconds, settings.completed_retention_seconds)
+    return min((limit for limit in limits if limit), default=0)
+
+
+def _time(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+
+def _union(parts: list[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, parts)

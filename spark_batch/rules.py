@@ -1,0 +1,147 @@
+"""The rules of retention, one function each: tables in, planned deletions out (R1-R5).
+
+Pure: a rule reads no clock, no setting and no storage, so that the same function serves a pass and
+a test on three rows. A planned deletion is one row of `PLAN`; storage checks it again before it
+deletes anything.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+EXPIRED: Final = "expired"
+COMPLETED: Final = "completed"
+MAX_WAIT_TIME_EVICTION: Final = "max_wait_time_eviction"
+INACTIVE_QUEUE: Final = "inactive_queue"
+OLD_RECORDS: Final = "old_records"
+
+PLAN: Final = (
+    "partition",
+    "topic",  # of old records: their table
+    "retention_type",
+    "lmq_name",
+    "queue_id",
+    "fairness_key",
+    "first_offset",
+    "messages",  # of queues 1, of old records their number
+    "bytes",
+    "before_ms",
+)
+"""The columns of a plan: one row per run, per queue, or per table of old records."""
+
+LIMITS: Final = (
+    "topic string, retention_enabled boolean, retention_seconds bigint, "
+    "completed_retention_seconds bigint, max_wait_time_seconds bigint"
+)
+"""The shape of `topics`: the limits that the rules of runs obey."""
+
+_DAY_MS: Final = 86_400_000
+
+
+def expired(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+    """R1: older than `retention_seconds`, settled or not."""
+    return _planned_runs(_with_limits(runs, topics), F.when(_is_expired(now_ms), EXPIRED))
+
+
+def completed(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+    """R2: settled by every group, at least one, and older than `completed_retention_seconds`."""
+    return _planned_runs(_with_limits(runs, topics), F.when(_is_completed(now_ms), COMPLETED))
+
+
+def expired_or_completed(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+    """R1 and R2 in one reading; what both would take counts as expired."""
+    kind = F.when(_is_expired(now_ms), EXPIRED).when(_is_completed(now_ms), COMPLETED)
+    return _planned_runs(_with_limits(runs, topics), kind)
+
+
+def waiting_too_long(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+    """R5: unsettled in some group, or nobody's at all, after `max_wait_time_seconds`."""
+    due = (
+        _is_older(F.col("max_wait_time_seconds"), now_ms)
+        & ((F.col("groups") == 0) | (F.col("waiting_groups") > 0))
+        & ~F.col("held")
+    )
+    return _planned_runs(_with_limits(runs, topics), F.when(due, MAX_WAIT_TIME_EVICTION))
+
+
+def inactive_queues(queues: DataFrame, days: int, now_ms: int) -> DataFrame:
+    """R3: no messages, none scheduled, and nothing happened for so many days."""
+    last_activity_ms = F.unix_millis("last_activity")
+    due = (
+        (F.col("messages") == 0)
+        & (F.col("scheduled") == 0)
+        & (last_activity_ms <= now_ms - days * _DAY_MS)
+    )
+    return queues.where(due).select(
+        "partition",
+        "topic",
+        F.lit(INACTIVE_QUEUE).alias("retention_type"),
+        "lmq_name",
+        "queue_id",
+        F.lit("").alias("fairness_key"),
+        F.lit(0).cast("bigint").alias("first_offset"),
+        F.lit(1).cast("bigint").alias("messages"),
+        "bytes",
+        last_activity_ms.alias("before_ms"),
+    )
+
+
+def old_records(
+    records: DataFrame, table: str, time_column: str, days: int, now_ms: int
+) -> DataFrame:
+    """R4: rows of consumption, metrics or history older than so many days, a row per partition."""
+    before_ms = now_ms - days * _DAY_MS
+    due = F.unix_millis(time_column) < before_ms
+    counted = records.where(due).groupBy("partition").agg(F.count("*").alias("messages"))
+    return counted.select(
+        "partition",
+        F.lit(table).alias("topic"),
+        F.lit(OLD_RECORDS).alias("retention_type"),
+        F.lit("").alias("lmq_name"),
+        F.lit(0).cast("bigint").alias("queue_id"),
+        F.lit("").alias("fairness_key"),
+        F.lit(0).cast("bigint").alias("first_offset"),
+        "messages",
+        F.lit(0).cast("bigint").alias("bytes"),
+        F.lit(before_ms).cast("bigint").alias("before_ms"),
+    )
+
+
+def capped(plan: DataFrame, limit: int) -> DataFrame:
+    """The oldest rows of a plan of runs or queues, until they reach the limit; 0 is none.
+
+    The row that reaches it is the last, so that a large run is not put off for ever.
+    """
+    if not limit:
+        return plan
+    oldest_first = Window.orderBy("before_ms", "partition", "queue_id", "first_offset")
+    until = oldest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    before = F.sum("messages").over(until) - F.col("messages")
+    return plan.withColumn("before", before).where(F.col("before") < limit).drop("before")
+
+
+def _with_limits(runs: DataFrame, topics: DataFrame) -> DataFrame:
+    """Runs of topics that exist; there are few topics, so that no run moves for the join."""
+    return runs.join(F.broadcast(topics), "topic")
+
+
+def _is_expired(now_ms: int) -> Column:
+    older = _is_older(F.col("retention_seconds"), now_ms)
+    return F.col("retention_enabled") & older & ~F.col("held")
+
+
+def _is_completed(now_ms: int) -> Column:
+    settled = (F.col("groups") > 0) & (F.col("waiting_groups") == 0)
+    older = _is_older(F.col("completed_retention_seconds"), now_ms)
+    return F.col("retention_enabled") & older & settled & ~F.col("held")
+
+
+def _is_older(limit_s: Column, now_ms: int) -> Column:
+    """At the limit counts; a limit of 0 is off."""
+    return (limit_s > 0) & (F.unix_millis("publish_time") <= F.lit(now_ms) - limit_s * 1000)
+
+
+def _planned_runs(runs: DataFrame, kind: Column) -> DataFrame:
+    marked = runs.withColumn("retention_type", kind).where(F.col("retention_type").isNotNull())
+    return marked.withColumn("before_ms", F.unix_millis("publish_time")).select(*PLAN)

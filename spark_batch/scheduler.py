@@ -1,0 +1,223 @@
+"""The scheduler: runs metrics, retention and eviction, each on its interval (R11).
+
+Nothing runs before storage is reachable, its format is known, and no other scheduler holds the
+schedule; until then it says why and asks again. The next pass of a job is timed from the end of its
+last, so that a job never overlaps itself. What a pass does is the matter of `jobs`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from spark_batch.findings import Finding
+from tidemark.clock import Clock
+from tidemark.errors import JobRunning, TidemarkError, Unavailable
+
+ASK_AGAIN_MS: Final = 5_000
+HOLD_MS: Final = 30_000
+RENEW_MS: Final = 10_000
+
+_log = logging.getLogger(__name__)
+
+
+class JobName(StrEnum):
+    """In the order of starting."""
+
+    METRICS = "metrics"
+    RETENTION = "retention"
+    EVICTION = "eviction"
+
+
+class JobState(StrEnum):
+    """What a job does."""
+
+    BLOCKED = "blocked"
+    STANDING_BY = "standing_by"
+    WAITING = "waiting"
+    RUNNING = "running"
+
+
+class Outcome(Protocol):
+    """What a pass came to, as far as the scheduler cares."""
+
+    @property
+    def pass_id(self) -> str: ...
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+    @property
+    def counts(self) -> Mapping[str, int]: ...
+
+
+Run = Callable[[bool], Awaitable[Outcome]]
+"""Runs a pass; True plans and changes nothing."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One job, and how it is."""
+
+    name: JobName
+    interval_ms: int
+    started_line: str
+    run: Run
+    state: JobState = JobState.BLOCKED
+    last_pass_ms: int = 0
+    last_duration_ms: int = 0
+    last_counts: Mapping[str, int] = field(default_factory=dict)
+    last_error: str = ""
+    last_pass_id: str = ""
+    next_at_ms: int = 0
+    busy: bool = False
+
+
+class Surroundings(Protocol):
+    """What the scheduler needs before any job may run."""
+
+    async def check(self) -> None:
+        """Raises a TidemarkError while storage cannot be reached or understood."""
+        ...
+
+    async def hold(self, hold_ms: int) -> tuple[bool, str]:
+        """Whether this is the scheduler, and else which one is."""
+        ...
+
+    async def prepare(self) -> None:
+        """Start what the jobs need; called again it does nothing."""
+        ...
+
+
+class Scheduler:
+    """The jobs of one process. `run` it; ask `jobs` how they are."""
+
+    def __init__(self, jobs: list[Job], surroundings: Surroundings, clock: Clock) -> None:
+        self.jobs = {job.name: job for job in jobs}
+        self._around = surroundings
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Schedule until cancelled; gives the schedule up at the end."""
+        try:
+            while True:
+                if await self._may_run():
+                    await self._run_jobs()
+                else:
+                    await self._clock.sleep_ms(ASK_AGAIN_MS)
+        finally:
+            with suppress(TidemarkError):
+                await self._around.hold(0)
+
+    async def run_now(self, name: JobName, dry_run: bool) -> Outcome:
+        """One pass at once. Raises JobRunning, or what the pass failed with."""
+        job = self.jobs[name]
+        if job.state is JobState.BLOCKED:
+            raise Unavailable(f"the {name} job is blocked: {job.last_error or 'starting'}")
+        if job.busy:
+            raise JobRunning(f"a {name} pass is running", job=name.value)
+        await self._around.prepare()
+        if dry_run:
+            return await job.run(True)
+        # A caller that goes away does not end the pass.
+        return await asyncio.shield(asyncio.ensure_future(self._pass(job)))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds; it is looked at whenever a job changes."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # --- may jobs run? -------------------------------------------------------------------------
+
+    async def _may_run(self) -> bool:
+        try:
+            await self._around.check()
+            held, holder = await self._around.hold(HOLD_MS)
+            if not held:
+                self._set_all(JobState.STANDING_BY, f"scheduler {holder} runs the jobs")
+                return False
+            await self._around.prepare()
+        except TidemarkError as error:
+            why = f"storage: {error.detail}"
+        except Exception as error:
+            _log.exception("the jobs cannot start")
+            why = str(error)
+        else:
+            return True
+        if any(job.last_error != why for job in self.jobs.values()):
+            _log.warning("the jobs are blocked: %s", why)
+        self._set_all(JobState.BLOCKED, why)
+        return False
+
+    def _set_all(self, state: JobState, why: str = "") -> None:
+        for job in self.jobs.values():
+            if job.state is not state:
+                _log.info("%s job: %s", job.name, state, extra={"why": why})
+            job.state = state
+            job.last_error = why
+        self._tell()
+
+    # --- jobs that run -------------------------------------------------------------------------
+
+    async def _run_jobs(self) -> None:
+        """Run every job on its interval until the schedule is lost."""
+        tasks = []
+        for job in self.jobs.values():
+            _log.info(job.started_line)
+            job.state, job.last_error = JobState.WAITING, ""
+            tasks.append(asyncio.create_task(self._repeat(job)))
+        try:
+            await self._keep_schedule()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_schedule(self) -> None:
+        while True:
+            await self._clock.sleep_ms(RENEW_MS)
+            try:
+                held, holder = await self._around.hold(HOLD_MS)
+            except TidemarkError as error:
+                _log.warning("the schedule was not renewed", extra={"why": error.detail})
+                return
+            if not held:
+                _log.warning("scheduler %s has taken over", holder)
+                return
+
+    async def _repeat(self, job: Job) -> None:
+        while True:
+            with suppress(Exception):  # kept in the status, and logged
+                await asyncio.shield(asyncio.ensure_future(self._pass(job)))
+            await self._clock.sleep_ms(job.interval_ms)
+
+    async def _pass(self, job: Job) -> Outcome:
+        if job.busy:
+            raise JobRunning(f"a {job.name} pass is running", job=job.name.value)
+        before, job.state, job.busy = job.state, JobState.RUNNING, True
+        job.last_pass_ms = self._clock.wall_ms()
+        began_ms = self._clock.monotonic_ms()
+        self._tell()
+        try:
+            done = await job.run(False)
+            job.last_error = ""
+            job.last_pass_id, job.last_counts = done.pass_id, done.counts
+            return done
+        except Exception as error:
+            job.last_error = error.detail if isinstance(error, TidemarkError) else str(error)
+            _log.exception("a %s pass failed; the next one does what is left", job.name)
+            raise
+        finally:
+            now_ms = self._clock.monotonic_ms()
+            job.last_duration_ms = now_ms - began_ms
+            job.next_at_ms = now_ms + job.interval_ms
+            if job.state is JobState.RUNNING:
+                job.state = before
+            job.busy = False
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()

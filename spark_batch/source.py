@@ -1,0 +1,211 @@
+"""The data source `tidemark`: what storage holds, as tables for Spark.
+
+`spark.read.format("tidemark").option("storage", "host:port").option("table", "runs").load()`. One
+input partition per storage partition, Arrow batches as storage streams them; conditions on topic
+and time are answered by storage. It only reads, and holds nothing between two batches.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from spark_batch.storage_client import Place, StorageClient, find_partitions
+from tidemark.api.storage.v1.retention_pb2 import ScanTableName, ScanTableRequest
+
+NAME: Final = "tidemark"
+
+_QUEUE: Final = "partition int, topic string, lmq_name string, queue_id bigint"
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What a table looks like, and by which of its columns storage can choose rows."""
+
+    columns: str
+    time: str = ""
+    by_topic: bool = True
+
+
+TABLES: Final = {
+    "runs": TableShape(
+        f"{_QUEUE}, fairness_key string, first_offset bigint, messages bigint, bytes bigint, "
+        "publish_time timestamp, groups int, waiting_groups int, held boolean",
+        "publish_time",
+    ),
+    "groups": TableShape(
+        f"{_QUEUE}, group string, cursor bigint, unsettled bigint, inflight bigint, "
+        "owner_client_id string, owner_epoch bigint"
+    ),
+    "queues": TableShape(
+        f"{_QUEUE}, messages bigint, bytes bigint, scheduled bigint, next_offset bigint, "
+        "create_time timestamp, last_activity timestamp, materialized boolean",
+        "last_activity",
+    ),
+    "history": TableShape(
+        "partition int, lmq_name string, retention_type string, pass_id string, messages bigint, "
+        "bytes bigint, executed_at timestamp",
+        "executed_at",
+        by_topic=False,
+    ),
+    "messages_consumed": TableShape(
+        f"{_QUEUE}, group string, start bigint, end bigint, acked_at timestamp", "acked_at"
+    ),
+    "system_metrics": TableShape(
+        "partition int, instance string, name string, samples bigint, min double, max double, "
+        "mean double, last double, timestamp timestamp",
+        "timestamp",
+        by_topic=False,
+    ),
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Make the source known to a session."""
+    spark.dataSource.register(TidemarkSource)
+
+
+class TidemarkSource(DataSource):
+    """Options: `storage` (one address or several, comma-separated), `table`, `columns`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        columns = self._table().columns
+        wanted = [each.strip() for each in self.options.get("columns", "").split(",")]
+        if wanted == [""]:
+            return columns
+        typed = {each.split(" ")[0]: each for each in columns.split(", ")}
+        unknown = sorted(set(wanted) - set(typed))
+        if unknown:
+            raise ValueError(f"table {self.options['table']} has no columns {unknown}")
+        return ", ".join(typed[name] for name in wanted)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        self._table()
+        if not self.options.get("storage"):
+            raise ValueError('option "storage" is missing: the address of the storage service')
+        return TidemarkReader(self.options["storage"], self.options["table"], schema.names)
+
+    def _table(self) -> TableShape:
+        name = self.options.get("table", "")
+        if name not in TABLES:
+            raise ValueError(f'option "table" is one of {", ".join(TABLES)}, not {name!r}')
+        return TABLES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which rows are wanted, as far as storage can choose them."""
+
+    topics: tuple[str, ...] | None = None  # None: all
+    after_ms: int = 0
+    before_ms: int | None = None
+
+
+def push(chosen: Chosen, table: TableShape, condition: Filter) -> Chosen | None:
+    """Add a condition to a choice; None for one that storage does not understand."""
+    match condition:
+        case EqualTo(("topic",), str(topic)) if table.by_topic:
+            return _among(chosen, [topic])
+        case In(("topic",), values) if table.by_topic:
+            return _among(chosen, [each for each in values if isinstance(each, str)])
+        # Stored times are whole milliseconds, so that each bound has an exact equivalent.
+        case LessThan((column,), datetime() as time) if column == table.time:
+            return _before(chosen, -(-_us(time) // 1000))
+        case LessThanOrEqual((column,), datetime() as time) if column == table.time:
+            return _before(chosen, _us(time) // 1000 + 1)
+        case GreaterThan((column,), datetime() as time) if column == table.time:
+            return _after(chosen, _us(time) // 1000 + 1)
+        case GreaterThanOrEqual((column,), datetime() as time) if column == table.time:
+            return _after(chosen, -(-_us(time) // 1000))
+    return None
+
+
+def _among(chosen: Chosen, topics: Iterable[str]) -> Chosen:
+    wanted = set(topics) if chosen.topics is None else set(topics) & set(chosen.topics)
+    return replace(chosen, topics=tuple(sorted(wanted)))
+
+
+def _before(chosen: Chosen, before_ms: int) -> Chosen:
+    known = chosen.before_ms
+    return replace(chosen, before_ms=before_ms if known is None else min(known, before_ms))
+
+
+def _after(chosen: Chosen, after_ms: int) -> Chosen:
+    return replace(chosen, after_ms=max(chosen.after_ms, after_ms))
+
+
+def _us(time: datetime) -> int:
+    """Unix microseconds; Spark hands over times without a zone in that of the machine."""
+    aware = time.astimezone()
+    return int(aware.replace(microsecond=0).timestamp()) * 1_000_000 + time.microsecond
+
+
+class StoragePartition(InputPartition):
+    """One partition of storage."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.place = place
+
+
+class TidemarkReader(DataSourceReader):
+    """Reads one table; made by the driver, used by the executors."""
+
+    def __init__(self, storage: str, table: str, columns: Sequence[str]) -> None:
+        self._storage = storage
+        self._table = table
+        self._columns = list(columns)
+        self._chosen = Chosen()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for condition in filters:
+            chosen = push(self._chosen, TABLES[self._table], condition)
+            if chosen is None:
+                yield condition
+            else:
+                self._chosen = chosen
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [StoragePartition(place) for place in find_partitions(self._storage)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StoragePartition)
+        chosen = self._chosen
+        if chosen.before_ms is not None and chosen.before_ms <= chosen.after_ms:
+            return
+        with StorageClient(partition.place.address) as client:
+            for topic in ("",) if chosen.topics is None else chosen.topics:
+                yield from client.scan(self._request(partition.place.partition, topic))
+
+    def _request(self, partition: int, topic: str) -> ScanTableRequest:
+        request = ScanTableRequest(
+            partition=partition,
+            table=ScanTableName.Value(f"SCAN_TABLE_NAME_{self._table.upper()}"),
+            columns=self._columns,
+            topic=topic,
+        )
+        if self._chosen.after_ms > 0:
+            request.after_time.FromMilliseconds(self._chosen.after_ms)
+        if self._chosen.before_ms is not None:
+            request.before_time.FromMilliseconds(self._chosen.before_ms)
+        return request

@@ -1,0 +1,144 @@
+"""Storage as the driver and the executors call it: plain blocking gRPC, one channel per use.
+
+Spark runs Python in threads of its own making, so that there is no event loop to share. Every
+failure is a `TidemarkError`; nothing is repeated here, because a pass that fails is run again.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc
+import pyarrow as pa
+
+from tidemark.api.storage.v1 import retention_pb2, storage_pb2
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
+from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
+from tidemark.errors import FormatNotSupported, PartitionNotFound
+from tidemark.limits import PAGE_SIZE_MAX
+from tidemark.rpc import from_rpc_error
+from tidemark.rpc.channel import OPTIONS
+from tidemark.rpc.topic_protos import topic_from_proto
+from tidemark.topics import Topic
+
+FORMAT_VERSION: Final = 1
+"""Of stored data: rules and plans are written for what it means."""
+
+_CALL_TIMEOUT_S: Final = 60.0
+_HOME: Final = 0
+"""The partition in which topics have their home."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition, and the address of the storage service that holds it."""
+
+    partition: int
+    address: str
+
+
+class StorageClient:
+    """One storage service. Close it, or use it as a context manager."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        # The generated types know asynchronous channels alone.
+        self._storage: Any = StorageServiceStub(self._channel)  # type: ignore[arg-type]
+        self._retention: Any = RetentionServiceStub(self._channel)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def describe(self) -> storage_pb2.DescribeStorageResponse:
+        request = storage_pb2.DescribeStorageRequest()
+        described: storage_pb2.DescribeStorageResponse = self._call(
+            self._storage.DescribeStorage, request
+        )
+        return described
+
+    def topics(self) -> Iterator[Topic]:
+        """All topics, as their home partition knows them."""
+        request = storage_pb2.ListTopicsRequest(partition=_HOME, page_size=PAGE_SIZE_MAX)
+        while True:
+            page = self._call(self._storage.ListTopics, request)
+            yield from map(topic_from_proto, page.topics)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def scan(self, request: retention_pb2.ScanTableRequest) -> Iterator[pa.RecordBatch]:
+        """The batches of one table of one partition, as they come."""
+        with _revived():
+            for piece in self._retention.ScanTable(request):
+                with pa.ipc.open_stream(piece.arrow) as stream:
+                    yield from stream
+
+    def apply(
+        self, request: retention_pb2.ApplyRetentionRequest
+    ) -> retention_pb2.ApplyRetentionResponse:
+        applied: retention_pb2.ApplyRetentionResponse = self._call(
+            self._retention.ApplyRetention, request
+        )
+        return applied
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        with _revived():
+            return method(request, timeout=_CALL_TIMEOUT_S)
+
+
+def addresses(option: str) -> list[str]:
+    """The addresses of a comma-separated list."""
+    found = [each.strip() for each in option.split(",") if each.strip()]
+    if not found:
+        raise ValueError("the address of storage is missing")
+    return found
+
+
+def find_partitions(storage: str) -> list[Place]:
+    """Where every partition of the cluster is; raises for one that nobody holds."""
+    places: dict[int, Place] = {}
+    partitions = 0
+    for address in addresses(storage):
+        with StorageClient(address) as client:
+            described = client.describe()
+        if described.format_version != FORMAT_VERSION:
+            raise FormatNotSupported(
+                f"storage at {address} has format {described.format_version}, "
+                f"these jobs know {FORMAT_VERSION}"
+            )
+        partitions = max(partitions, described.partitions)
+        for held in described.held:
+            places.setdefault(held.partition, Place(held.partition, address))
+    missing = [number for number in range(partitions) if number not in places]
+    if missing or not places:
+        raise PartitionNotFound(f"nobody at {storage} holds partitions {missing}")
+    return [places[number] for number in sorted(places)]
+
+
+def find_topics(storage: str) -> list[Topic]:
+    """All topics of the cluster."""
+    home = next(place for place in find_partitions(storage) if place.partition == _HOME)
+    with StorageClient(home.address) as client:
+        return list(client.topics())
+
+
+@contextmanager
+def _revived() -> Iterator[None]:
+    """Errors of gRPC's blocking calls are Tidemark's; they have the same parts as asyncio's."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None  # type: ignore[arg-type]

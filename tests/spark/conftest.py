@@ -1,0 +1,93 @@
+"""A real local Spark, once per test run, and storage services for it to read."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_batch.jobs import Jobs, Pass
+from spark_batch.session import start_session
+from tests.rpc.storage_client import RunningStorage
+from tidemark.clock import ManualClock
+from tidemark.settings import RetentionSettings
+
+StartStorage = Callable[..., Awaitable[RunningStorage]]
+RunPass = Callable[..., Awaitable[Pass]]
+
+LOOPBACK = (
+    "spark.driver.host=127.0.0.1,spark.driver.bindAddress=127.0.0.1,"
+    "spark.ui.showConsoleProgress=false"
+)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    started = start_session(RetentionSettings(spark_master="local[2]", spark_options=LOOPBACK))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+async def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def start_storage(tmp_path: Path, clock: ManualClock) -> AsyncIterator[StartStorage]:
+    """Starts a storage service with the given settings; stopped after the test."""
+    async with AsyncExitStack() as running:
+
+        async def start(**settings: Any) -> RunningStorage:
+            directory = settings.pop("data_dir", tmp_path / "data")
+            started = RunningStorage(directory, clock, **settings)
+            running.push_async_callback(started.stop)
+            await started.start()
+            return started
+
+        yield start
+
+
+@pytest.fixture
+async def storage(start_storage: StartStorage) -> RunningStorage:
+    """Two partitions and a manual clock."""
+    return await start_storage(partitions=2)
+
+
+@pytest.fixture
+def jobs(spark: SparkSession, storage: RunningStorage, clock: ManualClock) -> Callable[..., Jobs]:
+    """The jobs of that storage, with settings of RetentionSettings."""
+
+    def make(**settings: Any) -> Jobs:
+        chosen = RetentionSettings(storage_address=storage.address, **settings)
+        return Jobs(spark, chosen, clock)
+
+    return make
+
+
+@pytest.fixture
+def retention(jobs: Callable[..., Jobs]) -> RunPass:
+    """Runs one retention pass while storage, in this process, goes on serving."""
+
+    async def run(dry_run: bool = False, **settings: Any) -> Pass:
+        return await asyncio.to_thread(jobs(**settings).retention, dry_run)
+
+    return run
+
+
+@pytest.fixture
+def eviction(jobs: Callable[..., Jobs]) -> RunPass:
+    async def run(dry_run: bool = False, **settings: Any) -> Pass:
+        return await asyncio.to_thread(jobs(**settings).eviction, dry_run)
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a run waits for Spark to start, and a busy machine makes that long."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))

@@ -1,0 +1,83 @@
+"""Plans become bounded requests; pure, without Spark."""
+
+from spark_batch.calls import RUNS_PER_ROW_MAX, Planned, pack
+from tidemark.api.storage.v1.retention_pb2 import (
+    RETENTION_TYPE_EXPIRED,
+    RETENTION_TYPE_INACTIVE_QUEUE,
+    SCAN_TABLE_NAME_HISTORY,
+)
+
+Range = tuple[int, int, int]
+
+
+def run(first_offset: int, queue_id: int = 1, messages: int = 10, key: str = "") -> Planned:
+    return Planned(0, "t", "expired", f"t/{queue_id}", queue_id, key, first_offset, messages, 9, 5)
+
+
+def packed(plan: list[Planned], batch_size: int = 1000) -> list[list[Range]]:
+    """Queue, start and end of every row of every request."""
+    return [
+        [(row.queue_id, row.range.start, row.range.end) for row in call.request.rows]
+        for call in pack(plan, "pass", batch_size)
+    ]
+
+
+def test_runs_of_one_queue_become_one_row() -> None:
+    assert packed([run(0), run(10), run(30), run(0, queue_id=2)]) == [[(1, 0, 40), (2, 0, 10)]]
+
+
+def test_runs_of_different_fairness_keys_stay_apart() -> None:
+    (call,) = pack([run(0, key="a"), run(20, key="a"), run(10, key="b")], "pass", 1000)
+
+    rows = [(row.fairness_key, row.range.start, row.range.end) for row in call.request.rows]
+    assert rows == [("a", 0, 30), ("b", 10, 20)]
+
+
+def test_a_row_names_a_bounded_number_of_runs() -> None:
+    """R7: so that no commit takes long."""
+    plan = [run(10 * number) for number in range(RUNS_PER_ROW_MAX + 1)]
+
+    assert packed(plan) == [[(1, 0, 1000), (1, 1000, 1010)]]
+
+
+def test_a_call_takes_no_more_planned_rows_than_the_batch_size() -> None:
+    """R7."""
+    plan = [run(10 * number) for number in range(5)]
+
+    assert packed(plan, batch_size=2) == [[(1, 0, 20)], [(1, 20, 40)], [(1, 40, 50)]]
+
+
+def test_partitions_topics_and_types_are_calls_of_their_own() -> None:
+    plan = [
+        run(0),
+        run(10)._replace(topic="u"),
+        run(20)._replace(topic="u", retention_type="completed"),
+        run(30)._replace(topic="u", retention_type="completed", partition=1),
+    ]
+
+    calls = list(pack(plan, "pass", 1000))
+
+    assert [(call.topic, call.retention_type, call.request.partition) for call in calls] == [
+        ("t", "expired", 0),
+        ("u", "expired", 0),
+        ("u", "completed", 0),
+        ("u", "completed", 1),
+    ]
+    assert {call.request.pass_id for call in calls} == {"pass"}
+    assert calls[0].request.type == RETENTION_TYPE_EXPIRED
+
+
+def test_queues_and_records_say_up_to_which_time() -> None:
+    queue = Planned(0, "t", "inactive_queue", "t/1", 1, "", 0, 1, 0, 77)
+    records = Planned(0, "history", "old_records", "", 0, "", 0, 12, 0, 99)
+
+    queues, old = pack([queue, queue._replace(queue_id=2), records], "pass", 1000)
+
+    assert queues.request.type == RETENTION_TYPE_INACTIVE_QUEUE
+    assert [(row.queue_id, row.before_ms) for row in queues.request.rows] == [(1, 77), (2, 77)]
+    (row,) = old.request.rows
+    assert (row.table, row.before_ms) == (SCAN_TABLE_NAME_HISTORY, 99)
+
+
+def test_an_empty_plan_makes_no_call() -> None:
+    assert packed([]) == []

@@ -1,0 +1,149 @@
+"""Killed in the middle of a pass: nothing is lost, and the next pass does what is left (R9)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_batch.jobs import Jobs, Pass
+from tests.rpc.storage_client import (
+    RunningStorage,
+    StorageClient,
+    append,
+    reserve,
+    storage_process,
+)
+from tidemark.api.storage.v1.retention_pb2 import ListRetentionHistoryRequest
+from tidemark.clock import ManualClock, SystemClock
+from tidemark.errors import TidemarkError
+from tidemark.processes import ServiceProcess
+from tidemark.rpc import open_channel
+from tidemark.settings import RetentionSettings
+
+QUEUES = 40
+RUNS = 5
+HOUR_MS = 3_600_000
+DUE = QUEUES * RUNS * 2
+
+
+@asynccontextmanager
+async def process_with_old_messages(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
+    """Storage in a process of its own; messages of two topics are an hour old, one is kept."""
+    clock = ManualClock(SystemClock().wall_ms() - HOUR_MS)
+    filled = RunningStorage(tmp_path / "data", clock)
+    await filled.start()
+    await filled.create_topic("old", retention_enabled=True, retention_seconds=60)
+    await filled.create_topic("kept", retention_enabled=True, retention_seconds=86_400)
+    async with filled.exchange() as exchange:
+        for _ in range(RUNS):
+            await exchange.ask_all(*(append(f"old/{n}", b"1", b"2") for n in range(QUEUES)))
+        await exchange.ask_all(append("kept", b"x"), append("old/held", b"x"))
+        await exchange.ask(reserve("old/held", visibility_ms=12 * HOUR_MS))
+    await filled.stop()
+    process = storage_process(
+        tmp_path / "data", tmp_path / "storage.log", partitions="1", storage_disk_free_bytes_min="0"
+    )
+    await process.start()
+    await process.wait_healthy()
+    try:
+        yield process
+    finally:
+        await process.kill()
+
+
+async def removed(address: str) -> int:
+    """Messages that the history has counted."""
+    async with open_channel(address) as channel:
+        request = ListRetentionHistoryRequest(page_size=1000)
+        answer = await StorageClient(channel).retention.ListRetentionHistory(request)
+        return sum(row.messages for row in answer.rows)
+
+
+async def until_some_are_removed(address: str, passing: "asyncio.Task[Pass]") -> None:
+    while not await removed(address):
+        assert not passing.done(), "the pass ended before it could be killed"
+
+
+async def check_that_only_due_messages_left(address: str) -> None:
+    async with open_channel(address) as channel:
+        client = StorageClient(channel)
+        for number in range(QUEUES):
+            assert (await client.queue(f"old/{number}")).queue.messages == 0
+        assert (await client.queue("old/held")).queue.messages == 1
+        assert (await client.queue("kept")).queue.messages == 1
+    assert await removed(address) == DUE
+
+
+def jobs(spark: SparkSession, address: str) -> Jobs:
+    """One call per run, so that there is a middle."""
+    settings = RetentionSettings(storage_address=address, retention_batch_size=1)
+    return Jobs(spark, settings, SystemClock())
+
+
+async def test_storage_killed_in_the_middle_of_apply_loses_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """R9, R6: history adds up to exactly what was due, over both passes."""
+    async with process_with_old_messages(tmp_path) as process:
+        job = jobs(spark, process.address)
+        passing = asyncio.create_task(asyncio.to_thread(job.retention))
+        await until_some_are_removed(process.address, passing)
+
+        await process.kill()
+        with pytest.raises(Exception, match="UNAVAILABLE"):
+            await passing
+        await process.start()
+        await process.wait_healthy()
+        before = await removed(process.address)
+        done = await asyncio.to_thread(job.retention)
+
+        assert 0 < before < DUE
+        assert done.counts["expired"] == DUE - before
+        await check_that_only_due_messages_left(process.address)
+
+
+async def test_a_job_killed_in_the_middle_of_apply_loses_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """R9."""
+    async with process_with_old_messages(tmp_path) as process:
+        job = jobs(spark, process.address)
+        passing = asyncio.create_task(asyncio.to_thread(job.retention))
+        await until_some_are_removed(process.address, passing)
+
+        spark.sparkContext.cancelAllJobs()
+        with pytest.raises(Exception, match="cancel"):
+            await passing
+        await asyncio.to_thread(job.retention)
+
+        await check_that_only_due_messages_left(process.address)
+
+
+async def test_two_passes_at_once_do_no_harm(spark: SparkSession, tmp_path: Path) -> None:
+    """R9: each message is removed, and counted, by one of them."""
+    async with process_with_old_messages(tmp_path) as process:
+        job = jobs(spark, process.address)
+
+        both = await asyncio.gather(*(asyncio.to_thread(job.retention) for _ in range(2)))
+
+        assert sum(each.counts["expired"] for each in both) == DUE
+        await check_that_only_due_messages_left(process.address)
+
+
+async def test_a_pass_without_storage_says_so_and_changes_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """R9."""
+    async with process_with_old_messages(tmp_path) as process:
+        await process.kill()
+
+        with pytest.raises(TidemarkError) as failed:
+            await asyncio.to_thread(jobs(spark, process.address).retention)
+
+        await process.start()
+        await process.wait_healthy()
+        assert failed.value.reason == "UNAVAILABLE"
+        assert await removed(process.address) == 0

@@ -1,0 +1,42 @@
+"""The report: counted by Spark, complete in one file."""
+
+import asyncio
+import re
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_batch.report import write_report
+from tests.rpc.storage_client import RunningStorage, append, operation
+from tidemark.api.storage.v1.exchange_pb2 import Purge
+from tidemark.clock import ManualClock
+
+
+async def test_the_page_shows_ages_removals_activity_and_the_largest_queues(
+    storage: RunningStorage, clock: ManualClock, spark: SparkSession, tmp_path: Path
+) -> None:
+    for topic in ("orders", "mail"):
+        await storage.create_topic(topic)
+    async with storage.exchange(0) as exchange:
+        await exchange.ask(append("mail/<b>", b"1", b"2", b"3"))
+        await exchange.ask(append("mail/gone", b"1"))
+        await exchange.ask(operation(purge=Purge(lmq_name="mail/gone")))
+        await clock.advance_ms(601_000)
+        await exchange.ask(append("orders", b"1"))
+    page = tmp_path / "report.html"
+
+    await asyncio.to_thread(write_report, spark, storage.address, page, clock)
+
+    text = page.read_text()
+    for shown in (
+        "&lt; 1 min, orders: 1 messages",
+        "&lt; 1 h, mail: 3 messages",
+        "purge: 1 messages",
+        "mail, idle: 2 queues",
+        "orders, active: 1 queues",
+        "mail/&lt;b&gt;: 3 messages",
+    ):
+        assert shown in text
+    assert "<b>3</b>queues" in text
+    assert "<b>4</b>messages" in text
+    assert not re.search(r"https?://|<script|<link|@import", text)

@@ -1,0 +1,273 @@
+"""Passes end to end: a real Spark plans and applies, a real storage checks and deletes."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_batch.findings import Finding
+from spark_batch.jobs import Jobs
+from spark_batch.storage_client import find_topics
+from tests.rpc.storage_client import (
+    RunningStorage,
+    append,
+    apply_topic,
+    operation,
+    reserve,
+    settle,
+)
+from tests.spark.conftest import RunPass
+from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
+from tidemark.api.storage.v1.exchange_pb2 import Purge
+from tidemark.api.storage.v1.retention_pb2 import (
+    ListRetentionHistoryRequest,
+    MetricRow,
+    RecordMetricsRequest,
+    RetentionType,
+)
+from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX, ConfirmPartitionTimeRequest
+from tidemark.clock import ManualClock
+from tidemark.errors import QueueNotFound
+
+DAY_MS = 86_400_000
+
+
+async def history(storage: RunningStorage) -> dict[tuple[str, str], int]:
+    """Messages by queue and type, over all passes."""
+    request = ListRetentionHistoryRequest(page_size=1000)
+    found: dict[tuple[str, str], int] = {}
+    for row in (await storage.retention.ListRetentionHistory(request)).rows:
+        kind = RetentionType.Name(row.type).removeprefix("RETENTION_TYPE_").lower()
+        found[row.lmq_name, kind] = found.get((row.lmq_name, kind), 0) + row.messages
+    return found
+
+
+async def days_later(storage: RunningStorage, clock: ManualClock, days: int) -> None:
+    """Set the wall clock forward, and confirm to storage that this is right."""
+    clock.set_wall_ms(clock.wall_ms() + days * DAY_MS)
+    for partition in range(2):
+        await storage.due(SCAN_KIND_OUTBOX, partition)  # it looks at its clock
+        await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=partition))
+
+
+async def taken_and_settled(exchange: Any, lmq_name: str, group: str = "default") -> None:
+    for each in (await exchange.ask(reserve(lmq_name, group=group))).slices:
+        await exchange.ask(settle(each.receipt))
+
+
+async def test_expired_and_completed_messages_leave_and_everything_else_stays(
+    storage: RunningStorage,
+    clock: ManualClock,
+    retention: RunPass,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """R1, R2, R6, R8: in every partition, with a row of history each and a line to grep for."""
+    topics = [
+        await storage.create_topic("old", retention_enabled=True, retention_seconds=10),
+        await storage.create_topic("done", retention_enabled=True, completed_retention_seconds=5),
+        await storage.create_topic("off", retention_seconds=1, completed_retention_seconds=1),
+    ]
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        for topic in topics:
+            await apply_topic(second, topic)
+        for exchange in (first, second):
+            await exchange.ask(append("old/a", b"1", b"2"))
+            await exchange.ask(append("old/held", b"x"))
+            await exchange.ask(append("done/a", b"1", b"2", b"3"))
+            await exchange.ask(append("done/b", b"1"))
+            await exchange.ask(append("off", b"1"))
+            await taken_and_settled(exchange, "done/a")
+            await taken_and_settled(exchange, "done/b")
+            await exchange.ask(reserve("done/b", group="slow", visibility_ms=3_600_000))
+            await exchange.ask(reserve("old/held", visibility_ms=3_600_000))
+        await clock.advance_ms(10_000)
+        await first.ask(append("old/a", b"young"))
+
+        with caplog.at_level(logging.INFO, "spark_batch"):
+            done = await retention()
+        again = await retention()
+
+    nothing = {"expired": 0, "completed": 0, "inactive_queue": 0, "old_records": 0}
+    assert done.counts == {**nothing, "expired": 4, "completed": 6}
+    assert again.counts == nothing
+    assert await history(storage) == {("old/a", "expired"): 4, ("done/a", "completed"): 6}
+    left = {
+        name: (await storage.queue(name)).queue.messages
+        for name in ("old/a", "old/held", "done/a", "done/b", "off")
+    }
+    assert left == {"old/a": 1, "old/held": 1, "done/a": 0, "done/b": 1, "off": 1}
+    assert (
+        "RetentionService: Cleaned up expired_messages=4 completed_messages=6 "
+        "inactive_partitions=0 old_metrics=0"
+    ) in caplog.messages
+
+
+async def test_a_dry_run_says_what_is_due_and_why_the_rest_is_not(
+    storage: RunningStorage, clock: ManualClock, retention: RunPass, eviction: RunPass
+) -> None:
+    """R11: and changes nothing."""
+    await storage.create_topic("due", retention_enabled=True, retention_seconds=1)
+    await storage.create_topic("off", retention_seconds=1, max_wait_time_seconds=60)
+    async with storage.exchange(0) as exchange:
+        await exchange.ask_all(append("due", b"1"), append("off", b"1"))
+    await clock.advance_ms(1000)
+
+    found = await retention(dry_run=True)
+    waiting = await eviction(dry_run=True)
+
+    assert [each for each in found.findings if each.topic == "due"][:2] == [
+        Finding("due", "expired", 1),
+        Finding("due", "completed", 0, "zero"),
+    ]
+    assert Finding("off", "expired", 0, "disabled") in found.findings
+    assert waiting.findings == (
+        Finding("due", "max_wait_time_eviction", 0, "zero"),
+        Finding("off", "max_wait_time_eviction", 0, "too young"),
+    )
+    assert await history(storage) == {}
+    assert (await storage.queue("due")).queue.messages == 1
+
+
+async def test_inactive_queues_and_old_records_leave_after_their_days(
+    storage: RunningStorage, clock: ManualClock, retention: RunPass
+) -> None:
+    """R3, R4: the queue that is used, and what is younger than its limit, stay."""
+    await storage.create_topic("jobs")
+    figure = MetricRow(instance="i", name="n", samples=1, min=1, max=1, mean=1, last=1)
+    async with storage.exchange(0) as exchange:
+        for name in ("jobs/idle", "jobs/used"):
+            await exchange.ask(append(name, b"x"))
+            await taken_and_settled(exchange, name)
+        await exchange.ask(append("jobs/purged", b"x"))
+        await exchange.ask(operation(purge=Purge(lmq_name="jobs/purged")))
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=[figure] * 3))
+    await days_later(storage, clock, 7)
+    async with storage.exchange(0) as exchange:
+        await exchange.ask(append("jobs/used", b"y"))
+        await taken_and_settled(exchange, "jobs/used")
+
+    week = await retention()
+    await days_later(storage, clock, 84)
+    quarter = await retention(partition_cleanup_days=0)
+
+    assert week.counts == {"expired": 0, "completed": 0, "inactive_queue": 2, "old_records": 0}
+    with pytest.raises(QueueNotFound):
+        await storage.queue("jobs/idle")
+    assert (await storage.queue("jobs/used")).queue.messages == 0
+    records = {each.topic: each.due for each in quarter.findings if each.rule == "old_records"}
+    # Two settlements of the first day, three figures and the purge; the rest is younger.
+    assert records == {"messages_consumed": 2, "system_metrics": 3, "history": 1}
+    left = await history(storage)
+    assert left["messages_consumed", "old_records"] == 2
+    assert ("jobs/idle", "inactive_queue") in left
+    assert ("jobs/purged", "purge") not in left
+
+
+async def test_messages_that_wait_too_long_are_evicted_or_dead_lettered(
+    storage: RunningStorage,
+    clock: ManualClock,
+    eviction: RunPass,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """R5, R8: as the topic says; what is settled or held is left alone."""
+    await storage.create_topic("slow", max_wait_time_seconds=5)
+    await storage.create_topic("dead")
+    await storage.create_topic(
+        "kept",
+        max_wait_time_seconds=5,
+        max_wait_action=MAX_WAIT_ACTION_DEAD_LETTER,
+        dead_letter_topic="dead",
+    )
+    async with storage.exchange(0) as exchange:
+        await exchange.ask(append("slow/nobody", b"1", b"2"))
+        await exchange.ask(append("slow/held", b"1"))
+        await exchange.ask(reserve("slow/held", visibility_ms=3_600_000))
+        await exchange.ask(append("kept/x", b"1"))
+        await clock.advance_ms(5_000)
+        await exchange.ask(append("slow/nobody", b"young"))
+
+        with caplog.at_level(logging.INFO, "spark_batch"):
+            done = await eviction()
+
+    assert done.counts == {"max_wait_time_eviction": 3}
+    assert "EvictionService: Evicted 3 messages exceeding max_wait_time" in caplog.messages
+    assert (await storage.queue("slow/nobody")).queue.messages == 1
+    assert (await storage.queue("slow/held")).queue.messages == 1
+    (entry,) = await storage.due(SCAN_KIND_OUTBOX)
+    assert entry.append_from_outbox.entry.destination_lmq_name == "dead"
+
+
+async def test_a_pass_with_a_limit_takes_the_oldest_and_leaves_the_rest_to_the_next(
+    storage: RunningStorage, clock: ManualClock, retention: RunPass
+) -> None:
+    """R7."""
+    topic = await storage.create_topic("old", retention_enabled=True, retention_seconds=1)
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        await apply_topic(second, topic)
+        for exchange in (first, second, first):
+            await exchange.ask(append("old", b"1", b"2"))
+            await clock.advance_ms(1)
+    await clock.advance_ms(1000)
+
+    counts = [
+        (await retention(retention_pass_limit=3, retention_batch_size=1)).counts["expired"]
+        for _ in range(3)
+    ]
+
+    assert counts == [4, 2, 0]
+
+
+async def test_what_happens_between_plan_and_apply_is_respected(
+    storage: RunningStorage,
+    clock: ManualClock,
+    spark: SparkSession,
+    jobs: Callable[..., Jobs],
+) -> None:
+    """R9: a message published, a message taken, a limit raised, a queue revived: all survive."""
+    await storage.create_topic("old", retention_enabled=True, retention_seconds=10)
+    await storage.create_topic("more", retention_enabled=True, retention_seconds=10)
+    async with storage.exchange(0) as exchange:
+        for name in ("old/a", "old/taken", "more/a"):
+            await exchange.ask(append(name, b"1", b"2"))
+        for name in ("old/revived", "old/idle"):
+            await exchange.ask(append(name, b"x"))
+            await exchange.ask(operation(purge=Purge(lmq_name=name)))
+        await days_later(storage, clock, 8)
+        job = jobs()
+
+        def planned() -> Any:
+            topics = find_topics(storage.address)
+            plan = job.plan_retention(topics, clock.wall_ms())
+            assert plan is not None
+            return spark.createDataFrame(plan.collect(), plan.schema)
+
+        plan = await asyncio.to_thread(planned)
+        await exchange.ask(append("old/a", b"young"))
+        await exchange.ask(reserve("old/taken", visibility_ms=3_600_000))
+        await exchange.ask(append("old/revived", b"again"))
+        topic = await storage.update_topic(
+            "more", retention_enabled=True, retention_seconds=90 * 86_400
+        )
+        assert topic.version
+        counts = [
+            await asyncio.to_thread(job.apply, plan, "the-pass", batch) for batch in (1000, 1)
+        ]
+
+    assert counts[0] == {
+        ("old", "expired"): 2,
+        ("old", "inactive_queue"): 1,
+        ("more", "expired"): 0,
+    }
+    assert set(counts[1].values()) == {0}  # a repeat removes nothing more
+    left = {
+        name: (await storage.queue(name)).queue.messages
+        for name in ("old/a", "old/taken", "old/revived", "more/a")
+    }
+    assert left == {"old/a": 1, "old/taken": 2, "old/revived": 1, "more/a": 2}
+    removed = await history(storage)
+    assert removed["old/a", "expired"] == 2
+    with pytest.raises(QueueNotFound):
+        await storage.queue("old/idle")

@@ -1,0 +1,168 @@
+"""Spark in processes of its own: the scheduler that serves, and passes on a standalone cluster."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from tests.rpc.storage_client import RunningStorage, append
+from tests.spark.conftest import LOOPBACK
+from tidemark.api.lifecycle.v1 import jobs_pb2
+from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
+from tidemark.clock import ManualClock, SystemClock
+from tidemark.java import find_java_home
+from tidemark.ports import free_ports, join_address
+from tidemark.processes import ServiceProcess
+from tidemark.rpc import open_channel
+
+HOUR_MS = 3_600_000
+START_MS = 500_000
+
+
+@asynccontextmanager
+async def storage_with_old_messages(tmp_path: Path) -> AsyncIterator[RunningStorage]:
+    """Three messages are an hour old, by the clock of the machine."""
+    clock = ManualClock(SystemClock().wall_ms() - HOUR_MS)
+    storage = RunningStorage(tmp_path / "data", clock)
+    await storage.start()
+    try:
+        await storage.create_topic("old", retention_enabled=True, retention_seconds=60)
+        await storage.create_topic("slow", max_wait_time_seconds=60)
+        async with storage.exchange() as exchange:
+            await exchange.ask_all(append("old", b"1", b"2", b"3"), append("slow", b"1"))
+        clock.set_wall_ms(SystemClock().wall_ms())
+        yield storage
+    finally:
+        await storage.stop()
+
+
+def serving(storage: RunningStorage, log_file: Path) -> ServiceProcess:
+    (port,) = free_ports("127.0.0.1", 1)
+    address = join_address("127.0.0.1", port)
+    return ServiceProcess(
+        "retention",
+        "spark_batch",
+        address=address,
+        health_service="tidemark.api.lifecycle.v1.JobService",
+        arguments=["serve"],
+        environment={
+            "TIDEMARK_STORAGE_ADDRESS": storage.address,
+            "TIDEMARK_RETENTION_LISTEN": address,
+            "TIDEMARK_SPARK_MASTER": "local[1]",
+            "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
+            "TIDEMARK_LOG_FORMAT": "text",
+        },
+        log_file=log_file,
+    )
+
+
+async def jobs_of(process: ServiceProcess) -> dict[str, Any]:
+    async with open_channel(process.address) as channel:
+        stub: Any = JobServiceStub(channel)
+        listed = await stub.ListJobs(jobs_pb2.ListJobsRequest())
+    return {jobs_pb2.JobName.Name(job.name): job for job in listed.jobs}
+
+
+async def until_log_says(process: ServiceProcess, text: str) -> str:
+    """The log, once it contains a text; asks the service in between, which keeps it honest."""
+    assert process.log_file is not None
+    while text not in (log := process.log_file.read_text()):
+        assert process.running, log
+        await jobs_of(process)
+    return log
+
+
+async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Path) -> None:
+    """R8, R11, S5: a second one stands by."""
+    async with storage_with_old_messages(tmp_path) as storage:
+        first = serving(storage, tmp_path / "first.log")
+        second = serving(storage, tmp_path / "second.log")
+        await first.start()
+        try:
+            await first.wait_healthy(START_MS)
+            log = await until_log_says(first, "EvictionService: Evicted 1 messages")
+            log = await until_log_says(first, "RetentionService: Cleaned up")
+            listed = await jobs_of(first)
+            await second.start()
+            await second.wait_healthy(START_MS)
+            await until_log_says(second, "standing_by")
+            standing = await jobs_of(second)
+            codes = [await each.stop(60_000) for each in (second, first)]
+        finally:
+            for each in (first, second):
+                if each.running:
+                    await each.kill()
+
+    assert "expired_messages=3 completed_messages=0 inactive_partitions=0 old_metrics=0" in log
+    for line in (
+        "RetentionService started retention_interval=300000 retention_batch_size=1000 "
+        "retention_pass_limit=0 partition_cleanup_days=7 metrics_retention_days=90",
+        "EvictionService started eviction_interval=60000 eviction_batch_size=1000 "
+        "eviction_pass_limit=0",
+    ):
+        assert line in log
+    order = [log.index(f"{name}Service started") for name in ("Metrics", "Retention", "Eviction")]
+    assert order == sorted(order)
+    retention = listed["JOB_NAME_RETENTION"]
+    assert retention.last_counts["expired"] == 3
+    assert retention.last_error == ""
+    assert {job.state for job in standing.values()} == {jobs_pb2.JOB_STATE_STANDING_BY}
+    assert codes == [0, 0]
+
+
+async def test_the_same_job_runs_on_a_standalone_cluster(tmp_path: Path) -> None:
+    """R10: a master and a worker from the installed distribution, on loopback."""
+    master_port, web_port = free_ports("127.0.0.1", 2)
+    master = f"spark://127.0.0.1:{master_port}"
+    environment = {
+        **os.environ,  # noqa: TID251 - handed on, not read
+        "JAVA_HOME": str(find_java_home("")),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    deploy = "org.apache.spark.deploy"
+    commands = (
+        (f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(master_port)),
+        (f"{deploy}.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0"),
+    )
+    arguments = (
+        [*commands[0], "--webui-port", str(web_port)],
+        [*commands[1], "--host", "127.0.0.1", "-d", str(tmp_path / "work"), master],
+    )
+    async with storage_with_old_messages(tmp_path) as storage:
+        with (tmp_path / "spark.log").open("w") as log:
+            running = [
+                await asyncio.create_subprocess_exec(
+                    spark_class, *each, env=environment, stdout=log, stderr=log, cwd=tmp_path
+                )
+                for each in arguments
+            ]
+            try:
+                job = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "spark_batch", "run", "retention"),
+                    env={
+                        **environment,
+                        "TIDEMARK_STORAGE_ADDRESS": storage.address,
+                        "TIDEMARK_SPARK_MASTER": master,
+                        "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
+                    },
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+                shown, complaints = await job.communicate()
+            finally:
+                for each in running:
+                    each.kill()
+                    await each.wait()
+        left = (await storage.queue("old")).queue.messages
+
+    assert job.returncode == 0, complaints.decode() + (tmp_path / "spark.log").read_text()
+    assert "expired" in shown.decode()
+    assert left == 0
