@@ -61,7 +61,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         try:
             await server.start()
             for link in links:
-                link.address = server.address
+                link.address = settings.advertise or server.address
             _log.info("broker listens", extra={"address": server.address})
             running = [
                 *(link.run() for link in links),
