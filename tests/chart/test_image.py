@@ -38,10 +38,8 @@ def test_every_module_that_the_chart_runs_is_let_into_the_image() -> None:
 
 def test_what_runs_is_made_from_the_bare_base_image() -> None:
     """No compiler and no installer of ours: they stay in the stages that build."""
-    stages = dict(
-        (name, base)
-        for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
-    )
+    found = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    stages = {name: base for base, name in found}
 
     assert stages["services"] == stages["spark"] == "runtime"
     assert stages["runtime"] == "${BASE}"

@@ -106,8 +106,18 @@ async def test_the_smoke_test_passes_again_and_again(cluster: LocalCluster) -> N
 async def test_the_smoke_test_fails_in_one_line_when_storage_is_gone(cluster: LocalCluster) -> None:
     await cluster.kill("storage")
 
-    status, output = await run("tidemark.smoke", cluster.address("broker"))
+    status, output = await run("tidemark.smoke", cluster.address("broker"), "--timeout-ms", "500")
 
     assert status == 1
     assert output.startswith("UNAVAILABLE: ")
     assert output.count("\n") == 1
+
+
+async def test_the_smoke_test_gives_a_cluster_time_to_start(cluster: LocalCluster) -> None:
+    await cluster.kill("storage")
+
+    smoke = asyncio.create_task(run("tidemark.smoke", cluster.address("broker")))
+    await cluster.restart("storage")
+    status, output = await smoke
+
+    assert status == 0, output
