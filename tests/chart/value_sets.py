@@ -1,9 +1,18 @@
 """Sets of values under which the chart must hold: the defaults, and one for each way to use it."""
 
-from tests.chart.rendering import Values
+import yaml
+
+from tests.chart.rendering import CHART, Values
+
+LOADS: dict[str, Values] = {
+    load: yaml.safe_load((CHART / f"values-{load}.yaml").read_text(encoding="utf-8"))
+    for load in ("high-throughput", "low-load")
+}
+"""The files that the chart brings for two loads."""
 
 VALUE_SETS: dict[str, Values] = {
     "defaults": {},
+    **LOADS,
     "cronjobs": {"retention": {"mode": "cronjobs"}},
     "foreign spark": {
         "retention": {"spark": {"master": "spark://spark-master:7077"}},
