@@ -2,15 +2,16 @@
 
 One machine forces these substitutions and no others: ports are free ones (given as values, except
 that of metrics, which all pods share), names of Services and the address of a pod are 127.0.0.1,
-the mounted volume is a directory of the test, and `python` is that of the tests. Retention is not
-started: it needs a Java.
+the mounted volume is a directory of the test, and `python` is that of the tests. Retention is only
+started where Spark is installed.
 """
 
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,20 @@ from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
 HOST = "127.0.0.1"
-SERVICES = {
+SERVICES = ("storage", "lifecycle", "broker")
+RETENTION = "retention"
+KEYS = {
     "storage": f"StatefulSet/{NAME}-storage",
     "lifecycle": f"Deployment/{NAME}-lifecycle",
     "broker": f"Deployment/{NAME}-broker",
+    RETENTION: f"Deployment/{NAME}-retention",
 }
 HOOK = f"Pod/{NAME}-test"
+
+needs_spark = pytest.mark.skipif(
+    find_spec("spark_batch") is None or find_spec("pyspark") is None,
+    reason="Spark is not installed: `make spark`",
+)
 
 Pods = Mapping[str, Manifest]
 
@@ -37,11 +46,11 @@ Pods = Mapping[str, Manifest]
 @pytest.fixture
 def pods() -> Pods:
     """The pods of the chart with free ports, by the name of the service."""
-    ports = free_ports(HOST, len(SERVICES))
-    values = {name: {"port": port} for name, port in zip(SERVICES, ports, strict=True)}
+    ports = free_ports(HOST, len(KEYS))
+    values = {name: {"port": port} for name, port in zip(KEYS, ports, strict=True)}
     rendered = render(values)
     return {
-        **{name: rendered[key]["spec"]["template"] for name, key in SERVICES.items()},
+        **{name: rendered[key]["spec"]["template"] for name, key in KEYS.items()},
         "test": rendered[HOOK],
     }
 
@@ -76,11 +85,13 @@ def port_of(pod: Manifest) -> int:
 
 
 @asynccontextmanager
-async def running(pods: Pods, tmp_path: Path) -> AsyncIterator[Mapping[str, ServiceProcess]]:
+async def running(
+    pods: Pods, tmp_path: Path, names: Sequence[str] = SERVICES
+) -> AsyncIterator[Mapping[str, ServiceProcess]]:
     """The containers as processes, started at once as Kubernetes does; ready, until the end."""
     processes: dict[str, ServiceProcess] = {}
     async with AsyncExitStack() as stopping:
-        for name in SERVICES:
+        for name in names:
             only = container(pods[name])
             python, dash_m, module, *arguments = only["command"]
             assert (python, dash_m) == ("python", "-m")
@@ -154,3 +165,12 @@ async def test_each_service_stops_by_itself_within_the_time_its_pod_gets(
             grace_ms = pods[name]["spec"]["terminationGracePeriodSeconds"] * 1000
 
             assert await processes[name].stop(grace_ms) == 0, name
+
+
+@needs_spark
+async def test_the_retention_pod_of_the_rendered_chart_becomes_ready(
+    pods: Pods, tmp_path: Path
+) -> None:
+    """R11."""
+    async with running(pods, tmp_path, ("storage", RETENTION)) as processes:
+        assert processes[RETENTION].running
