@@ -3,9 +3,11 @@
 It only runs helm and reads YAML; what should be in there is said by the tests.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ def helm(*arguments: str, values: Values = NO_VALUES) -> subprocess.CompletedPro
     )
 
 
-def render_text(values: Values = NO_VALUES, chart: Path = CHART) -> str:
+@cache
+def render_text(values_json: str, chart: Path) -> str:
+    """What helm prints; the same values are rendered once in a run."""
+    values = json.loads(values_json)
     done = helm("template", RELEASE, str(chart), "--namespace", "queues", values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -37,7 +42,8 @@ def render_text(values: Values = NO_VALUES, chart: Path = CHART) -> str:
 
 def render(values: Values = NO_VALUES, chart: Path = CHART) -> dict[str, Manifest]:
     """Everything the chart makes, by `Kind/name`."""
-    manifests = [each for each in yaml.safe_load_all(render_text(values, chart)) if each]
+    text = render_text(json.dumps(dict(values)), chart)
+    manifests = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
     rendered = {f"{each['kind']}/{each['metadata']['name']}": each for each in manifests}
     assert len(rendered) == len(manifests), "two resources of one name"
     return rendered
