@@ -101,6 +101,32 @@ proto-lint: .venv/.dev ## Check the protos' shape and comments with buf
 		--descriptor_set_out="$$out"/protos.binpb $(PROTOS) && \
 		BUF_CACHE_DIR="$$out" $(BIN)/buf lint "$$out"/protos.binpb --config proto/buf.yaml
 
+# -------------------------------------------------------------------------------- deployment
+
+# Any tool that speaks docker's language; the first that is installed, unless it is given.
+CONTAINER ?= $(firstword $(foreach tool,docker podman,$(shell command -v $(tool))))
+VERSION = $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
+
+.PHONY: image
+image: ## Build the images tidemark and tidemark-spark (ARGS: of `docker build`)
+	@test -n "$(CONTAINER)" || { echo >&2 'make image needs docker or podman.'; exit 1; }
+	$(CONTAINER) build $(ARGS) --target services --tag tidemark:$(VERSION) .
+	$(CONTAINER) build $(ARGS) --target spark --tag tidemark-spark:$(VERSION) .
+
+.PHONY: image-smoke
+image-smoke: ## Send a message through containers of the image, where there is a container tool
+	@if [ -z "$(CONTAINER)" ] || ! $(CONTAINER) info >/dev/null 2>&1; then \
+		echo 'image-smoke: skipped, there is no docker or podman that works here.'; \
+	else \
+		$(MAKE) --no-print-directory image && \
+		exec tests/chart/image-smoke.sh "$(CONTAINER)" tidemark:$(VERSION); \
+	fi
+
+.PHONY: chart
+chart: .venv/.dev ## Check the Helm chart and print what it makes (ARGS: of `helm template`)
+	@$(BIN)/helm lint --strict --quiet helm/tidemark >&2
+	@$(BIN)/helm template tidemark helm/tidemark $(ARGS)
+
 # ------------------------------------------------------------------------------- environment
 
 # $(call install,ARGUMENTS): uv is fast; pip knows the mirrors of a machine's pip.conf.

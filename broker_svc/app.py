@@ -68,7 +68,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         try:
             await server.start()
             for link in links:
-                link.address = server.address
+                link.address = settings.advertise or server.address
             _log.info("broker listens", extra={"address": server.address})
             running = [
                 *(timer.run() for timer in timers),

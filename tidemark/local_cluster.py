@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final, Literal, Self
 
 from tidemark.clock import Clock
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_ports, join_address, reached_at
 from tidemark.processes import HEALTHY_TIMEOUT_MS, STOP_TIMEOUT_MS, ServiceFailed, ServiceProcess
 
 ServiceName = Literal["storage", "broker", "lifecycle", "retention"]
@@ -36,9 +36,6 @@ _HEALTH_SERVICES: Final[Mapping[ServiceName, str]] = {
     "lifecycle": "tidemark.api.lifecycle.v1.LifecycleService",
     "retention": "tidemark.api.lifecycle.v1.JobService",
 }
-
-# Who listens everywhere is reached at home.
-_REACHED_AT: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 Environments = Mapping[ServiceName, Mapping[str, str]]
 _NO_ENVIRONMENTS: Final[Environments] = MappingProxyType({})
@@ -90,7 +87,7 @@ class LocalCluster:
         unset = [name for name in names if not ports.get(name)]
         chosen = {**ports, **dict(zip(unset, free_ports(host, len(unset)), strict=True))}
         self._addresses = {
-            name: join_address(_REACHED_AT.get(host, host), port) for name, port in chosen.items()
+            name: join_address(reached_at(host), port) for name, port in chosen.items()
         }
         variables = {
             "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),

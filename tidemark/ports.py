@@ -4,7 +4,12 @@ For whoever starts a server in another process and must know its address beforeh
 """
 
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Final
+
+# Who listens everywhere is reached at home.
+_REACHED_AT: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def free_ports(host: str, count: int) -> list[int]:
@@ -30,6 +35,11 @@ def listening_socket(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]
     return socket.create_server(address, family=family)
+
+
+def reached_at(host: str) -> str:
+    """Where a server that listens on `host` is reached from this machine."""
+    return _REACHED_AT.get(host, host)
 
 
 def join_address(host: str, port: int) -> str:

@@ -279,6 +279,12 @@ class BrokerSettings(ServiceSettings):
         default="127.0.0.1:7400",
         doc="Where the broker listens; port 0 takes a free one.",
     )
+    advertise: str = setting(
+        "TIDEMARK_BROKER_ADVERTISE",
+        Address(),
+        default="",
+        doc="Where other services and brokers reach this broker; empty is where it listens.",
+    )
     storage_address: str = _storage_address()
     lifecycle_address: str = _lifecycle_address()
     client_timeout_ms: int = setting(

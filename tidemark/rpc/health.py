@@ -1,19 +1,26 @@
 """The standard gRPC health service, with one state per registered service.
 
-It differs from the library's in one point that a graceful stop needs: when the server shuts down,
-watchers are told NOT_SERVING and their streams end, instead of holding the stop up for its whole
-grace. It only reports what it was told; it checks nothing by itself.
+It differs from the library's in two points. When the server shuts down, watchers are told
+NOT_SERVING and their streams end, instead of holding a graceful stop up for its whole grace. And it
+knows two more names, for supervisors that must tell a process that hangs from one that only does
+not serve now. It only reports what it was told; it checks nothing by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer
+
+LIVENESS: Final = "liveness"
+"""Serves for as long as the process answers, also while it drains: restart it if this fails."""
+
+READINESS: Final = "readiness"
+"""Serves while the server and every service in it do: send it no calls while this fails."""
 
 _SERVING = HealthCheckResponse.SERVING
 _NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -39,7 +46,7 @@ class Health(HealthServicer):
 
     def knows(self, service: str) -> bool:
         """Whether the service has a state."""
-        return service in self._serving
+        return self._state(service) is not None
 
     def shut_down(self) -> None:
         """Everything is NOT_SERVING from now on, and watches end."""
@@ -67,10 +74,17 @@ class Health(HealthServicer):
             await changed.wait()
 
     def _answer(self, service: str) -> HealthCheckResponse:
-        serving = self._serving.get(service)
+        serving = self._state(service)
         if serving is None:
             return HealthCheckResponse(status=_SERVICE_UNKNOWN)
         return HealthCheckResponse(status=_SERVING if serving else _NOT_SERVING)
+
+    def _state(self, service: str) -> bool | None:
+        if service == LIVENESS:
+            return True
+        if service == READINESS:
+            return all(self._serving.values())
+        return self._serving.get(service)
 
     def _wake_watchers(self) -> None:
         # A fresh event per change: whoever held the old one sees it set, however late it looks.

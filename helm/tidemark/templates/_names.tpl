@@ -1,0 +1,60 @@
+{{/* Names, labels and addresses. Every template that describes a part of Tidemark is given a dict:
+     root (the chart's own context), component (its word) and values (its section). */}}
+
+{{- define "tidemark.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 42 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 42 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tidemark.name" -}}
+{{ include "tidemark.fullname" .root }}-{{ .component }}
+{{- end }}
+
+{{/* Never changed by an upgrade: selectors of Deployments and StatefulSets are immutable. */}}
+{{- define "tidemark.selectorLabels" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "tidemark.labels" -}}
+{{ include "tidemark.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: tidemark
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "tidemark.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "tidemark.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{/* Where a service is reached: the stable address of its Service, which outlives its pods. */}}
+{{- define "tidemark.address" -}}
+{{ include "tidemark.name" . }}:{{ .values.port }}
+{{- end }}
+
+{{/* Services listen on loopback unless they are told otherwise. Given root and port. */}}
+{{- define "tidemark.listen" -}}
+{{ eq .root.Values.ipFamily "IPv6" | ternary "[::]" "0.0.0.0" }}:{{ .port }}
+{{- end }}
+
+{{/* Where others reach one pod, who learn it from the pod itself; needs POD_IP in its environment. */}}
+{{- define "tidemark.advertise" -}}
+{{ eq .root.Values.ipFamily "IPv6" | ternary "[$(POD_IP)]" "$(POD_IP)" }}:{{ .values.port }}
+{{- end }}
+
+{{/* Given root and repository. */}}
+{{- define "tidemark.image" -}}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end -}}
+{{ .repository }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}
+{{- end }}

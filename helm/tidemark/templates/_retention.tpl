@@ -1,0 +1,61 @@
+{{/* Retention and eviction: the settings of the jobs, and a CronJob that runs one of them. */}}
+
+{{/* What the chart decides, as YAML. On one machine Spark stays inside its pod. The driver of a foreign
+     cluster must be found by its executors, at ports that a policy can name. */}}
+{{- define "tidemark.retentionSettings" -}}
+{{- $storage := dict "root" .root "component" "storage" "values" .root.Values.storage -}}
+{{- $spark := .root.Values.retention.spark -}}
+{{- $options := dict "spark.driver.host" "127.0.0.1" "spark.driver.bindAddress" "127.0.0.1" -}}
+{{- if include "tidemark.sparkIsForeign" .root -}}
+{{- $options = dict "spark.driver.host" "$(POD_IP)" "spark.driver.bindAddress" "$(POD_IP)" "spark.driver.port" $spark.driverPort "spark.driver.blockManager.port" $spark.blockManagerPort -}}
+{{- end -}}
+{{- range $name, $value := $spark.options }}{{ $_ := set $options $name $value }}{{ end -}}
+{{- $pairs := list -}}
+{{- range $name, $value := $options }}{{ $pairs = append $pairs (printf "%s=%s" $name (include "tidemark.text" $value)) }}{{ end -}}
+{{ include "tidemark.commonSettings" . }}
+TIDEMARK_STORAGE_ADDRESS: {{ include "tidemark.address" $storage | quote }}
+TIDEMARK_SPARK_MASTER: {{ $spark.master | quote }}
+TIDEMARK_SPARK_OPTIONS: {{ join "," $pairs | quote }}
+{{- end }}
+
+{{- define "tidemark.sparkIsForeign" -}}
+{{- if not (hasPrefix "local" .Values.retention.spark.master) }}true{{ end -}}
+{{- end }}
+
+{{/* Given root, component, values and job. */}}
+{{- define "tidemark.passCronJob" -}}
+{{- $cron := index .values.cronJobs .job -}}
+{{- $own := omit (include "tidemark.retentionSettings" . | fromYaml) "TIDEMARK_METRICS_LISTEN" -}}
+{{- $values := omit .values "port" "startupSeconds" -}}
+{{- $command := list "python" "-m" "spark_batch" "run" .job -}}
+apiVersion: batch/v1
+kind: CronJob
+metadata:
+  name: {{ include "tidemark.fullname" .root }}-{{ .job }}-pass
+  labels:
+    {{- include "tidemark.labels" . | nindent 4 }}
+spec:
+  schedule: {{ $cron.schedule | quote }}
+  concurrencyPolicy: Forbid
+  startingDeadlineSeconds: 300
+  successfulJobsHistoryLimit: 1
+  failedJobsHistoryLimit: 3
+  jobTemplate:
+    spec:
+      # A pass that failed is not repeated: the next one finishes its work.
+      backoffLimit: 0
+      activeDeadlineSeconds: {{ $cron.activeDeadlineSeconds }}
+      template:
+        metadata:
+          labels:
+            {{- include "tidemark.labels" . | nindent 12 }}
+        spec:
+          {{- include "tidemark.podSpec" . | nindent 10 }}
+          terminationGracePeriodSeconds: {{ include "tidemark.terminationGracePeriodSeconds" .root }}
+          restartPolicy: Never
+          containers:
+            {{- include "tidemark.container" (dict "root" .root "component" .component "values" $values "repository" .root.Values.image.sparkRepository "command" $command "own" $own) | nindent 12 }}
+          volumes:
+            - name: tmp
+              emptyDir: {}
+{{- end }}

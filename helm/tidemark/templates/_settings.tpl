@@ -1,0 +1,54 @@
+{{/* The environment of a container: what the chart decides (own), then the settings of all services,
+     over which those of the service win, then the settings whose values are kept in Secrets. */}}
+
+{{- define "tidemark.env" -}}
+{{- $own := .own -}}
+{{- $settings := dict -}}
+{{- $secrets := dict -}}
+{{- range $section := list .root.Values .values -}}
+{{- range $name, $value := $section.settings }}{{ $_ := set $settings $name $value }}{{ end -}}
+{{- range $name, $value := $section.secretSettings }}{{ $_ := set $secrets $name $value }}{{ end -}}
+{{- end -}}
+{{- range $name := concat (keys $settings) (keys $secrets) | sortAlpha }}
+{{- if hasKey $own $name }}
+{{- fail (printf "%s is decided by the chart and cannot be set under settings or secretSettings; see the comments in values.yaml for the value it comes from" $name) }}
+{{- end }}
+{{- if and (hasKey $settings $name) (hasKey $secrets $name) }}
+{{- fail (printf "%s is set twice: under settings and under secretSettings" $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $own }}
+- name: {{ $name }}
+  value: {{ include "tidemark.text" $value | quote }}
+{{- end }}
+{{- range $name, $value := $settings }}
+- name: {{ $name }}
+  value: {{ include "tidemark.text" $value | quote }}
+{{- end }}
+{{- range $name, $secret := $secrets }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $secret.name }}
+      key: {{ $secret.key }}
+{{- end }}
+{{- end }}
+
+{{/* Helm keeps numbers as floats, which print as 1e+06. */}}
+{{- define "tidemark.text" -}}
+{{ kindIs "float64" . | ternary (. | int64) . }}
+{{- end }}
+
+{{/* What the chart decides for every service, as YAML. */}}
+{{- define "tidemark.commonSettings" -}}
+{{- $values := .root.Values -}}
+TIDEMARK_CLUSTER_ID: {{ $values.cluster.id | quote }}
+TIDEMARK_PARTITIONS: {{ include "tidemark.text" $values.cluster.partitions | quote }}
+TIDEMARK_SHUTDOWN_GRACE_MS: {{ mul $values.shutdownGraceSeconds 1000 | quote }}
+{{- if $values.telemetry.metrics.enabled }}
+TIDEMARK_METRICS_LISTEN: {{ include "tidemark.listen" (dict "root" .root "port" $values.telemetry.metrics.port) | quote }}
+{{- end }}
+{{- with $values.telemetry.otlpEndpoint }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ . | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,1 @@
+"""The Helm chart, rendered by the real `helm`."""

@@ -1,0 +1,276 @@
+"""What the chart makes is valid, fits together and is safe, under every set of values."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.chart.rendering import (
+    CHART,
+    NAME,
+    Manifest,
+    Values,
+    container,
+    environment,
+    helm,
+    pods,
+    render,
+)
+from tests.chart.value_sets import VALUE_SETS
+from tidemark.rpc.health import LIVENESS, READINESS
+from tidemark.settings import SERVICES
+
+KUBERNETES_VERSIONS = ("1.25", "1.37")
+CUSTOM = {"ServiceMonitor"}  # defined by the Prometheus operator, not by Kubernetes
+
+ARRIVING = {
+    "TIDEMARK_EVICTION_BATCH_SIZE",
+    "TIDEMARK_EVICTION_INTERVAL",
+    "TIDEMARK_LIFECYCLE_ADVERTISE",
+    "TIDEMARK_RETENTION_BATCH_SIZE",
+    "TIDEMARK_RETENTION_INTERVAL",
+    "TIDEMARK_RETENTION_LISTEN",
+    "TIDEMARK_SPARK_MASTER",
+    "TIDEMARK_SPARK_OPTIONS",
+    "TIDEMARK_STORAGE_ADVERTISE",
+}
+"""Settings of services that are being built; empty once they are."""
+
+KNOWN = {variable.name for service in SERVICES for variable in service.variables()} | ARRIVING
+
+each_value_set = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
+
+
+@each_value_set
+def test_lint_has_no_complaint(values: Values) -> None:
+    """S5."""
+    done = helm("lint", "--strict", str(CHART), values=values)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@each_value_set
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_kubernetes_takes_every_manifest(values: Values, version: str) -> None:
+    """S5: strictly, so that a misspelt field is found, too."""
+    for manifest in render(values).values():
+        if manifest["kind"] not in CUSTOM:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@each_value_set
+def test_selectors_match_the_pods_they_mean(values: Values) -> None:
+    rendered = render(values)
+    labels = {key: template["metadata"]["labels"] for key, template in pods(rendered)}
+
+    for key, manifest in rendered.items():
+        selector = selector_of(manifest)
+        if selector is None:
+            continue
+        chosen = {pod for pod, has in labels.items() if selector.items() <= has.items()}
+        component = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
+        meant = {
+            pod for pod, has in labels.items() if has["app.kubernetes.io/component"] == component
+        }
+        assert chosen == meant != set(), key
+
+
+@each_value_set
+def test_services_and_policies_lead_to_ports_that_the_container_has(values: Values) -> None:
+    rendered = render(values)
+    ports = {
+        template["metadata"]["labels"]["app.kubernetes.io/component"]: {
+            port["name"] for port in container(template).get("ports", [])
+        }
+        for _, template in pods(rendered)
+    }
+
+    for manifest in rendered.values():
+        component = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
+        if manifest["kind"] == "Service":
+            assert {port["targetPort"] for port in manifest["spec"]["ports"]} <= ports[component]
+        if manifest["kind"] == "NetworkPolicy":
+            rules = manifest["spec"]["ingress"] or []
+            named = {port["port"] for rule in rules for port in rule["ports"]}
+            assert {port for port in named if isinstance(port, str)} <= ports[component]
+
+
+@each_value_set
+def test_each_service_listens_where_its_port_says_and_is_called_there(values: Values) -> None:
+    rendered = render(values)
+    services = {
+        f"{key.removeprefix('Service/')}:{port['port']}"
+        for key, manifest in rendered.items()
+        if manifest["kind"] == "Service"
+        for port in manifest["spec"]["ports"]
+    }
+
+    for _, template in pods(rendered):
+        variables = environment(container(template))
+        ports = {p["name"]: p["containerPort"] for p in container(template).get("ports", [])}
+        for name, value in variables.items():
+            if name == "TIDEMARK_METRICS_LISTEN":
+                assert value.endswith(f":{ports['metrics']}")
+            elif name.endswith(("_LISTEN", "_ADVERTISE")):
+                assert value.endswith(f":{ports['grpc']}")
+            elif name.endswith("_ADDRESS"):
+                assert value in services
+            if name.endswith("_LISTEN"):
+                assert value.startswith(("0.0.0.0:", "[::]:")), "loopback is of no use in a pod"
+
+
+@each_value_set
+def test_every_variable_is_a_known_setting(values: Values) -> None:
+    """S5."""
+    for key, template in pods(render(values)):
+        ours = {name for name in environment(container(template)) if name.startswith("TIDEMARK_")}
+
+        assert ours <= KNOWN, key
+
+
+@each_value_set
+def test_what_listens_is_probed_with_three_different_questions(values: Values) -> None:
+    """S1."""
+    for key, template in pods(render(values)):
+        only = container(template)
+        ports = {port["name"]: port["containerPort"] for port in only.get("ports", [])}
+        if not ports:
+            assert not any("Probe" in field for field in only), key
+            continue
+        asked = {
+            name: only[f"{name}Probe"]["grpc"] for name in ("startup", "liveness", "readiness")
+        }
+        assert {probe["port"] for probe in asked.values()} == {ports["grpc"]}
+        assert [probe.get("service", "") for probe in asked.values()] == ["", LIVENESS, READINESS]
+
+
+@each_value_set
+def test_every_pod_is_confined(values: Values) -> None:
+    """S5: it runs as nobody in particular, writes to its volumes alone and has no rights."""
+    for key, template in pods(render(values)):
+        spec, only = template["spec"], container(template)
+
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"requests", "limits"} <= only["resources"].keys()
+        claimed = {"data"} if key.startswith("StatefulSet/") else set()
+        volumes = {volume["name"] for volume in spec["volumes"]} | claimed
+        assert {mount["name"] for mount in only["volumeMounts"]} == volumes
+
+
+@each_value_set
+def test_a_pod_gets_longer_to_stop_than_the_service_takes(values: Values) -> None:
+    """S5: it drains, closes its data, and only then would be killed."""
+    for key, template in pods(render(values)):
+        variables = environment(container(template))
+        if "TIDEMARK_SHUTDOWN_GRACE_MS" not in variables:
+            continue
+        drains_s = int(variables["TIDEMARK_SHUTDOWN_GRACE_MS"]) / 1000
+
+        assert template["spec"]["terminationGracePeriodSeconds"] > drains_s, key
+
+
+def test_storage_keeps_its_data_on_a_claim_of_its_own() -> None:
+    storage = render()[f"StatefulSet/{NAME}-storage"]
+
+    (claim,) = storage["spec"]["volumeClaimTemplates"]
+    (mount,) = (
+        each
+        for each in container(storage["spec"]["template"])["volumeMounts"]
+        if each["name"] == claim["metadata"]["name"]
+    )
+    data_dir = environment(container(storage["spec"]["template"]))["TIDEMARK_STORAGE_DATA_DIR"]
+
+    # Below the mount, where a file system may keep things of its own, such as lost+found.
+    assert Path(mount["mountPath"]) == Path(data_dir).parent
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_storage_is_named_by_its_headless_service() -> None:
+    rendered = render()
+
+    name = rendered[f"StatefulSet/{NAME}-storage"]["spec"]["serviceName"]
+
+    assert rendered[f"Service/{name}"]["spec"]["clusterIP"] == "None"
+
+
+def test_two_brokers_never_run_at_once_during_an_update() -> None:
+    """E10: the second would fence the first while it still has clients."""
+    broker = render()[f"Deployment/{NAME}-broker"]
+
+    assert broker["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_only_its_own_services_may_call_storage() -> None:
+    storage = render()[f"NetworkPolicy/{NAME}-storage"]
+
+    (grpc,) = (rule for rule in storage["spec"]["ingress"] if rule["ports"] == [{"port": "grpc"}])
+    callers = {
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in grpc["from"]
+    }
+
+    assert callers == {"broker", "lifecycle", "retention"}
+
+
+def test_nobody_may_call_the_driver_of_spark_while_it_runs_in_its_pod() -> None:
+    cronjobs = render({"retention": {"mode": "cronjobs"}})[f"NetworkPolicy/{NAME}-retention"]
+
+    assert not cronjobs["spec"]["ingress"]
+    assert cronjobs["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_a_spread_constraint_without_a_selector_means_its_own_service() -> None:
+    storage = render(VALUE_SETS["everything"])["StatefulSet/mq-storage"]
+
+    (constraint,) = storage["spec"]["template"]["spec"]["topologySpreadConstraints"]
+
+    assert constraint["labelSelector"] == storage["spec"]["selector"]
+    assert constraint["topologyKey"] == "topology.kubernetes.io/zone"
+
+
+def test_a_dashboard_in_the_chart_becomes_a_config_map(tmp_path: Path) -> None:
+    chart = tmp_path / "tidemark"
+    copy_chart(chart)
+    (chart / "dashboards" / "example.json").write_text('{"title": "{{ not a template }}"}\n')
+
+    rendered = render({"telemetry": {"dashboard": {"enabled": True}}}, chart)
+
+    dashboard = rendered[f"ConfigMap/{NAME}-dashboard"]
+    assert dashboard["data"]["example.json"] == '{"title": "{{ not a template }}"}\n'
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_each_template_makes_one_resource() -> None:
+    for template in CHART.glob("templates/**/*.yaml"):
+        assert "\n---" not in template.read_text(), template.name
+
+
+def copy_chart(target: Path) -> None:
+    for source in CHART.rglob("*"):
+        if source.is_file():
+            copy = target / source.relative_to(CHART)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(source.read_bytes())
+
+
+def selector_of(manifest: Manifest) -> Mapping[str, str] | None:
+    spec: Any = manifest.get("spec", {})
+    found: Mapping[str, str] | None = None
+    if manifest["kind"] == "Service":
+        found = spec["selector"]
+    elif manifest["kind"] == "NetworkPolicy":
+        found = spec["podSelector"]["matchLabels"]
+    elif manifest["kind"] in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
+        found = spec["selector"]["matchLabels"]
+    return found

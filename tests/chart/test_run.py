@@ -1,0 +1,176 @@
+"""The rendered chart, run: commands, environment and ports of its containers as local processes.
+
+One machine forces these substitutions and no others: ports are free ones (given as values, except
+that of metrics, which all pods share), names of Services and the address of a pod are 127.0.0.1,
+the mounted volume is a directory of the test, and `python` is that of the tests. Retention is only
+started where Spark is installed.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from tests.chart.rendering import NAME, Manifest, container, environment, render
+from tidemark.ports import free_ports
+from tidemark.processes import ServiceProcess
+from tidemark.rpc import open_channel
+
+HOST = "127.0.0.1"
+SERVICES = ("storage", "lifecycle", "broker")
+RETENTION = "retention"
+KEYS = {
+    "storage": f"StatefulSet/{NAME}-storage",
+    "lifecycle": f"Deployment/{NAME}-lifecycle",
+    "broker": f"Deployment/{NAME}-broker",
+    RETENTION: f"Deployment/{NAME}-retention",
+}
+HOOK = f"Pod/{NAME}-test"
+
+needs_spark = pytest.mark.skipif(
+    find_spec("spark_batch") is None or find_spec("pyspark") is None,
+    reason="Spark is not installed: `make spark`",
+)
+
+Pods = Mapping[str, Manifest]
+
+
+@pytest.fixture
+def pods() -> Pods:
+    """The pods of the chart with free ports, by the name of the service."""
+    ports = free_ports(HOST, len(KEYS))
+    values = {name: {"port": port} for name, port in zip(KEYS, ports, strict=True)}
+    rendered = render(values)
+    return {
+        **{name: rendered[key]["spec"]["template"] for name, key in KEYS.items()},
+        "test": rendered[HOOK],
+    }
+
+
+def at_home(text: str) -> str:
+    """The text with the names of Services replaced by this machine."""
+    return re.sub(rf"\b{NAME}-[a-z]+:", f"{HOST}:", text)
+
+
+def local_environment(name: str, pod: Manifest, tmp_path: Path) -> dict[str, str]:
+    """What the container's processes see, with `$(NAME)` filled in as Kubernetes does."""
+    fields = {"metadata.name": f"{NAME}-{name}-0", "status.podIP": HOST}
+    variables: dict[str, str] = {}
+    for variable, value in environment(container(pod)).items():
+        if isinstance(value, dict):
+            variables[variable] = fields[value["fieldRef"]["fieldPath"]]
+        else:
+            filled = re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], value)
+            variables[variable] = at_home(filled)
+    variables["TIDEMARK_METRICS_LISTEN"] = f"{HOST}:{free_ports(HOST, 1)[0]}"
+    if "TIDEMARK_STORAGE_DATA_DIR" in variables:
+        (mount,) = (m for m in container(pod)["volumeMounts"] if m["name"] == "data")
+        inside = Path(variables["TIDEMARK_STORAGE_DATA_DIR"]).relative_to(mount["mountPath"])
+        variables["TIDEMARK_STORAGE_DATA_DIR"] = str(tmp_path / "volume" / inside)
+    return variables
+
+
+def port_of(pod: Manifest) -> int:
+    (port,) = (each for each in container(pod)["ports"] if each["name"] == "grpc")
+    number: int = port["containerPort"]
+    return number
+
+
+@asynccontextmanager
+async def running(
+    pods: Pods, tmp_path: Path, names: Sequence[str] = SERVICES
+) -> AsyncIterator[Mapping[str, ServiceProcess]]:
+    """The containers as processes, started at once as Kubernetes does; ready, until the end."""
+    processes: dict[str, ServiceProcess] = {}
+    async with AsyncExitStack() as stopping:
+        for name in names:
+            only = container(pods[name])
+            python, dash_m, module, *arguments = only["command"]
+            assert (python, dash_m) == ("python", "-m")
+            process = processes[name] = ServiceProcess(
+                name,
+                module,
+                address=f"{HOST}:{port_of(pods[name])}",
+                health_service=only["readinessProbe"]["grpc"]["service"],
+                arguments=arguments,
+                environment=local_environment(name, pods[name], tmp_path),
+                log_file=tmp_path / f"{name}.log",
+            )
+            await process.start()
+            stopping.push_async_callback(_end, process)
+        for process in processes.values():
+            await process.wait_healthy()
+        yield processes
+
+
+async def _end(process: ServiceProcess) -> None:
+    if process.running:
+        await process.kill()
+
+
+async def run_hook(pods: Pods) -> tuple[int, str]:
+    """The command of the `helm test` hook; its exit status and all it wrote."""
+    python, *arguments = map(at_home, container(pods["test"])["command"])
+    assert python == "python"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_the_hook_of_helm_test_passes_against_the_rendered_chart(
+    pods: Pods, tmp_path: Path
+) -> None:
+    """S5."""
+    async with running(pods, tmp_path):
+        status, output = await run_hook(pods)
+
+    assert status == 0, output
+    assert output.splitlines()[-1] == "Tidemark works."
+    assert [each.name for each in (tmp_path / "volume").iterdir()] == ["data"]
+
+
+async def test_every_probe_of_the_rendered_chart_passes(pods: Pods, tmp_path: Path) -> None:
+    """S1."""
+    async with running(pods, tmp_path):
+        for name in SERVICES:
+            for kind in ("startup", "liveness", "readiness"):
+                probe = container(pods[name])[f"{kind}Probe"]["grpc"]
+                async with open_channel(f"{HOST}:{probe['port']}") as channel:
+                    health: Any = HealthStub(channel)
+                    request = HealthCheckRequest(service=probe.get("service", ""))
+                    answer = await health.Check(request)
+
+                assert answer.status == HealthCheckResponse.SERVING, (name, kind)
+
+
+async def test_each_service_stops_by_itself_within_the_time_its_pod_gets(
+    pods: Pods, tmp_path: Path
+) -> None:
+    """S5: in the order in which they depend on each other."""
+    async with running(pods, tmp_path) as processes:
+        for name in ("broker", "lifecycle", "storage"):
+            grace_ms = pods[name]["spec"]["terminationGracePeriodSeconds"] * 1000
+
+            assert await processes[name].stop(grace_ms) == 0, name
+
+
+@needs_spark
+async def test_the_retention_pod_of_the_rendered_chart_becomes_ready(
+    pods: Pods, tmp_path: Path
+) -> None:
+    """R11."""
+    async with running(pods, tmp_path, ("storage", RETENTION)) as processes:
+        assert processes[RETENTION].running

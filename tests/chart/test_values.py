@@ -1,0 +1,349 @@
+"""Values: one change changes only what it should, nonsense is refused, every setting can be set."""
+
+from typing import Any
+
+import pytest
+
+from tests.chart.rendering import (
+    NAME,
+    NO_VALUES,
+    Values,
+    container,
+    environment,
+    leaves,
+    pods,
+    refusal,
+    render,
+)
+from tidemark.settings import (
+    SERVICES,
+    BrokerSettings,
+    LifecycleSettings,
+    Settings,
+    StorageSettings,
+)
+
+SERVICE = {"storage": "StatefulSet", "broker": "Deployment", "lifecycle": "Deployment"}
+SERVICE["retention"] = "Deployment"
+
+
+def pod(service: str, path: str) -> str:
+    return f"{SERVICE[service]}/{NAME}-{service}.spec.template.spec.{path}"
+
+
+def variable(service: str, name: str) -> set[str]:
+    """The leaves of a variable that is set to something else."""
+    return {pod(service, f"containers[{service}].env[{name}].value")}
+
+
+def added_variable(service: str, name: str) -> set[str]:
+    """The leaves of a variable that was not there before."""
+    return variable(service, name) | {pod(service, f"containers[{service}].env[{name}].name")}
+
+
+def everywhere(*names: str) -> set[str]:
+    return {leaf for name in names for service in SERVICE for leaf in variable(service, name)}
+
+
+def resources(*keys: str) -> set[str]:
+    return {leaf for leaf in leaves(render()) if leaf.startswith(tuple(f"{key}." for key in keys))}
+
+
+BROKER_PORT = {
+    *variable("broker", "TIDEMARK_BROKER_LISTEN"),
+    *variable("broker", "TIDEMARK_BROKER_ADVERTISE"),
+    *(
+        pod("broker", f"containers[broker].{path}")
+        for path in (
+            "ports[grpc].containerPort",
+            "startupProbe.grpc.port",
+            "livenessProbe.grpc.port",
+            "readinessProbe.grpc.port",
+        )
+    ),
+    f"Service/{NAME}-broker.spec.ports[grpc].port",
+    f"Pod/{NAME}-test.spec.containers[test].command[3]",
+}
+IMAGES = {
+    *(pod(service, f"containers[{service}].image") for service in SERVICE),
+    f"Pod/{NAME}-test.spec.containers[test].image",
+}
+GRACE = {
+    *everywhere("TIDEMARK_SHUTDOWN_GRACE_MS"),
+    *(pod(service, "terminationGracePeriodSeconds") for service in SERVICE),
+}
+CLAIM = f"StatefulSet/{NAME}-storage.spec.volumeClaimTemplates[0].spec"
+
+DELTAS: list[tuple[Values, set[str]]] = [
+    ({"cluster": {"id": "blue"}}, everywhere("TIDEMARK_CLUSTER_ID")),
+    ({"cluster": {"partitions": 16}}, everywhere("TIDEMARK_PARTITIONS")),
+    ({"shutdownGraceSeconds": 60}, GRACE),
+    ({"image": {"tag": "9.9.9"}}, IMAGES),
+    ({"image": {"sparkRepository": "other"}}, {pod("retention", "containers[retention].image")}),
+    ({"storage": {"persistence": {"size": "1Ti"}}}, {f"{CLAIM}.resources.requests.storage"}),
+    ({"storage": {"persistence": {"storageClass": "fast"}}}, {f"{CLAIM}.storageClassName"}),
+    ({"storage": {"replicas": 0}}, {f"StatefulSet/{NAME}-storage.spec.replicas"}),
+    (
+        {"storage": {"startupSeconds": 61}},
+        {pod("storage", "containers[storage].startupProbe.failureThreshold")},
+    ),
+    (
+        {"storage": {"podDisruptionBudget": {"maxUnavailable": 0}}},
+        {f"PodDisruptionBudget/{NAME}-storage.spec.maxUnavailable"},
+    ),
+    (
+        {"storage": {"podDisruptionBudget": {"enabled": False}}},
+        resources(f"PodDisruptionBudget/{NAME}-storage"),
+    ),
+    ({"broker": {"port": 7777}}, BROKER_PORT),
+    ({"broker": {"service": {"type": "NodePort"}}}, {f"Service/{NAME}-broker.spec.type"}),
+    (
+        {"broker": {"resources": {"limits": {"memory": "3Gi"}}}},
+        {pod("broker", "containers[broker].resources.limits.memory")},
+    ),
+    (
+        {"broker": {"settings": {"TIDEMARK_CLIENT_TIMEOUT_MS": 60_000}}},
+        added_variable("broker", "TIDEMARK_CLIENT_TIMEOUT_MS"),
+    ),
+    (
+        {"settings": {"TIDEMARK_LOG_LEVEL": "debug"}},
+        {leaf for each in SERVICE for leaf in added_variable(each, "TIDEMARK_LOG_LEVEL")},
+    ),
+    (
+        {"telemetry": {"otlpEndpoint": "http://collector:4317"}},
+        {leaf for each in SERVICE for leaf in added_variable(each, "OTEL_EXPORTER_OTLP_ENDPOINT")},
+    ),
+    (
+        {"telemetry": {"metrics": {"scrapeAnnotations": False}}},
+        {
+            f"{kind}/{NAME}-{service}.spec.template.metadata.annotations.prometheus.io/{name}"
+            for service, kind in SERVICE.items()
+            for name in ("scrape", "port", "path")
+        },
+    ),
+    (
+        {"networkPolicy": {"enabled": False}},
+        resources(*(f"NetworkPolicy/{NAME}-{service}" for service in SERVICE)),
+    ),
+    (
+        {"retention": {"mode": "none"}},
+        resources(
+            *(f"{kind}/{NAME}-retention" for kind in ("Deployment", "Service", "NetworkPolicy"))
+        ),
+    ),
+    (
+        {"retention": {"spark": {"options": {"spark.driver.memory": "2g"}}}},
+        variable("retention", "TIDEMARK_SPARK_OPTIONS"),
+    ),
+    ({"retention": {"cronJobs": {"eviction": {"schedule": "@hourly"}}}}, set()),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), DELTAS, ids=[str(values) for values, _ in DELTAS])
+def test_a_value_changes_what_it_should_and_nothing_else(
+    values: Values, expected: set[str]
+) -> None:
+    before, after = leaves(render()), leaves(render(values))
+
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+    assert changed == expected
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+DECIDED_BY_VALUES: dict[str, Values] = {
+    "TIDEMARK_CLUSTER_ID": {"cluster": {"id": "blue"}},
+    "TIDEMARK_PARTITIONS": {"cluster": {"partitions": 16}},
+    "TIDEMARK_SHUTDOWN_GRACE_MS": {"shutdownGraceSeconds": 60},
+    "TIDEMARK_METRICS_LISTEN": {"telemetry": {"metrics": {"port": 9999}}},
+    "TIDEMARK_STORAGE_LISTEN": {"storage": {"port": 7777}},
+    "TIDEMARK_STORAGE_ADVERTISE": {"storage": {"port": 7777}},
+    "TIDEMARK_STORAGE_ADDRESS": {"storage": {"port": 7777}},
+    "TIDEMARK_BROKER_LISTEN": {"broker": {"port": 7777}},
+    "TIDEMARK_BROKER_ADVERTISE": {"broker": {"port": 7777}},
+    "TIDEMARK_LIFECYCLE_LISTEN": {"lifecycle": {"port": 7777}},
+    "TIDEMARK_LIFECYCLE_ADVERTISE": {"lifecycle": {"port": 7777}},
+    "TIDEMARK_LIFECYCLE_ADDRESS": {"lifecycle": {"port": 7777}},
+    "TIDEMARK_RETENTION_LISTEN": {"retention": {"port": 7777}},
+    "TIDEMARK_SPARK_MASTER": {"retention": {"spark": {"master": "local[2]"}}},
+    "TIDEMARK_SPARK_OPTIONS": {"retention": {"spark": {"options": {"spark.x": "1"}}}},
+}
+"""Settings that the chart decides, and a value that changes each."""
+
+FIXED = {
+    "TIDEMARK_STORAGE_DATA_DIR",  # the mount of the volume
+    "TIDEMARK_BROKER_ID",  # the name of the pod
+}
+SECTIONS: dict[type[Settings], str] = {
+    StorageSettings: "storage",
+    BrokerSettings: "broker",
+    LifecycleSettings: "lifecycle",
+}
+ALL_SETTINGS = [
+    (SECTIONS.get(service, "retention"), variable.name)
+    for service in SERVICES
+    for variable in service.variables()
+]
+
+
+def variables_of(service: str, values: Values) -> dict[str, Any]:
+    found = dict(pods(render(values)))[f"{SERVICE[service]}/{NAME}-{service}"]
+    return environment(container(found))
+
+
+@pytest.mark.parametrize(("service", "name"), ALL_SETTINGS)
+def test_every_setting_can_be_set(service: str, name: str) -> None:
+    """S5: by the service's settings, or by the value from which the chart makes it."""
+    if name in DECIDED_BY_VALUES:
+        before = variables_of(service, NO_VALUES)[name]
+
+        assert variables_of(service, DECIDED_BY_VALUES[name])[name] != before
+    elif name not in FIXED:
+        values = {service: {"settings": {name: "something"}}}
+
+        assert variables_of(service, values)[name] == "something"
+
+
+@pytest.mark.parametrize("section", ["settings", "secretSettings"])
+@pytest.mark.parametrize("name", sorted(FIXED | {"TIDEMARK_BROKER_LISTEN", "TIDEMARK_PARTITIONS"}))
+def test_what_the_chart_decides_cannot_be_set_beside_it(section: str, name: str) -> None:
+    value = {"settings": "x", "secretSettings": {"name": "a", "key": "b"}}[section]
+    service = "storage" if "STORAGE" in name else "broker"
+
+    assert f"{name} is decided by the chart" in refusal({service: {section: {name: value}}})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1_073_741_824, "1073741824"), (0, "0"), (False, "false"), ("", ""), ("a b", "a b")],
+)
+def test_a_setting_arrives_as_it_was_written(value: object, text: str) -> None:
+    name = "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES"
+
+    assert variables_of("storage", {"storage": {"settings": {name: value}}})[name] == text
+
+
+def test_a_service_wins_over_the_settings_of_all_also_with_nothing() -> None:
+    name = "TIDEMARK_PUBLISHER_CACHE_IDLE_TIMEOUT_MS"
+    values = {"settings": {name: 5}, "broker": {"settings": {name: 0}}}
+
+    assert variables_of("broker", values)[name] == "0"
+    assert variables_of("storage", values)[name] == "5"
+
+
+def test_a_secret_is_named_and_not_copied() -> None:
+    name = "OTEL_EXPORTER_OTLP_HEADERS"
+    values = {"broker": {"secretSettings": {name: {"name": "collector", "key": "headers"}}}}
+
+    found = variables_of("broker", values)[name]
+
+    assert found == {"secretKeyRef": {"name": "collector", "key": "headers"}}
+    assert not any(key.startswith("Secret/") for key in render(values))
+
+
+def test_a_setting_that_is_also_a_secret_is_refused() -> None:
+    name = "TIDEMARK_LOG_LEVEL"
+    values = {"settings": {name: "info"}, "secretSettings": {name: {"name": "a", "key": "b"}}}
+
+    assert f"{name} is set twice" in refusal(values)
+
+
+# --- nonsense -----------------------------------------------------------------------------------
+
+NONSENSE: dict[str, tuple[Values, str]] = {
+    "a section that does not exist": (
+        {"brokers": {}},
+        "Additional property brokers is not allowed",
+    ),
+    "a value that does not exist": (
+        {"broker": {"replicaCount": 1}},
+        "broker: Additional property replicaCount is not allowed",
+    ),
+    "a number that is a text": (
+        {"broker": {"port": "7400"}},
+        "broker.port: Invalid type. Expected: integer, given: string",
+    ),
+    "a fraction": (
+        {"cluster": {"partitions": 1.5}},
+        "cluster.partitions: Invalid type. Expected: integer",
+    ),
+    "less than the least": (
+        {"cluster": {"partitions": 0}},
+        "cluster.partitions: Must be greater than or equal to 1",
+    ),
+    "more than the most": (
+        {"shutdownGraceSeconds": 601},
+        "shutdownGraceSeconds: Must be less than or equal to 600",
+    ),
+    "a port that only root may open": (
+        {"broker": {"port": 80}},
+        "broker.port: Must be greater than or equal to 1024",
+    ),
+    "a choice that does not exist": (
+        {"retention": {"mode": "daemon"}},
+        'retention.mode must be one of the following: "deployment", "cronjobs", "none"',
+    ),
+    "a size without sense": (
+        {"storage": {"persistence": {"size": "large"}}},
+        "storage.persistence.size: Does not match pattern",
+    ),
+    "a name that no cluster may have": (
+        {"cluster": {"id": "my cluster"}},
+        "cluster.id: Does not match pattern",
+    ),
+    "a name that Kubernetes does not take": (
+        {"fullnameOverride": "My_Queues"},
+        "fullnameOverride: Does not match pattern",
+    ),
+    "a collector without a scheme": (
+        {"telemetry": {"otlpEndpoint": "collector:4317"}},
+        "telemetry.otlpEndpoint: Does not match pattern",
+    ),
+    "a schedule that is none": (
+        {"retention": {"cronJobs": {"eviction": {"schedule": "often"}}}},
+        "retention.cronJobs.eviction.schedule: Does not match pattern",
+    ),
+    "a Spark master of a kind that is not supported": (
+        {"retention": {"spark": {"master": "yarn"}}},
+        "retention.spark.master: Does not match pattern",
+    ),
+    "a variable that is none of ours": (
+        {"broker": {"settings": {"CLIENT_TIMEOUT_MS": 1}}},
+        'broker.settings: Property name of "CLIENT_TIMEOUT_MS" does not match',
+    ),
+    "a setting that is a list": (
+        {"broker": {"settings": {"TIDEMARK_LOG_LEVEL": ["info"]}}},
+        "broker.settings.TIDEMARK_LOG_LEVEL: Invalid type",
+    ),
+    "a secret without a key": (
+        {"secretSettings": {"OTEL_EXPORTER_OTLP_HEADERS": {"name": "collector"}}},
+        "key is required",
+    ),
+    "a spread constraint without a key": (
+        {"broker": {"topologySpreadConstraints": [{"maxSkew": 1}]}},
+        "topologyKey is required",
+    ),
+    "more storage than is supported": (
+        {"storage": {"replicas": 3}},
+        "storage.replicas is 3: one storage process holds all partitions today",
+    ),
+    "more brokers than are supported": (
+        {"broker": {"replicas": 2}},
+        "broker.replicas is 2: every broker claims all partitions today",
+    ),
+    "a monitor without metrics": (
+        {"telemetry": {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}},
+        "there would be nothing to scrape",
+    ),
+    "one port for two": (
+        {"telemetry": {"metrics": {"port": 7400}}},
+        "telemetry.metrics.port is 7400, which one of the services listens on",
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "message"), NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_is_refused_in_words(values: Values, message: str) -> None:
+    """S3."""
+    assert message in refusal(values)
