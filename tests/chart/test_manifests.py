@@ -25,20 +25,7 @@ from tidemark.settings import SERVICES
 KUBERNETES_VERSIONS = ("1.25", "1.37")
 CUSTOM = {"ServiceMonitor"}  # defined by the Prometheus operator, not by Kubernetes
 
-ARRIVING = {
-    "TIDEMARK_EVICTION_BATCH_SIZE",
-    "TIDEMARK_EVICTION_INTERVAL",
-    "TIDEMARK_LIFECYCLE_ADVERTISE",
-    "TIDEMARK_RETENTION_BATCH_SIZE",
-    "TIDEMARK_RETENTION_INTERVAL",
-    "TIDEMARK_RETENTION_LISTEN",
-    "TIDEMARK_SPARK_MASTER",
-    "TIDEMARK_SPARK_OPTIONS",
-    "TIDEMARK_STORAGE_ADVERTISE",
-}
-"""Settings of services that are being built; empty once they are."""
-
-KNOWN = {variable.name for service in SERVICES for variable in service.variables()} | ARRIVING
+KNOWN = {variable.name for service in SERVICES for variable in service.variables()}
 
 each_value_set = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
 
