@@ -16,10 +16,12 @@ from bench.broker import TOPIC, Broker, broker_of
 from bench.cluster import running_cluster
 from bench.figures import percentile
 from bench.frame import Bench, once
+from bench.usage import cpu_ns
 from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.session import Consumer, Session
 from tidemark.client.wire import receipt_of
+from tidemark.local_cluster import SERVICES
 
 LATENESS_P99_MS_MAX: Final = 200
 
@@ -43,7 +45,7 @@ async def measure_lateness(bench: Bench) -> None:
         cluster = await opened.enter_async_context(running_cluster(directory))
         broker = await opened.enter_async_context(broker_of(cluster, TopicSettings()))
         seen = await schedule_and_take(broker, plan)
-    figures = {"messages": float(count), "publish_s": seen.publish_s, **seen.figures()}
+    figures = {"publish_s": seen.publish_s, **seen.figures(), **seen.cpu_us}
     bench.tables.append([once(f"{count:,} scheduled over {plan.over_s} s", figures)])
     late_ms = figures["late_p99_ms"]
     bench.at_most("scheduled: lateness p99, ms", late_ms, LATENESS_P99_MS_MAX)
@@ -66,6 +68,8 @@ class Seen:
     """What arrived."""
 
     publish_s: float = 0
+    cpu_us: dict[str, float] = field(default_factory=dict)
+    """Processor time for each message that arrived after all were published, by process."""
     late_ms: list[float] = field(default_factory=list)
     numbers: set[int] = field(default_factory=set)
 
@@ -87,12 +91,22 @@ async def schedule_and_take(broker: Broker, plan: Plan) -> Seen:
         taking = asyncio.create_task(_take(session, consumer, seen, plan.count))
         try:
             seen.publish_s = await _publish(publisher, plan)
+            before_ns, left = _cpu_ns(broker), plan.count - len(seen.numbers)
             async with asyncio.timeout(plan.lead_s + plan.over_s + _LAST_TIMEOUT_S):
                 await taking
+            seen.cpu_us = {
+                f"{name}_cpu_us": (at_ns - before_ns[name]) / 1000 / max(1, left)
+                for name, at_ns in _cpu_ns(broker).items()
+            }
         finally:
             taking.cancel()
     assert not session.failed_settlements, session.failed_settlements[0]
     return seen
+
+
+def _cpu_ns(broker: Broker) -> dict[str, int]:
+    spent: dict[str, int] = {name: cpu_ns(broker.cluster.pid(name)) for name in SERVICES}
+    return {**spent, "client": time.process_time_ns()}
 
 
 async def _publish(session: Session, plan: Plan) -> float:
