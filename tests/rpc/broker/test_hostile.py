@@ -161,7 +161,7 @@ async def test_a_stream_has_ten_thousand_subscriptions_and_not_one_more(
     local: LocalBroker,
 ) -> None:
     session = await local.session()
-    consumer = session.open_consumer(credit=10)
+    consumer = session.open_consumer(credit=1000)
     names = [f"orders/{number}" for number in range(limits.SUBSCRIPTIONS_PER_SESSION_MAX)]
     for at in range(0, len(names), 2500):
         await in_time(consumer.subscribe(*names[at : at + 2500]))
