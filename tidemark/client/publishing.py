@@ -214,6 +214,10 @@ class Outbox:
                 self._drop(lane)
             else:
                 self.ready(lane)
+        self._unpark(part)
+
+    def _unpark(self, part: _Partition) -> None:
+        """As many lanes as there are sequences to be had may go on."""
         if part.parked and part.resuming is None:
             for _ in range(min(len(part.parked), part.sequences.room)):
                 self.ready(part.parked.popleft())
@@ -279,6 +283,8 @@ class Outbox:
             too_old_ms = self._clock.monotonic_ms() - self._timeout_ms
             for lane in list(self._lanes.values()):
                 self._expire(lane, too_old_ms)
+            for part in self._partitions.values():
+                self._unpark(part)
         self._ticking = None
 
     def _expire(self, lane: Lane, too_old_ms: int) -> None:

@@ -360,3 +360,32 @@ async def test_no_task_and_no_connection_outlives_a_client(local: LocalBroker) -
         return not mine
 
     await until(nothing_left)
+
+
+async def test_a_thousand_queues_are_subscribed_to_at_once(client: tidemark.Client) -> None:
+    names = [f"orders/{number}" for number in range(1_000)]
+    for lmq_name in (names[0], names[-1]):
+        await publish(client, lmq_name, lmq_name.encode())
+
+    async with client.subscribe(names) as deliveries:
+        came = {delivery.payload.decode() for delivery in await take(deliveries, 2)}
+
+    assert came == {names[0], names[-1]}
+
+
+async def test_a_callback_that_raises_stops_nothing(
+    client: tidemark.Client, connect: Connect
+) -> None:
+    def broken(eviction: tidemark.Eviction) -> None:
+        raise RuntimeError("the user's mistake")
+
+    bob = await connect("bob")
+    async with (
+        client.subscribe(["own/a", "own/b"], on_evicted=broken) as mine,
+        bob.subscribe(["own/a"]) as his,
+    ):
+        await publish(client, "own/a", b"his")
+        await publish(client, "own/b", b"mine")
+
+        assert (await take(his, 1))[0].payload == b"his"
+        assert (await take(mine, 1))[0].payload == b"mine"
