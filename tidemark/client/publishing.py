@@ -176,6 +176,14 @@ class Outbox:
         for lane in lanes:
             self.ready(lane)
 
+    def failed(self, link: "_Link", error: TidemarkError) -> None:
+        """A connection is gone for good; without home, nothing can be published."""
+        self._links.pop(link.connection, None)
+        if link.connection is self._routes.home:
+            self.close(error)
+        else:
+            self.rerouted(link)
+
     def send(self, lane: Lane, session: Session, room_bytes: int, runs_max: int) -> int:
         """Submit the runs of a lane, those to be repeated before new ones; returns their bytes."""
         part = self._partition(lane.partition)
@@ -350,5 +358,4 @@ class _Link(Part):
         self._outbox.rerouted(self)
 
     def failed(self, error: TidemarkError) -> None:
-        if self.connection.home:
-            self._outbox.close(error)
+        self._outbox.failed(self, error)

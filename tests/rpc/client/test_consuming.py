@@ -173,6 +173,8 @@ async def test_two_subscriptions_of_one_group_share_a_client(
         assert [each.payload for each in await take(one, 1)] == [b"a"]
         assert [each.payload for each in await take(other, 1)] == [b"b"]
 
+    await publish(client, OTHER, b"the client goes on")
+
 
 async def test_a_subscription_goes_on_after_the_broker_restarted(
     local: LocalBroker, client: tidemark.Client
