@@ -243,7 +243,7 @@ class Connection:
             if not go_away.HasField("partition"):
                 self.draining = True
 
-                if go_away.address and self.home:
+                if self.home and go_away.address and go_away.address not in self._addresses:
                     self._addresses.insert(1, go_away.address)
             self.tell_moved(go_away)
         for error in _taken(session.errors):

@@ -73,14 +73,18 @@ class Feed(Part):
 
     # --- subscriptions -------------------------------------------------------------------------
 
-    async def subscribe(self, lmq_name: str, session: Session) -> TidemarkError | None:
-        """Ask for a queue, as the user did; returns why it can not be had."""
+    async def subscribe(
+        self, lmq_names: Iterable[str], session: Session
+    ) -> dict[str, TidemarkError]:
+        """Ask for queues, as the user did; returns why some of them can not be had."""
+        refused: dict[str, TidemarkError] = {}
         async with self._syncing:
-            (result,) = await self._sync(session, _ADD, {lmq_name: 0})
-            if result.HasField("error"):
-                return from_status(result.error)
-            self.epochs[lmq_name] = result.epoch
-            return None
+            for result in await self._sync(session, _ADD, dict.fromkeys(lmq_names, 0)):
+                if result.HasField("error"):
+                    refused[result.lmq_name] = from_status(result.error)
+                else:
+                    self.epochs[result.lmq_name] = result.epoch
+        return refused
 
     async def close(self) -> None:
         """Leave every queue and end the consumer; what was not settled goes back."""

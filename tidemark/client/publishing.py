@@ -176,6 +176,14 @@ class Outbox:
         for lane in lanes:
             self.ready(lane)
 
+    def failed(self, link: "_Link", error: TidemarkError) -> None:
+        """A connection is gone for good; without home, nothing can be published."""
+        self._links.pop(link.connection, None)
+        if link.connection is self._routes.home:
+            self.close(error)
+        else:
+            self.rerouted(link)
+
     def send(self, lane: Lane, session: Session, room_bytes: int, runs_max: int) -> int:
         """Submit the runs of a lane, those to be repeated before new ones; returns their bytes."""
         part = self._partition(lane.partition)
@@ -214,6 +222,10 @@ class Outbox:
                 self._drop(lane)
             else:
                 self.ready(lane)
+        self._unpark(part)
+
+    def _unpark(self, part: _Partition) -> None:
+        """As many lanes as there are sequences to be had may go on."""
         if part.parked and part.resuming is None:
             for _ in range(min(len(part.parked), part.sequences.room)):
                 self.ready(part.parked.popleft())
@@ -279,6 +291,8 @@ class Outbox:
             too_old_ms = self._clock.monotonic_ms() - self._timeout_ms
             for lane in list(self._lanes.values()):
                 self._expire(lane, too_old_ms)
+            for part in self._partitions.values():
+                self._unpark(part)
         self._ticking = None
 
     def _expire(self, lane: Lane, too_old_ms: int) -> None:
@@ -344,5 +358,4 @@ class _Link(Part):
         self._outbox.rerouted(self)
 
     def failed(self, error: TidemarkError) -> None:
-        if self.connection.home:
-            self._outbox.close(error)
+        self._outbox.failed(self, error)

@@ -6,6 +6,7 @@ the stream ends, everybody who waits is told why.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final, Generic, Protocol, Self, TypeVar
@@ -34,12 +35,14 @@ from tidemark.client.wire import (
     receipt_of,
     settlement_of,
 )
-from tidemark.errors import TidemarkError, Unavailable
+from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
 
 _RUN_OVERHEAD_BYTES: Final = 1024
 _ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
 _REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -301,6 +304,10 @@ class Session:
                     return
         except TidemarkError:
             pass  # the reader hears why
+        except Exception as error:  # a mistake of ours must not leave everybody waiting
+            _log.exception("a frame could not be made")
+            self._end(Internal(f"a frame could not be made: {error!r}"))
+            self._call.cancel()
 
     def _next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that gathered, as far as it fits a frame."""
@@ -329,6 +336,9 @@ class Session:
                 await self._take(frame)
         except TidemarkError as reason:
             error = reason
+        except Exception as mistake:  # nor may this one
+            _log.exception("a frame could not be taken")
+            error = Internal(f"a frame could not be taken: {mistake!r}")
         finally:
             self._end(error)
         async with self.told:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, ParamSpec, TypeAlias
 
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
@@ -26,6 +26,8 @@ SettleFailed: TypeAlias = Callable[[DeliveryBatch, TidemarkError], None]
 
 _ACK: Final = Ack()
 _log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 
 class _Settling:
@@ -214,11 +216,19 @@ class Settlements:
             if not settling.answer.done():
                 settling.answer.set_exception(error)
         elif isinstance(settling.action, Ack):
-            self._on_failed(settling.batch, error)
+            call_back(self._on_failed, settling.batch, error)
 
     def _check_quiet(self) -> None:
         if not (self._under_way or self._to_send or self._later or self._acks):
             self._quiet.set()
+
+
+def call_back(callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call what the user gave; its mistakes are its own and stop nothing here."""
+    try:
+        callback(*args, **kwargs)
+    except Exception:
+        _log.exception("a callback failed")
 
 
 def _report(batch: DeliveryBatch, error: TidemarkError) -> None:

@@ -16,7 +16,7 @@ from tidemark.client.connection import Identity
 from tidemark.client.delivery import Delivery, DeliveryBatch
 from tidemark.client.feed import Feed
 from tidemark.client.routes import Routes
-from tidemark.client.settling import SettleFailed
+from tidemark.client.settling import SettleFailed, call_back
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError, Unavailable
 from tidemark.names import LmqName, validate_group
 
@@ -144,25 +144,29 @@ class Subscription:
             await feed.settlements.flush()
 
     async def _subscribe(self) -> None:
-        home = self._feed("")
-        await asyncio.gather(*(self._subscribe_to(lmq_name, home) for lmq_name in self._wanted))
-
-    async def _subscribe_to(self, lmq_name: str, feed: Feed) -> None:
-        """Ask until there is an answer that will not change; raises if it is a refusal."""
+        """Ask until every queue has an answer that will not change; raises the first refusal."""
         backoff = Backoff(self._identity.random)
+        wanted = {"": self._wanted}
         while True:
-            session = await feed.connection.ready(None)
-            try:
-                error = await feed.subscribe(lmq_name, session)
-            except TidemarkError as lost:
-                error = lost
-            if error is None:
+            refusals: list[tuple[str, str, TidemarkError]] = []
+            for owner, lmq_names in wanted.items():
+                feed = self._feed(owner)
+                session = await feed.connection.ready(None)
+                try:
+                    refused = await feed.subscribe(lmq_names, session)
+                except TidemarkError as lost:
+                    refused = dict.fromkeys(lmq_names, lost)
+                refusals += [(owner, lmq_name, error) for lmq_name, error in refused.items()]
+            if not refusals:
                 return
-            if not is_passing(error):
-                raise error
-            if isinstance(error, NotOwner):
-                feed = self._feed(error.metadata.get("owner", ""))
-            await self._clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
+            wanted = {}
+            for owner, lmq_name, error in refusals:
+                if not is_passing(error):
+                    raise error
+                if isinstance(error, NotOwner):
+                    owner = error.metadata.get("owner", "")
+                wanted.setdefault(owner, []).append(lmq_name)
+            await self._clock.sleep_ms(backoff.next_ms())
 
     def _feed(self, owner: str) -> Feed:
         """The feed of a named owner, or of home."""
@@ -246,7 +250,7 @@ class Subscription:
                 feed.returned(batch, batch.count)
         self._something.set()
         if self._on_evicted is not None:
-            self._on_evicted(Eviction(lmq_name, self.group, epoch))
+            call_back(self._on_evicted, Eviction(lmq_name, self.group, epoch))
 
     def moved(self, feed: Feed, lmq_name: str, epoch: int, owner: str) -> None:
         self._feed(owner).take_over(lmq_name, epoch)

@@ -173,22 +173,34 @@ async def test_two_subscriptions_of_one_group_share_a_client(
         assert [each.payload for each in await take(one, 1)] == [b"a"]
         assert [each.payload for each in await take(other, 1)] == [b"b"]
 
+    await publish(client, OTHER, b"the client goes on")
+
 
 async def test_a_subscription_goes_on_after_the_broker_restarted(
     local: LocalBroker, client: tidemark.Client
 ) -> None:
-    """V6: an ack that was given while there was no connection arrives on the next one."""
+    """V6: what was held went back and comes again; the old hand on it is told so."""
+    failures: list[TidemarkError] = []
     await publish(client, QUEUE, b"before")
-    async with client.subscribe([QUEUE]) as deliveries:
-        (before,) = await take(deliveries, 1)
+    async with client.subscribe(
+        [QUEUE], on_settle_failed=lambda _, error: failures.append(error)
+    ) as deliveries:
+        (held,) = await take(deliveries, 1)
         await local.stop_broker()
         await local.start_broker()
         await publish(client, QUEUE, b"after")
 
-        payloads = {each.payload for each in await take(deliveries, 1)}
-        await before.ack()
+        came = await take(deliveries, 2)
+        for delivery in came:
+            await delivery.ack()
+        await in_time(deliveries.flush())
+        assert not failures
+        await held.ack()
+        await in_time(deliveries.flush())
 
-        assert payloads <= {b"before", b"after"}
+    assert {each.payload for each in came} == {b"before", b"after"}
+    assert len(failures) == 1
+    assert await left(client) == []
 
 
 async def test_a_subscription_goes_on_after_storage_restarted(
@@ -360,3 +372,32 @@ async def test_no_task_and_no_connection_outlives_a_client(local: LocalBroker) -
         return not mine
 
     await until(nothing_left)
+
+
+async def test_a_thousand_queues_are_subscribed_to_at_once(client: tidemark.Client) -> None:
+    names = [f"orders/{number}" for number in range(1_000)]
+    for lmq_name in (names[0], names[-1]):
+        await publish(client, lmq_name, lmq_name.encode())
+
+    async with client.subscribe(names) as deliveries:
+        came = {delivery.payload.decode() for delivery in await take(deliveries, 2)}
+
+    assert came == {names[0], names[-1]}
+
+
+async def test_a_callback_that_raises_stops_nothing(
+    client: tidemark.Client, connect: Connect
+) -> None:
+    def broken(eviction: tidemark.Eviction) -> None:
+        raise RuntimeError("the user's mistake")
+
+    bob = await connect("bob")
+    async with (
+        client.subscribe(["own/a", "own/b"], on_evicted=broken) as mine,
+        bob.subscribe(["own/a"]) as his,
+    ):
+        await publish(client, "own/a", b"his")
+        await publish(client, "own/b", b"mine")
+
+        assert (await take(his, 1))[0].payload == b"his"
+        assert (await take(mine, 1))[0].payload == b"mine"
