@@ -84,11 +84,10 @@ class Cli:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         process = subprocess.Popen(
-            self.command(*arguments),
+            ["setsid", "--ctty", *self.command(*arguments)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,
         )
         os.close(theirs)
         said = b""
@@ -111,4 +110,14 @@ class Cli:
 
     def command(self, *arguments: str | bytes) -> list[str | bytes]:
         variables = [*self._variables, "TERM=xterm-256color"]
-        return ["env", *variables, sys.executable, "-m", "tidemark.cli.main", *arguments]
+        # A width in the environment would go before that of the terminal.
+        return [
+            "env",
+            "-u",
+            "COLUMNS",
+            *variables,
+            sys.executable,
+            "-m",
+            "tidemark.cli.main",
+            *arguments,
+        ]

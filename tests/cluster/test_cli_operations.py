@@ -37,7 +37,7 @@ def test_partitions_show_what_they_hold(cli: Cli) -> None:
     after = cli.ok("partitions", "--json").json
 
     def grown(figure: str) -> int:
-        return int(sum(each[figure] for each in after) - sum(each[figure] for each in before))
+        return sum(int(each[figure]) for each in after) - sum(int(each[figure]) for each in before)
 
     assert [each["state"] for each in after] == ["SERVING"] * 4
     assert {each["broker_id"] for each in after} == {"broker-0"}

@@ -56,7 +56,7 @@ def root(
 
 def main() -> None:
     completion_init()  # so that a shell with the script of `tidemark completion` is answered
-    app()
+    app(prog_name="tidemark")
 
 
 if __name__ == "__main__":
