@@ -1,17 +1,19 @@
 """Wires the scheduler together: the only place that constructs its parts.
 
-Spark starts when the schedule is first held and is kept until the end; passes run in threads, so
-that the service goes on answering.
+Spark starts when the schedule is first held and is kept until the end; it starts and passes run in
+threads, so that the service goes on answering, and stops without waiting for them.
 """
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import uuid4
 
 from spark_batch.findings import Finding
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_batch.jobs import Jobs
+
+_STOP_SPARK_MS: Final = 5_000
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +68,7 @@ class Cluster:
     async def prepare(self) -> None:
         async with self._starting:
             if self._jobs is None:
-                self._jobs = await asyncio.to_thread(self._start)
+                self._jobs = await _in_thread(self._start)
 
     def _start(self) -> "Jobs":
         from spark_batch.jobs import Jobs  # PySpark is there by now
@@ -72,10 +78,10 @@ class Cluster:
         return Jobs(self._spark, self._settings, self._clock)
 
     async def retention(self, dry_run: bool) -> Outcome:
-        return await asyncio.to_thread(self._ready().retention, dry_run)
+        return await _in_thread(partial(self._ready().retention, dry_run))
 
     async def eviction(self, dry_run: bool) -> Outcome:
-        return await asyncio.to_thread(self._ready().eviction, dry_run)
+        return await _in_thread(partial(self._ready().eviction, dry_run))
 
     def _ready(self) -> "Jobs":
         if self._jobs is None:
@@ -85,7 +91,37 @@ class Cluster:
     async def close(self) -> None:
         """End Spark; a pass that runs fails, and the next scheduler does what is left."""
         if self._spark is not None:
-            await asyncio.to_thread(self._spark.stop)
+            with suppress(TimeoutError):  # it ends with this process anyway
+                await self._clock.wait_for(_in_thread(self._spark.stop), _STOP_SPARK_MS)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """The result of blocking work; a process that stops does not wait for it.
+
+    The threads of asyncio would be waited for, and starting Spark takes longer than a stop may.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def tell(value: T | None, error: Exception | None) -> None:
+        if result.cancelled():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(cast("T", value))
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended: nobody asks any more
+            loop.call_soon_threadsafe(tell, value, failure)
+
+    Thread(target=run, daemon=True).start()
+    return await result
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Scheduler:
             if not held:
                 self._set_all(JobState.STANDING_BY, f"scheduler {holder} runs the jobs")
                 return False
-            await self._around.prepare()
+            await self._prepare()
         except TidemarkError as error:
             why = f"storage: {error.detail}"
         except Exception as error:
@@ -151,6 +151,15 @@ class Scheduler:
             _log.warning("the jobs are blocked: %s", why)
         self._set_all(JobState.BLOCKED, why)
         return False
+
+    async def _prepare(self) -> None:
+        """Start what the jobs need, and go on holding the schedule meanwhile."""
+        preparing = asyncio.ensure_future(self._around.prepare())
+        while not preparing.done():
+            with suppress(TimeoutError):
+                await self._clock.wait_for(asyncio.shield(preparing), RENEW_MS)
+            await self._around.hold(HOLD_MS)
+        await preparing
 
     def _set_all(self, state: JobState, why: str = "") -> None:
         for job in self.jobs.values():

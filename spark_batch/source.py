@@ -3,12 +3,15 @@
 `spark.read.format("tidemark").option("storage", "host:port").option("table", "runs").load()`. One
 input partition per storage partition, Arrow batches as storage streams them; conditions on topic
 and time are answered by storage. It only reads, and holds nothing between two batches.
+
+Spark imports this module in a fresh process for every step of planning, so that gRPC is imported
+only where storage is called: half a second of each step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -26,8 +29,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_batch.storage_client import Place, StorageClient, find_partitions
-from tidemark.api.storage.v1.retention_pb2 import ScanTableName, ScanTableRequest
+if TYPE_CHECKING:
+    from spark_batch.storage_client import Place
+    from tidemark.api.storage.v1.retention_pb2 import ScanTableRequest
 
 NAME: Final = "tidemark"
 
@@ -163,7 +167,7 @@ def _us(time: datetime) -> int:
 class StoragePartition(InputPartition):
     """One partition of storage."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: "Place") -> None:
         super().__init__(place)
         self.place = place
 
@@ -186,9 +190,13 @@ class TidemarkReader(DataSourceReader):
                 self._chosen = chosen
 
     def partitions(self) -> Sequence[InputPartition]:
+        from spark_batch.storage_client import find_partitions
+
         return [StoragePartition(place) for place in find_partitions(self._storage)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from spark_batch.storage_client import StorageClient
+
         assert isinstance(partition, StoragePartition)
         chosen = self._chosen
         if chosen.before_ms is not None and chosen.before_ms <= chosen.after_ms:
@@ -197,7 +205,9 @@ class TidemarkReader(DataSourceReader):
             for topic in ("",) if chosen.topics is None else chosen.topics:
                 yield from client.scan(self._request(partition.place.partition, topic))
 
-    def _request(self, partition: int, topic: str) -> ScanTableRequest:
+    def _request(self, partition: int, topic: str) -> "ScanTableRequest":
+        from tidemark.api.storage.v1.retention_pb2 import ScanTableName, ScanTableRequest
+
         request = ScanTableRequest(
             partition=partition,
             table=ScanTableName.Value(f"SCAN_TABLE_NAME_{self._table.upper()}"),

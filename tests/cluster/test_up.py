@@ -35,6 +35,11 @@ async def test_a_ready_cluster_answers_where_it_says_it_does(up: UpProcess) -> N
     assert answer.status == HealthCheckResponse.SERVING
 
 
+async def test_a_cluster_without_retention_says_so(up: UpProcess) -> None:
+    """R11."""
+    assert any(line.split()[:2] == ["retention", "off:"] for line in up.output)
+
+
 @pytest.mark.parametrize("ask", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_stops_the_services_in_order(up: UpProcess, ask: signal.Signals) -> None:
     """S5."""

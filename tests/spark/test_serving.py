@@ -21,14 +21,14 @@ from tidemark.ports import free_ports, join_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
-HOUR_MS = 3_600_000
+AGE_MS = 1_800_000  # a clock that jumps by more than an hour would be suspicious
 START_MS = 500_000
 
 
 @asynccontextmanager
 async def storage_with_old_messages(tmp_path: Path) -> AsyncIterator[RunningStorage]:
-    """Three messages are an hour old, by the clock of the machine."""
-    clock = ManualClock(SystemClock().wall_ms() - HOUR_MS)
+    """Three messages are half an hour old, by the clock of the machine."""
+    clock = ManualClock(SystemClock().wall_ms() - AGE_MS)
     storage = RunningStorage(tmp_path / "data", clock)
     await storage.start()
     try:
