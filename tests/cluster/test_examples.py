@@ -3,10 +3,8 @@
 import asyncio
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from tidemark.local_cluster import LocalCluster
 
@@ -44,8 +42,6 @@ OUTPUTS: dict[str, Sequence[str]] = {
         "now: stand up",
     ),
 }
-NEED_LIFECYCLE = {"work_queue", "delayed_jobs"}
-"""They wait for what the lifecycle service does; until it does, they are not run."""
 
 
 async def test_the_hello_example_works_and_works_again(cluster: LocalCluster) -> None:
@@ -57,26 +53,15 @@ async def test_the_hello_example_works_and_works_again(cluster: LocalCluster) ->
 
 
 async def test_each_example_does_what_it_says(cluster: LocalCluster) -> None:
-    await check_examples(OUTPUTS.keys() - NEED_LIFECYCLE, cluster)
-
-
-@pytest.mark.skip(reason="needs the sweeps of the lifecycle service")
-async def test_each_example_that_needs_sweeps_does_what_it_says(cluster: LocalCluster) -> None:
-    """L5, L6."""
-    await check_examples(NEED_LIFECYCLE, cluster)
-
-
-async def check_examples(names: Iterable[str], cluster: LocalCluster) -> None:
-    """All at once on one cluster: each has a topic of its own."""
+    """S6, L5, L6: all at once on one cluster, since each has a topic of its own."""
     address = cluster.address("broker")
-    chosen = sorted(names)
 
     outputs = await asyncio.gather(
-        *(run_example(EXAMPLES / f"{name}.py", address) for name in chosen)
+        *(run_example(EXAMPLES / f"{name}.py", address) for name in OUTPUTS)
     )
 
-    for name, output in zip(chosen, outputs, strict=True):
-        assert sorted(output) == sorted(OUTPUTS[name]), name
+    for (name, expected), output in zip(OUTPUTS.items(), outputs, strict=True):
+        assert sorted(output) == sorted(expected), name
 
 
 def test_every_example_is_run() -> None:

@@ -13,10 +13,9 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 
 from tidemark import limits
-from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.client.admin import Admin
 from tidemark.client.backoff import Backoff, is_passing
 from tidemark.client.connection import Identity
 from tidemark.client.delivery import Delivery, DeliveryBatch
@@ -36,7 +35,6 @@ from tidemark.names import (
     validate_producer_id,
 )
 from tidemark.rpc.channel import open_channel
-from tidemark.rpc.topic_protos import settings_to_proto, topic_from_proto
 from tidemark.topics import SETTING_NAMES, MaxWaitAction, Topic, TopicSettings
 from tidemark.topics import Subscription as SubscriptionKind
 
@@ -279,11 +277,16 @@ class Client:
 
         >>> await client.create_topic("jobs", max_attempts=5, dead_letter_topic="jobs-dead")
         """
-        topics: TopicServiceStub = self._stub(TopicServiceStub)
-        request = topic_pb2.CreateTopicRequest(
-            name=name, settings=settings_to_proto(_settings(settings))
-        )
-        return topic_from_proto((await topics.CreateTopic(request)).topic)
+        return await self.admin.create_topic(name, _settings(settings))
+
+    @property
+    def admin(self) -> Admin:
+        """Topics, queues, groups and partitions, as an operator sees them.
+
+        >>> async for queue in client.admin.list_queues("sessions"):
+        ...     print(queue.lmq_name, queue.messages)
+        """
+        return self._stub(Admin)
 
     # --- inside --------------------------------------------------------------------------------
 
