@@ -18,7 +18,7 @@ from lifecycle_svc import phase_one
 from lifecycle_svc.courier import Courier
 from lifecycle_svc.owners import Owners
 from lifecycle_svc.phase_one import FROM_THE_START, Reading, Tokens
-from lifecycle_svc.planner import BROKER_DRIVEN, Plan, plan
+from lifecycle_svc.planner import BROKER_DRIVEN, FactKind, Plan, plan
 from lifecycle_svc.timetable import Timetable
 from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_DONE,
@@ -120,6 +120,7 @@ class Sweeper:
         self._leased_until_ms = 0
         self._renew_ms = 0
         self._reported = False
+        self._held_until_ms = 0
         self._woken = asyncio.Event()
 
     @property
@@ -185,7 +186,7 @@ class Sweeper:
         phase = "read"
         with span(_tracer, "sweep", attributes={"tidemark.partition": self.partition}) as traced:
             try:
-                reading = await self._read(FROM_THE_START)
+                reading = await self._read(self._first_tokens())
                 if not self._reported:
                     await self._report(succeeded=True)
                     self._reported = True
@@ -216,6 +217,13 @@ class Sweeper:
             self._timetable.due(self._clock.monotonic_ms())
 
     # --- phase one -----------------------------------------------------------------------------
+
+    def _first_tokens(self) -> Tokens:
+        """Everything; but messages that are held past their time to live are looked at rarely."""
+        if self._clock.monotonic_ms() >= self._held_until_ms:
+            return FROM_THE_START
+        self._timetable.due(self._held_until_ms)
+        return {k: token for k, token in FROM_THE_START.items() if k != FactKind.DEAD_DEADLINES}
 
     async def _read(self, tokens: Tokens) -> Reading:
         self.state = SweeperState.READING
@@ -263,7 +271,8 @@ class Sweeper:
         sweep.refused += outcomes[ACTION_OUTCOME_REFUSED]
         self._count(planned.actions, [each.outcome for each in results])
         if outcomes[ACTION_OUTCOME_STALE] or outcomes[ACTION_OUTCOME_REFUSED]:
-            self._timetable.due(self._clock.monotonic_ms() + LEFT_OVER_MS)
+            self._held_until_ms = self._clock.monotonic_ms() + LEFT_OVER_MS
+            self._timetable.due(self._held_until_ms)
 
     def _count(
         self, actions: Sequence[Action], outcomes: Sequence[ActionOutcome.ValueType]

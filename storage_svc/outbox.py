@@ -120,7 +120,9 @@ async def put(unit: Unit, destination: str, slice_: Slice, body: bytes, reason: 
         unit.now_ms,
         previous,
     )
-    unit.journal.batch.put(Table.OUTBOX, u64(entry.sequence), encode(entry))
+    key = u64(entry.sequence)
+    unit.journal.batch.put(Table.OUTBOX, key, encode(entry))
+    unit.journal.batch.put(Table.OUTBOX_BODIES, key, body)
     unit.journal.indexed.append((Table.OUTBOX, unit.now_ms))
 
 
@@ -171,10 +173,12 @@ async def clear(unit: Unit, operation: ClearOutbox) -> Acted:
     if value is None or (Table.OUTBOX, key) in unit.journal.gone:
         return Acted(ActionOutcome.STALE)
     unit.journal.erase(Table.OUTBOX, key)
-    return Acted(ActionOutcome.DONE, decode(key, value).messages)
+    unit.journal.batch.delete(Table.OUTBOX_BODIES, key)
+    return Acted(ActionOutcome.DONE, decode(key, value, b"").messages)
 
 
 def encode(entry: OutboxEntry) -> bytes:
+    """An entry without its body, which nobody reads while the entry has to wait."""
     return (
         _ENTRY.pack(
             entry.destination_partition, entry.messages, entry.create_time_ms, entry.previous
@@ -183,7 +187,6 @@ def encode(entry: OutboxEntry) -> bytes:
         + text(entry.fairness_key.encode())
         + text(entry.reason.value.encode())
         + text(entry.traceparent.encode())
-        + entry.body
     )
 
 
@@ -192,18 +195,18 @@ def destination_of(value: bytes) -> str:
     return read_text(value, _ENTRY.size)[0].decode()
 
 
-def decode(key: bytes, value: bytes) -> OutboxEntry:
+def decode(key: bytes, value: bytes, body: bytes) -> OutboxEntry:
     partition, messages, create_time_ms, previous = _ENTRY.unpack_from(value)
     destination, at = read_text(value, _ENTRY.size)
     fairness_key, at = read_text(value, at)
     reason, at = read_text(value, at)
-    traceparent, at = read_text(value, at)
+    traceparent, _ = read_text(value, at)
     return OutboxEntry(
         read_u64(key),
         destination.decode(),
         partition,
         messages,
-        value[at:],
+        body,
         fairness_key.decode(),
         DeadReason(reason.decode()),
         traceparent.decode(),

@@ -25,7 +25,8 @@ OUTBOX_PAGE_MAX = 16
 OUTBOX_BYTES_MAX = 8 * 1024 * 1024
 """Outbox entries carry their messages, so a page of them is short."""
 
-OUTBOX_EXAMINED_MAX = 1024
+OUTBOX_PAGE_ROWS = 256
+OUTBOX_EXAMINED_MAX = 4096
 """Entries that one answer may pass over because their destinations were excepted."""
 
 
@@ -87,8 +88,9 @@ async def scan(
         if kind in _BY_TIME:
             page = await _scan_index(partition, reader, kind, token, limit, now_ms)
         elif kind is ScanKind.OUTBOX:
-            found, next_token = await _scan_outbox(reader, token, limit, except_destinations)
-            due = [_outbox_entry(partition.number, *row) for row in found]
+            due, next_token = await _scan_outbox(
+                partition.number, reader, token, limit, except_destinations
+            )
             page = Page(due, next_token, None, now_ms)
         else:
             page = await _scan_buried(reader, token, limit, now_ms)
@@ -108,27 +110,27 @@ async def _scan_buried(reader: Reader, token: bytes, limit: int, now_ms: int) ->
 
 
 async def _scan_outbox(
-    reader: Reader, token: bytes, limit: int, except_destinations: frozenset[str]
-) -> tuple[list[Row], bytes]:
+    partition: int, reader: Reader, token: bytes, limit: int, except_destinations: frozenset[str]
+) -> tuple[list[Due], bytes]:
     """Entries in order, as many as one answer can carry, and where to go on."""
-    limit = min(limit, OUTBOX_PAGE_MAX)
-    found: list[Row] = []
-    size = examined = 0
+    due: list[Due] = []
+    examined = body_bytes = 0
     while examined < OUTBOX_EXAMINED_MAX:
-        rows_read = await reader.scan(Table.OUTBOX, token, None, limit=OUTBOX_PAGE_MAX)
+        rows_read = await reader.scan(Table.OUTBOX, token, None, limit=OUTBOX_PAGE_ROWS)
         for key, value in rows_read:
-            size += len(value)
-            if found and (len(found) == limit or size > OUTBOX_BYTES_MAX):
-                return found, key
+            if len(due) == min(limit, OUTBOX_PAGE_MAX) or body_bytes > OUTBOX_BYTES_MAX:
+                return due, key
             token = successor(key)
             if outbox.destination_of(value) in except_destinations:
-                size -= len(value)
-            else:
-                found.append((key, value))
+                continue
+            (body,) = await reader.load(Table.OUTBOX_BODIES, [key])
+            if body is not None:  # else it was cleared meanwhile
+                body_bytes += len(body)
+                due.append(_outbox_entry(partition, key, value, body))
         examined += len(rows_read)
-        if len(rows_read) < OUTBOX_PAGE_MAX:
-            return found, b""
-    return found, token
+        if len(rows_read) < OUTBOX_PAGE_ROWS:
+            return due, b""
+    return due, token
 
 
 async def _scan_index(
@@ -190,6 +192,6 @@ def _exhausted(key: bytes, value: bytes, now_ms: int) -> Due:
     return Due(bury, now_ms)
 
 
-def _outbox_entry(source_partition: int, key: bytes, value: bytes) -> Due:
-    entry = outbox.decode(key, value)
+def _outbox_entry(source_partition: int, key: bytes, value: bytes, body: bytes) -> Due:
+    entry = outbox.decode(key, value, body)
     return Due(AppendFromOutbox(source_partition, entry), entry.create_time_ms)

@@ -43,6 +43,7 @@ class Table(StrEnum):
     | SCHEDULE_BODIES | schedule id                     | the messages of a scheduled run          |
     | TTL             | time, queue, run                | fairness key: runs by dead deadline      |
     | OUTBOX          | sequence                        | a slice on its way to another queue      |
+    | OUTBOX_BODIES   | sequence                        | the messages of that slice               |
     | OUTBOX_TAILS    | text destination                | sequence of its last outbox entry        |
     | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |
     | PRODUCERS       | text producer_id, sequence      | the first answer, for a repeat           |
@@ -71,6 +72,7 @@ class Table(StrEnum):
     SCHEDULE_BODIES = "schedule_bodies"
     TTL = "ttl"
     OUTBOX = "outbox"
+    OUTBOX_BODIES = "outbox_bodies"
     OUTBOX_TAILS = "outbox_tails"
     HIGH_WATER = "high_water"
     PRODUCERS = "producers"

@@ -247,9 +247,11 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
     """Outbox, history and consumption say what left, each message once."""
     engine = partition.memory.engine
     entries = await engine.scan(Table.OUTBOX, b"", None, limit=_EVERYTHING)
-    assert len(entries) == len(model.outbox)
-    for key, value in entries:
-        entry = outbox.decode(key, value)
+    stored = await engine.scan(Table.OUTBOX_BODIES, b"", None, limit=_EVERYTHING)
+    assert len(entries) == len(stored) == len(model.outbox)
+    for (key, value), (body_key, body) in zip(entries, stored, strict=True):
+        assert key == body_key
+        entry = outbox.decode(key, value, body)
         dead = model.outbox[entry.sequence]
         messages = MessageBatch.FromString(entry.body).messages
         assert tuple(each.payload for each in messages) == dead.payloads
