@@ -243,7 +243,7 @@ class PartitionLink:
             answer = self._answers.pop(result.request_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(result)
-        was_serving = self.serving
+        was_serving, openings = self.serving, self._health.openings
         if frame.HasField("health"):
             self._health = frame.health
         listener = self._listener
@@ -252,8 +252,9 @@ class PartitionLink:
             _log.info("link up", extra={"partition": self.partition})
         if listener is None:
             return
-        if self.serving and not was_serving:
-            # Storage has opened the partition anew: it knows of nobody who waits.
+        if self.serving and not (was_serving and openings == self._health.openings):
+            # Storage has opened the partition anew: it knows of nobody who waits. That it was
+            # closed for a moment need not have been told.
             listener.link_up(self.partition)
         for event in frame.ready:
             listener.queue_ready(self.partition, event.lmq_name, event.group)

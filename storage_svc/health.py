@@ -41,10 +41,12 @@ class Fault(NamedTuple):
 class Health:
     """The faults of one partition."""
 
-    __slots__ = ("_faults",)
+    __slots__ = ("_faults", "openings")
 
     def __init__(self) -> None:
         self._faults: dict[FaultReason, Fault] = {}
+        self.openings = 0
+        """How often the partition was opened: each time its memory began anew."""
 
     @property
     def state(self) -> PartitionState:

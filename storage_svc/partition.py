@@ -462,6 +462,7 @@ class Partition:
             await engine.close()
             raise
         handles = Handles(engine, topics, counters)
+        self.health.openings += 1
         self._memory = Memory(engine, counters, claim, topics, handles, Producers(engine))
         committed_ms, suspicious = max(counters.time_ms, self.now_ms()), self._time.suspicious
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())

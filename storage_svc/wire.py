@@ -366,7 +366,8 @@ def outbox_entry_to(entry: op.OutboxEntry) -> action_pb2.OutboxEntry:
 
 def health_to(health: Health) -> partition_pb2.PartitionHealth:
     proto = partition_pb2.PartitionHealth(
-        state=topic_pb2.PartitionState.Value(f"PARTITION_STATE_{health.state.value}")
+        state=topic_pb2.PartitionState.Value(f"PARTITION_STATE_{health.state.value}"),
+        openings=health.openings,
     )
     for fault in health.faults:
         added = proto.faults.add(reason=fault.reason.value, detail=fault.detail, alarm=fault.alarm)

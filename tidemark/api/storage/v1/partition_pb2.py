@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tidemark.api.broker.v1 import topic_pb2 as tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'tidemark/api/storage/v1/partition.proto\x12\x17tidemark.api.storage.v1\x1a\"tidemark/api/broker/v1/topic.proto\"\x80\x01\n\x0fPartitionHealth\x12\x35\n\x05state\x18\x01 \x01(\x0e\x32&.tidemark.api.broker.v1.PartitionState\x12\x36\n\x06\x66\x61ults\x18\x02 \x03(\x0b\x32&.tidemark.api.broker.v1.PartitionFaultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'tidemark/api/storage/v1/partition.proto\x12\x17tidemark.api.storage.v1\x1a\"tidemark/api/broker/v1/topic.proto\"\x92\x01\n\x0fPartitionHealth\x12\x35\n\x05state\x18\x01 \x01(\x0e\x32&.tidemark.api.broker.v1.PartitionState\x12\x36\n\x06\x66\x61ults\x18\x02 \x03(\x0b\x32&.tidemark.api.broker.v1.PartitionFault\x12\x10\n\x08openings\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.api.storage.v1.par
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARTITIONHEALTH']._serialized_start=105
-  _globals['_PARTITIONHEALTH']._serialized_end=233
+  _globals['_PARTITIONHEALTH']._serialized_end=251
 # @@protoc_insertion_point(module_scope)

@@ -27,8 +27,13 @@ class PartitionHealth(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    OPENINGS_FIELD_NUMBER: _builtins.int
     state: _topic_pb2.PartitionState.ValueType
     """Whether it serves."""
+    openings: _builtins.int
+    """How often the process has opened the partition. With every opening it has forgotten who waits
+    for messages.
+    """
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.PartitionFault]:
         """Why not."""
@@ -38,10 +43,11 @@ class PartitionHealth(_message.Message):
         *,
         state: _topic_pb2.PartitionState.ValueType = ...,
         faults: _abc.Iterable[_topic_pb2.PartitionFault] | None = ...,
+        openings: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "openings", b"openings", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
