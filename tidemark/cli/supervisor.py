@@ -193,7 +193,11 @@ def _say_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
     if cluster.log_dir is not None:
         facts.append(("logs", str(cluster.log_dir.resolve())))
     facts += [
-        ("Python", f'BrokerServiceStub(grpc.aio.insecure_channel("{broker}"))'),
+        ("Python", f'tidemark.connect("{broker}")'),
+        (
+            "shell",
+            "tidemark top" if broker.endswith(":7400") else f"tidemark top --address {broker}",
+        ),
         ("gRPC", f"grpcurl -plaintext {broker} list"),
         ("stop", f"Ctrl-C, or kill {os.getpid()}"),
     ]
