@@ -124,11 +124,9 @@ class Jobs:
             parts.append(rules.inactive_queues(queues, days, now_ms))
         parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
         days = settings.metrics_retention_days
-        for table in RECORD_TABLES if days else ():
-            time = source.TABLES[table].time
-            bound = F.col(time) < _time(now_ms - days * _DAY_MS)
-            records = self._read(table, f"partition,{time}").where(bound)
-            parts.append(rules.old_records(records, table, time, days, now_ms))
+        if days:
+            records = self._records(now_ms - days * _DAY_MS)
+            parts.append(rules.old_records(records, days, now_ms))
         return _union(parts) if parts else None
 
     def plan_eviction(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
@@ -146,6 +144,18 @@ class Jobs:
         names = [topic.name for topic in topics]
         old = F.col("publish_time") <= _time(bound_ms)
         return self._read("runs", _RUN_COLUMNS).where(F.col("topic").isin(names) & old)
+
+    def _records(self, bound_ms: int) -> DataFrame:
+        """Partition, table and time of all records before then; counted together, moved once."""
+        return _union(
+            [
+                self._read(table, f"partition,{shape.time}")
+                .where(F.col(shape.time) < _time(bound_ms))
+                .select("partition", F.lit(table).alias("table"), F.col(shape.time).alias("time"))
+                for table, shape in source.TABLES.items()
+                if table in RECORD_TABLES
+            ]
+        )
 
     def _limits(self, topics: list[Topic]) -> DataFrame:
         rows = [

@@ -87,16 +87,14 @@ def inactive_queues(queues: DataFrame, days: int, now_ms: int) -> DataFrame:
     )
 
 
-def old_records(
-    records: DataFrame, table: str, time_column: str, days: int, now_ms: int
-) -> DataFrame:
-    """R4: rows of consumption, metrics or history older than so many days, a row per partition."""
+def old_records(records: DataFrame, days: int, now_ms: int) -> DataFrame:
+    """R4: `records` (partition, table, time) older than so many days, a row per table there."""
     before_ms = now_ms - days * _DAY_MS
-    due = F.unix_millis(time_column) < before_ms
-    counted = records.where(due).groupBy("partition").agg(F.count("*").alias("messages"))
+    old = records.where(F.unix_millis("time") < before_ms)
+    counted = old.groupBy("partition", "table").agg(F.count("*").alias("messages"))
     return counted.select(
         "partition",
-        F.lit(table).alias("topic"),
+        F.col("table").alias("topic"),
         F.lit(OLD_RECORDS).alias("retention_type"),
         F.lit("").alias("lmq_name"),
         F.lit(0).cast("bigint").alias("queue_id"),

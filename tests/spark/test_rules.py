@@ -131,16 +131,17 @@ def test_inactive_queues_are_empty_and_long_unused(spark: SparkSession) -> None:
     assert (row["lmq_name"], row["before_ms"]) == ("at the limit", NOW_MS - week)
 
 
-def test_old_records_are_counted_per_partition(spark: SparkSession) -> None:
+def test_old_records_are_counted_per_partition_and_table(spark: SparkSession) -> None:
     """R4: before the limit, not at it."""
-    old = at(NOW_MS - DAY_MS - 1)
-    records = [(0, old), (0, old), (1, old), (1, at(NOW_MS - DAY_MS))]
-    frame = spark.createDataFrame(records, "partition int, acked_at timestamp")
+    old, young = at(NOW_MS - DAY_MS - 1), at(NOW_MS - DAY_MS)
+    records = [(0, "history", old), (0, "history", old), (1, "history", old), (1, "x", young)]
+    frame = spark.createDataFrame(records, "partition int, table string, time timestamp")
 
-    plan = rules.old_records(frame, "messages_consumed", "acked_at", 1, NOW_MS)
+    plan = rules.old_records(frame, 1, NOW_MS)
 
     assert tuple(plan.columns) == rules.PLAN
-    assert {(row["partition"], row["messages"]) for row in plan.collect()} == {(0, 2), (1, 1)}
+    found = {(row["partition"], row["topic"], row["messages"]) for row in plan.collect()}
+    assert found == {(0, "history", 2), (1, "history", 1)}
     assert {row["before_ms"] for row in plan.collect()} == {NOW_MS - DAY_MS}
 
 
