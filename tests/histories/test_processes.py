@@ -101,7 +101,7 @@ async def test_real_processes_that_are_killed_break_no_rule(
         if violations:
             print(f"seed {seed}\n{history}", *violations, sep="\n")
         assert not violations
-        assert set(cluster.kills) == set(KILLED)
+        assert cluster.kills, "time is real: which of them, and when, is chance"
         outcomes = Counter(each.outcome for each in history.events if isinstance(each, Settled))
         assert outcomes[Outcome.ACCEPTED]
         assert any(isinstance(each, Delivered) for each in history.events)
