@@ -5,14 +5,17 @@ import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from lifecycle_svc.service import LifecycleService
-from lifecycle_svc.sweeper import Replica
+from lifecycle_svc.sweeper import Replica, SweeperState
 from lifecycle_svc.sweepers import Sweepers
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import add_LifecycleServiceServicer_to_server
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
 from tidemark.rpc.channels import ChannelPool
 from tidemark.rpc.server import RpcServer
+from tidemark.sampling import Sampler, recorder
 from tidemark.settings import LifecycleSettings
 
 _log = logging.getLogger(__name__)
@@ -27,20 +30,35 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
         sweepers = Sweepers(channels, settings, clock)
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)
-        finding: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             await server.start()
             address = settings.advertise or server.address
             sweepers.replica = Replica(f"{random.getrandbits(64):016x}", address)
             _log.info("lifecycle listens", extra={"address": address})
-            finding = asyncio.create_task(_find(server, sweepers))
+            storage = await channels.to(settings.storage_address)
+            record = recorder(RetentionServiceStub(storage), "lifecycle")
+            tasks = [
+                asyncio.create_task(_find(server, sweepers)),
+                asyncio.create_task(Sampler(partial(_figures, sweepers), record).run(clock)),
+            ]
             yield server
         finally:
-            if finding is not None:
-                finding.cancel()
-                await asyncio.wait({finding})
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await server.stop(0)
             await sweepers.stop()
+
+
+def _figures(sweepers: Sweepers) -> dict[str, float]:
+    """The key figures of a replica, for `system_metrics` (R12)."""
+    states = [sweeper.state for sweeper in sweepers]
+    return {
+        "sweepers": len(states),
+        "sweepers.standing_by": states.count(SweeperState.STANDING_BY),
+        "sweepers.backing_off": states.count(SweeperState.BACKING_OFF),
+    }
 
 
 async def _find(server: RpcServer, sweepers: Sweepers) -> None:
