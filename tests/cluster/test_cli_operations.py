@@ -78,10 +78,9 @@ def test_top_ends_with_ctrl_c(cli: Cli) -> None:
 
 
 def test_what_a_server_does_not_offer_is_said_on_one_line(cli: Cli) -> None:
-    """S3: these calls are not built yet, or belong to another service."""
+    """S3: these calls belong to another service."""
     storage = cli.ok("partitions", "--json").json[0]["storage_address"]
     for arguments in (
-        ("redrive", "o-dead", "--reason", "REJECTED", "--after", "2h", "--limit", "10"),
         ("retention", "run", "--dry-run", "--jobs-address", storage),
         ("retention", "status", "--jobs-address", storage),
     ):
@@ -89,6 +88,17 @@ def test_what_a_server_does_not_offer_is_said_on_one_line(cli: Cli) -> None:
         assert done.code == 1, arguments
         assert done.err.startswith("tidemark: UNIMPLEMENTED: ")
         assert done.err.count("\n") == 1
+
+
+def test_dead_letters_are_counted_and_brought_back(cli: Cli) -> None:
+    """L6: there are none here; who has some is tested with the sweeps."""
+    cli.ok("topic", "create", "o-dead")
+
+    counted = cli.ok("redrive", "o-dead", "--reason", "rejected", "--after", "2h", "--dry-run")
+    moved = cli.ok("redrive", "o-dead", "--limit", "10", "--json")
+
+    assert "0" in counted.out
+    assert moved.json["messages"] == 0
 
 
 def test_the_history_tells_what_was_removed(cli: Cli) -> None:

@@ -1,14 +1,19 @@
 """The client side of Tidemark: what programs that publish and consume import.
 
-`tidemark.connect` is the door; everything else follows from what it returns.
+`tidemark.connect` is the door; everything else follows from what it returns. A part is imported
+when it is first used: a command that only asks a question needs little of it.
 """
 
-from tidemark.client.client import Client, connect
-from tidemark.client.delivery import Delivery, DeliveryBatch
-from tidemark.client.messages import Message, PublishReceipt
-from tidemark.client.publisher import Publisher
-from tidemark.client.pulling import PulledBatch
-from tidemark.client.subscription import Eviction, Subscription
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemark.client.client import Client, connect
+    from tidemark.client.delivery import Delivery, DeliveryBatch
+    from tidemark.client.messages import Message, PublishReceipt
+    from tidemark.client.publisher import Publisher
+    from tidemark.client.pulling import PulledBatch
+    from tidemark.client.subscription import Eviction, Subscription
 
 __all__ = [
     "Client",
@@ -22,3 +27,22 @@ __all__ = [
     "Subscription",
     "connect",
 ]
+
+_MODULES = {
+    "Client": "client",
+    "Delivery": "delivery",
+    "DeliveryBatch": "delivery",
+    "Eviction": "subscription",
+    "Message": "messages",
+    "PublishReceipt": "messages",
+    "Publisher": "publisher",
+    "PulledBatch": "pulling",
+    "Subscription": "subscription",
+    "connect": "client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tidemark.client' has no attribute {name!r}")
+    return getattr(import_module(f"tidemark.client.{_MODULES[name]}"), name)

@@ -1,14 +1,18 @@
 """gRPC as Tidemark uses it: servers, channels, and errors that keep their class over the wire.
 
 Services and the client build on what is named here; nothing in this package knows a single proto
-of Tidemark's own.
+of Tidemark's own. A part is imported when it is first used: a client needs no server.
 """
 
-from tidemark.rpc.channel import open_channel, revive, wait_until_serving
-from tidemark.rpc.deadline import remaining_ms
-from tidemark.rpc.server import AddressInUse, RpcServer
-from tidemark.rpc.signals import run_until_stopped
-from tidemark.rpc.statuses import from_rpc_error, from_status, to_status
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemark.rpc.channel import open_channel, revive, wait_until_serving
+    from tidemark.rpc.deadline import remaining_ms
+    from tidemark.rpc.server import AddressInUse, RpcServer
+    from tidemark.rpc.signals import run_until_stopped
+    from tidemark.rpc.statuses import from_rpc_error, from_status, to_status
 
 __all__ = [
     "AddressInUse",
@@ -22,3 +26,22 @@ __all__ = [
     "to_status",
     "wait_until_serving",
 ]
+
+_MODULES = {
+    "AddressInUse": "server",
+    "RpcServer": "server",
+    "from_rpc_error": "statuses",
+    "from_status": "statuses",
+    "open_channel": "channel",
+    "remaining_ms": "deadline",
+    "revive": "channel",
+    "run_until_stopped": "signals",
+    "to_status": "statuses",
+    "wait_until_serving": "channel",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tidemark.rpc' has no attribute {name!r}")
+    return getattr(import_module(f"tidemark.rpc.{_MODULES[name]}"), name)
