@@ -202,9 +202,9 @@ class Group:
         handed_out = first_offsets & self.outstanding.keys()
         if not handed_out:
             return []  # nothing of them came back either: the rule, and it costs nothing more
-        assert not any(
-            each.slice.run.first_offset in handed_out for each in self.live.values()
-        ), "a live reservation protects its run"
+        assert not any(each.slice.run.first_offset in handed_out for each in self.live.values()), (
+            "a live reservation protects its run"
+        )
         self.settled += sum(self.outstanding.pop(first) for first in handed_out)
         delayed = [
             (start, at)
