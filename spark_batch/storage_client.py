@@ -23,7 +23,7 @@ from tidemark.rpc.channel import OPTIONS
 from tidemark.rpc.topic_protos import topic_from_proto
 from tidemark.topics import Topic
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Of stored data: rules and plans are written for what it means."""
 
 Applying = Callable[[], retention_pb2.ApplyRetentionResponse]
