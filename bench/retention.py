@@ -4,7 +4,7 @@ Half of the messages leave in a quiet pass, the other half while somebody publis
 applying are measured apart; in service they overlap. Last comes a warm pass with one run due.
 
 PostgreSQL keeps the same promise: it deletes the same number of rows, found by the limit of their
-topic, in batches of 1000 (`DELETE ... LIMIT 1000`), and each batch commits durably together with its
+topic, in batches of 1000 (`DELETE ... LIMIT 1000`), and each batch commits durably with its
 rows of history. A client (psql, on a socket) sends one batch after the other, as services do that
 clean up in loops. PostgreSQL finds and deletes in one statement; on our side only applying is
 compared, because a plan is made once and `plan_s` stands beside it.

@@ -87,7 +87,7 @@ def schema_of(table: TableShape, wanted: Sequence[str]) -> str:
     typed = {each.split(" ")[0]: each for each in table.columns.split(", ")}
     unknown = sorted(set(wanted) - set(typed))
     if unknown:
-        raise ValueError(f"there are no columns {unknown} among {', '.join(typed)}")
+        raise ValueError(f"the table has no columns {unknown}, only {', '.join(typed)}")
     return ", ".join(typed[name] for name in wanted)
 
 
