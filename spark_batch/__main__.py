@@ -1,6 +1,7 @@
 """`python -m spark_batch run|serve|report`: one pass, the scheduler, or a page to look at."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return CANNOT_START
     if options.command == "serve":
         main(SERVICE, RetentionSettings, retention)
-        return 0
+        # Everything is stopped and told. Threads that start Spark, or that storage keeps waiting,
+        # may be anywhere: the end of the process does not ask them. Java ends with its input.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     started = telemetry.setup(SERVICE, settings.telemetry, instance_id=SERVICE)
     try:
         if options.command == "report":

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from spark_batch.jobs import Jobs
 
 _STOP_SPARK_MS: Final = 5_000
+_HOLD_TIMEOUT_S: Final = 5.0
+"""Storage that does not answer must not keep the scheduler from stopping."""
 
 T = TypeVar("T")
 
@@ -58,11 +60,11 @@ class Cluster:
         self._jobs: Jobs | None = None
 
     async def check(self) -> None:
-        await asyncio.to_thread(find_partitions, self._settings.storage_address)
+        await _in_thread(partial(find_partitions, self._settings.storage_address))
 
     async def hold(self, hold_ms: int) -> tuple[bool, str]:
         request = HoldScheduleRequest(holder=self._holder, hold_ms=hold_ms)
-        answer = await self._retention.HoldSchedule(request)
+        answer = await self._retention.HoldSchedule(request, timeout=_HOLD_TIMEOUT_S)
         return answer.held, answer.holder
 
     async def prepare(self) -> None:

@@ -4,16 +4,20 @@ A plan arrives in the order in which it was read, storage partition by storage p
 gathered or moved between machines. A task that dies may be run again: storage finds what is gone.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
 
-from spark_batch.calls import Planned, pack
-from spark_batch.rules import PLAN
-from spark_batch.storage_client import StorageClient
+from spark_batch.calls import RUNS_PER_ROW_MAX, Call, fold, pack
+from spark_batch.storage_client import Applying, StorageClient
+
+CALLS_UNDER_WAY: Final = 2
+"""Calls of one task that storage has at a time: the next is there when one is done."""
 
 OUTCOME: Final = (
     "topic string, retention_type string, removed bigint, bytes bigint, stale bigint, calls bigint"
@@ -35,20 +39,20 @@ def _apply(
 ) -> Iterator[pa.RecordBatch]:
     totals: _Totals = {}
     clients: dict[str, StorageClient] = {}
+    rows_max = min(batch_size, RUNS_PER_ROW_MAX)
+    plan = chain.from_iterable(fold(batch, rows_max) for batch in batches)
+    under_way: deque[tuple[Call, StorageClient, Applying]] = deque()
     with ExitStack() as opened:
-        for call in pack(_rows(batches), pass_id, batch_size):
+        for call in pack(plan, pass_id, batch_size):
             address = places[call.request.partition]
             if address not in clients:
                 clients[address] = opened.enter_context(StorageClient(address))
-            total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
-            more = True
-            while more:  # old records leave in portions, everything else at once
-                applied = clients[address].apply(call.request)
-                more = applied.more
-                total[0] += applied.messages + applied.queues
-                total[1] += applied.bytes
-                total[2] += applied.stale
-                total[3] += 1
+            client = clients[address]
+            under_way.append((call, client, client.apply(call.request)))
+            if len(under_way) == CALLS_UNDER_WAY:
+                _finish(*under_way.popleft(), totals)
+        for each in under_way:
+            _finish(*each, totals)
     if totals:
         rows = [(*key, *total) for key, total in totals.items()]
         names = [column.split()[0] for column in OUTCOME.split(", ")]
@@ -56,7 +60,15 @@ def _apply(
         yield pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Planned]:
-    for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in PLAN]
-        yield from map(Planned._make, zip(*columns, strict=True))
+def _finish(call: Call, client: StorageClient, applying: Applying, totals: _Totals) -> None:
+    """Wait for a call and count what it removed."""
+    total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
+    while True:
+        applied = applying()
+        total[0] += applied.messages + applied.queues
+        total[1] += applied.bytes
+        total[2] += applied.stale
+        total[3] += 1
+        if not applied.more:
+            return
+        applying = client.apply(call.request)  # old records leave in portions

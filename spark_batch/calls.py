@@ -1,11 +1,16 @@
-"""Calls: packs planned deletions into bounded requests to storage.
+"""Calls: folds a plan and packs it into bounded requests to storage.
 
 Pure. Consecutive runs of one lane become one row of a request, because storage loads the queue once
 for all of them; a run that is not planned but lies between two that are is checked like the others.
+A plan has a row per run, so that folding is done by Arrow, column by column.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_batch import rules
 from tidemark.api.storage.v1.retention_pb2 import (
@@ -18,9 +23,19 @@ from tidemark.api.storage.v1.retention_pb2 import (
 RUNS_PER_ROW_MAX: Final = 100
 """Runs that one row of a request names: storage puts up to 32 rows into one commit."""
 
+_SHARED: Final = (
+    "partition",
+    "topic",
+    "retention_type",
+    "lmq_name",
+    "queue_id",
+    "fairness_key",
+)
+"""What the planned rows of one lane have in common."""
+
 
 class Planned(NamedTuple):
-    """One row of a plan, in the order of `rules.PLAN`."""
+    """Consecutive planned rows of one lane, or one queue, or one table of old records."""
 
     partition: int
     topic: str
@@ -29,9 +44,39 @@ class Planned(NamedTuple):
     queue_id: int
     fairness_key: str
     first_offset: int
-    messages: int
-    bytes: int
     before_ms: int
+    end_offset: int
+    rows: int
+
+
+def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
+    """The rows of a plan (`rules.PLAN`) in their order, at most so many folded into one."""
+    count = plan.num_rows
+    if not count:
+        return
+
+    def neighbours(name: str) -> tuple[pa.Array, pa.Array]:
+        column = plan.column(name)
+        return column.slice(1), column.slice(0, count - 1)
+
+    # Queues and records have no offsets, so that each begins anew.
+    begins = reduce(
+        pc.or_,
+        (pc.not_equal(*neighbours(name)) for name in _SHARED),
+        pc.less_equal(*neighbours("first_offset")),
+    )
+    starts = [0, *(at + 1 for at in pc.indices_nonzero(begins).to_pylist())]
+    pieces = [
+        (at, min(at + rows_max, end))
+        for start, end in zip(starts, [*starts[1:], count], strict=True)
+        for at in range(start, end, rows_max)
+    ]
+    heads = plan.take([start for start, _ in pieces])
+    lasts = plan.take([end - 1 for _, end in pieces])
+    columns = [heads.column(name).to_pylist() for name in (*_SHARED, "first_offset", "before_ms")]
+    ends = pc.add(lasts.column("first_offset"), lasts.column("messages")).to_pylist()
+    sizes = [end - start for start, end in pieces]
+    yield from map(Planned._make, zip(*columns, ends, sizes, strict=True))
 
 
 class Call(NamedTuple):
@@ -43,40 +88,23 @@ class Call(NamedTuple):
 
 
 def pack(plan: Iterable[Planned], pass_id: str, batch_size: int) -> Iterator[Call]:
-    """Requests that cover the plan in its order, with at most `batch_size` planned rows each."""
+    """Requests that cover the plan in its order, with at most `batch_size` planned rows each.
+
+    What was folded is not cut again: it must be no larger than that.
+    """
     call: Call | None = None
-    taken = runs = 0
-    last: Planned | None = None
+    about: tuple[object, ...] = ()
+    taken = 0
     for planned in plan:
-        same_call = (
-            call is not None
-            and last is not None
-            and planned[:3] == last[:3]  # partition, topic and type
-            and taken < batch_size
-        )
-        if call is not None and not same_call:
-            yield call
+        same_call = planned[:3] == about and taken + planned.rows <= batch_size
         if call is None or not same_call:
-            call, taken, last = _empty(planned, pass_id), 0, None
-        if last is not None and runs < RUNS_PER_ROW_MAX and _follows(planned, last):
-            call.request.rows[-1].range.end = planned.first_offset + planned.messages
-            runs += 1
-        else:
-            _add(call.request, planned)
-            runs = 1
-        taken += 1
-        last = planned
+            if call is not None:
+                yield call
+            call, taken, about = _empty(planned, pass_id), 0, planned[:3]
+        _add(call.request, planned)
+        taken += planned.rows
     if call is not None:
         yield call
-
-
-def _follows(planned: Planned, last: Planned) -> bool:
-    return (
-        planned.retention_type not in (rules.INACTIVE_QUEUE, rules.OLD_RECORDS)
-        and planned.queue_id == last.queue_id
-        and planned.fairness_key == last.fairness_key
-        and planned.first_offset > last.first_offset
-    )
 
 
 def _empty(planned: Planned, pass_id: str) -> Call:
@@ -96,4 +124,4 @@ def _add(request: ApplyRetentionRequest, planned: Planned) -> None:
         case _:
             row.fairness_key = planned.fairness_key
             row.range.start = planned.first_offset
-            row.range.end = planned.first_offset + planned.messages
+            row.range.end = planned.end_offset

@@ -7,7 +7,6 @@ last word on each row. A pass that breaks is not resumed: the next one finds wha
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce
 from typing import Final
 from uuid import uuid4
@@ -15,10 +14,11 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from spark_batch import rules, source
+from spark_batch import reading, rules
 from spark_batch.applying import OUTCOME, applier
 from spark_batch.findings import Counts, Finding, explain
-from spark_batch.storage_client import find_partitions, find_topics
+from spark_batch.source import TABLES, Chosen
+from spark_batch.storage_client import Place, find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
 from tidemark.telemetry import span, tracer
@@ -31,7 +31,10 @@ RETENTION_TYPES: Final = (
     rules.OLD_RECORDS,
 )
 EVICTION_TYPES: Final = (rules.MAX_WAIT_TIME_EVICTION,)
-RECORD_TABLES: Final = ("messages_consumed", "system_metrics", "history")
+RECORD_TIMES: Final = {
+    name: TABLES[name].time for name in ("messages_consumed", "system_metrics", "history")
+}
+"""Tables of records, and the column by which they get old."""
 
 _RUN_COLUMNS: Final = (
     "partition,topic,lmq_name,queue_id,fairness_key,first_offset,messages,bytes,publish_time,"
@@ -119,14 +122,15 @@ class Jobs:
             parts.append(rules.expired_or_completed(runs, self._limits(kept), now_ms))
         days = settings.partition_cleanup_days
         if days:
-            bound = F.col("last_activity") <= _time(now_ms - days * _DAY_MS)
-            queues = self._read("queues", _QUEUE_COLUMNS).where(bound)
+            idle_since = Chosen(before_ms=now_ms - days * _DAY_MS + 1)
+            queues = self._read("queues", _QUEUE_COLUMNS, idle_since)
             parts.append(rules.inactive_queues(queues, days, now_ms))
         parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
         days = settings.metrics_retention_days
         if days:
-            records = self._records(now_ms - days * _DAY_MS)
-            parts.append(rules.old_records(records, days, now_ms))
+            records = self._old_records(now_ms - days * _DAY_MS)
+            if records is not None:
+                parts.append(rules.old_records(records, days, now_ms))
         return _union(parts) if parts else None
 
     def plan_eviction(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
@@ -141,23 +145,26 @@ class Jobs:
 
     def _runs(self, topics: list[Topic], bound_ms: int) -> DataFrame:
         """Runs that may be due: of these topics, published by then at the latest."""
-        names = [topic.name for topic in topics]
-        old = F.col("publish_time") <= _time(bound_ms)
-        return self._read("runs", _RUN_COLUMNS).where(F.col("topic").isin(names) & old)
+        names = tuple(sorted(topic.name for topic in topics))
+        return self._read("runs", _RUN_COLUMNS, Chosen(names, before_ms=bound_ms + 1))
 
-    def _records(self, bound_ms: int) -> DataFrame:
-        """Partition, table and time of all records before then; counted together, moved once."""
-        return _union(
-            [
-                self._read(table, f"partition,{shape.time}")
-                .where(F.col(shape.time) < _time(bound_ms))
-                .select("partition", F.lit(table).alias("table"), F.col(shape.time).alias("time"))
-                for table, shape in source.TABLES.items()
-                if table in RECORD_TABLES
-            ]
-        )
+    def _old_records(self, bound_ms: int) -> DataFrame | None:
+        """Partition, table and time of all records before then; counted together, moved once.
+
+        Storage keeps them in the order of time, so that the driver asks first: mostly none is old.
+        """
+        chosen = Chosen(before_ms=bound_ms)
+        frames = [
+            self._read(table, f"partition,{time}", chosen).select(
+                "partition", F.lit(table).alias("table"), F.col(time).alias("time")
+            )
+            for table, time in RECORD_TIMES.items()
+            if reading.has_rows(self._places(), table, chosen)
+        ]
+        return _union(frames) if frames else None
 
     def _limits(self, topics: list[Topic]) -> DataFrame:
+        """As literals: a frame made of Python's objects would be a job of its own."""
         rows = [
             (
                 topic.name,
@@ -168,11 +175,19 @@ class Jobs:
             )
             for topic in topics
         ]
-        return self._spark.createDataFrame(rows, rules.LIMITS)
+        row = "(?, ?, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT))"
+        names = ", ".join(each.split()[0] for each in rules.LIMITS.split(", "))
+        values = ", ".join([row] * len(rows))
+        return self._spark.sql(
+            f"SELECT * FROM VALUES {values} AS limits({names})",
+            [each for row in rows for each in row],
+        )
 
-    def _read(self, table: str, columns: str) -> DataFrame:
-        options = {"storage": self.storage, "table": table, "columns": columns}
-        return self._spark.read.format(source.NAME).options(**options).load()
+    def _read(self, table: str, columns: str, chosen: Chosen) -> DataFrame:
+        return reading.read(self._spark, self._places(), table, columns, chosen)
+
+    def _places(self) -> list[Place]:
+        return find_partitions(self.storage)
 
     # --- a pass --------------------------------------------------------------------------------
 
@@ -206,7 +221,7 @@ class Jobs:
 
     def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
         """Have the executors apply a plan; what was removed. May be repeated with the same id."""
-        places = {place.partition: place.address for place in find_partitions(self.storage)}
+        places = {place.partition: place.address for place in self._places()}
         outcomes = plan.mapInArrow(applier(places, pass_id, batch_size), OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
         for row in outcomes:
@@ -229,10 +244,6 @@ def _shortest_s(settings: TopicSettings) -> int:
         return 0
     limits = (settings.retention_seconds, settings.completed_retention_seconds)
     return min((limit for limit in limits if limit), default=0)
-
-
-def _time(time_ms: int) -> datetime:
-    return datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
 def _union(parts: list[DataFrame]) -> DataFrame:

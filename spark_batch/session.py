@@ -38,6 +38,7 @@ def start_session(settings: RetentionSettings) -> "SparkSession":
         "spark.log.level": "WARN",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "4",
+        "spark.python.daemon.module": "spark_batch.worker_daemon",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         **split_pairs(settings.spark_options),

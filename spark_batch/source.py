@@ -80,6 +80,17 @@ TABLES: Final = {
 }
 
 
+def schema_of(table: TableShape, wanted: Sequence[str]) -> str:
+    """The columns that are wanted, all if none is named, as Spark spells a schema."""
+    if not wanted:
+        return table.columns
+    typed = {each.split(" ")[0]: each for each in table.columns.split(", ")}
+    unknown = sorted(set(wanted) - set(typed))
+    if unknown:
+        raise ValueError(f"the table has no columns {unknown}, only {', '.join(typed)}")
+    return ", ".join(typed[name] for name in wanted)
+
+
 def register(spark: SparkSession) -> None:
     """Make the source known to a session."""
     spark.dataSource.register(TidemarkSource)
@@ -93,15 +104,8 @@ class TidemarkSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        columns = self._table().columns
         wanted = [each.strip() for each in self.options.get("columns", "").split(",")]
-        if wanted == [""]:
-            return columns
-        typed = {each.split(" ")[0]: each for each in columns.split(", ")}
-        unknown = sorted(set(wanted) - set(typed))
-        if unknown:
-            raise ValueError(f"table {self.options['table']} has no columns {unknown}")
-        return ", ".join(typed[name] for name in wanted)
+        return schema_of(self._table(), [] if wanted == [""] else wanted)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._table()
@@ -123,6 +127,9 @@ class Chosen:
     topics: tuple[str, ...] | None = None  # None: all
     after_ms: int = 0
     before_ms: int | None = None
+
+
+_EVERYTHING: Final = Chosen()
 
 
 def push(chosen: Chosen, table: TableShape, condition: Filter) -> Chosen | None:
@@ -175,11 +182,19 @@ class StoragePartition(InputPartition):
 class TidemarkReader(DataSourceReader):
     """Reads one table; made by the driver, used by the executors."""
 
-    def __init__(self, storage: str, table: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        storage: str,
+        table: str,
+        columns: Sequence[str],
+        chosen: Chosen = _EVERYTHING,
+        batch_rows: int = 0,
+    ) -> None:
         self._storage = storage
         self._table = table
         self._columns = list(columns)
-        self._chosen = Chosen()
+        self._chosen = chosen
+        self._batch_rows = batch_rows
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for condition in filters:
@@ -213,6 +228,7 @@ class TidemarkReader(DataSourceReader):
             table=ScanTableName.Value(f"SCAN_TABLE_NAME_{self._table.upper()}"),
             columns=self._columns,
             topic=topic,
+            batch_rows=self._batch_rows,
         )
         if self._chosen.after_ms > 0:
             request.after_time.FromMilliseconds(self._chosen.after_ms)

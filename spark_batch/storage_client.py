@@ -23,8 +23,11 @@ from tidemark.rpc.channel import OPTIONS
 from tidemark.rpc.topic_protos import topic_from_proto
 from tidemark.topics import Topic
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Of stored data: rules and plans are written for what it means."""
+
+Applying = Callable[[], retention_pb2.ApplyRetentionResponse]
+"""A call that is under way; calling it waits for the answer."""
 
 _CALL_TIMEOUT_S: Final = 60.0
 _HOME: Final = 0
@@ -86,13 +89,16 @@ class StorageClient:
                 with pa.ipc.open_stream(piece.arrow) as stream:
                     yield from stream
 
-    def apply(
-        self, request: retention_pb2.ApplyRetentionRequest
-    ) -> retention_pb2.ApplyRetentionResponse:
-        applied: retention_pb2.ApplyRetentionResponse = self._call(
-            self._retention.ApplyRetention, request
-        )
-        return applied
+    def apply(self, request: retention_pb2.ApplyRetentionRequest) -> Applying:
+        """Begin a call; what is returned waits for its answer."""
+        begun = self._retention.ApplyRetention.future(request, timeout=_CALL_TIMEOUT_S)
+
+        def wait() -> retention_pb2.ApplyRetentionResponse:
+            with _revived():
+                applied: retention_pb2.ApplyRetentionResponse = begun.result()
+                return applied
+
+        return wait
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         with _revived():

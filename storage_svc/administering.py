@@ -127,7 +127,7 @@ async def purge(unit: Unit, operation: Purge) -> Removed:
         if state.is_held(run):
             skipped += run.messages
             continue
-        state.delete_run(run, unit.journal)
+        state.delete_runs((run,), unit.journal)
         messages += run.messages
         body_bytes += run.body_bytes
     if messages:

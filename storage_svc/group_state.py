@@ -7,7 +7,7 @@ Everything before a lane's position that is in none of these is settled; so sett
 of its own, and progress costs what is in flight, not what ever happened (ADR 0004).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.drr import Ring
@@ -184,24 +184,40 @@ class Group:
             spans.append((position, run.end))
         return sorted(spans)
 
-    def drop_run(self, run: Run) -> list[tuple[int, int]]:
-        """Forget a run that is deleted; no live reservation may hold it.
+    def drop_runs(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
+        """Forget runs of one lane that are deleted; no live reservation may hold any.
 
-        Returns the starts of its slices that had a record of their own, each with the end of its
+        Returns the starts of their slices that had a record of their own, each with the end of its
         delay (0 without one).
         """
-        assert not self.holds(run), "a live reservation protects its run"
-        lane = self.lanes.get(run.fairness_key)
-        returned = lane.drop(run) if lane is not None else []
-        delayed = [(start, at) for start, (each, at) in self.delayed.items() if each.run == run]
-        buried = [start for start, each in self.buried.items() if each.run == run]
+        lane = self.lanes.get(runs[0].fairness_key)
+        position = self.base if lane is None else max(self.base, lane.position)
+        self.settled += sum(
+            run.first_offset + run.messages - max(position, run.first_offset)
+            for run in runs
+            if run.first_offset + run.messages > position
+        )
+        first_offsets = {run.first_offset for run in runs}
+        returned = lane.drop(first_offsets) if lane is not None else []
+        handed_out = first_offsets & self.outstanding.keys()
+        if not handed_out:
+            return []  # nothing of them came back either: the rule, and it costs nothing more
+        assert not any(each.slice.run.first_offset in handed_out for each in self.live.values()), (
+            "a live reservation protects its run"
+        )
+        self.settled += sum(self.outstanding.pop(first) for first in handed_out)
+        delayed = [
+            (start, at)
+            for start, (each, at) in self.delayed.items()
+            if each.run.first_offset in handed_out
+        ]
+        buried = [
+            start for start, each in self.buried.items() if each.run.first_offset in handed_out
+        ]
         for start, _ in delayed:
             del self.delayed[start]
         for start in buried:
             del self.buried[start]
-        position = self.base if lane is None else lane.position
-        never_handed_out = max(0, run.end - max(position, self.base, run.first_offset))
-        self.settled += never_handed_out + self.outstanding.pop(run.first_offset, 0)
         return [(start, 0) for start in returned + buried] + delayed
 
     def cursor(self, next_offset: int) -> int:

@@ -3,6 +3,7 @@
 A row is written in the same commit as the deletion that it counts.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from storage_svc.engines.engine import Table
@@ -33,31 +34,37 @@ def write(
 
 
 async def add(
-    unit: Unit,
-    lmq_name: str,
-    kind: RetentionType,
-    pass_id: str,
-    messages: int,
-    body_bytes: int,
+    unit: Unit, kind: RetentionType, pass_id: str, totals: Mapping[str, tuple[int, int]]
 ) -> None:
-    """Count into the one row of (queue, type, pass), however many calls the pass makes."""
-    index = _pass_key(pass_id, kind, lmq_name)
+    """Count messages and bytes by queue into the one row of (queue, type, pass) each.
+
+    However many calls the pass makes: a row that is there already is written anew.
+    """
+    passes = unit.journal.passes
+    index = {name: _pass_key(pass_id, kind, name) for name in totals}
+    await _read_counted(unit, [key for key in index.values() if key not in passes])
+    for name, (messages, body_bytes) in totals.items():
+        counted = passes.get(index[name])
+        if counted is None:
+            key = write(unit, name, kind, pass_id, messages, body_bytes)
+            unit.journal.batch.put(Table.PASSES, index[name], key)
+        else:
+            key, messages, body_bytes = counted[0], counted[1] + messages, counted[2] + body_bytes
+            row = HistoryRow(name, kind, pass_id, messages, body_bytes, unit.now_ms)
+            unit.journal.batch.put(Table.HISTORY, key, _value(row))
+        passes[index[name]] = (key, messages, body_bytes)
+
+
+async def _read_counted(unit: Unit, index: list[bytes]) -> None:
+    """Fill the journal with what earlier commits of the pass have counted."""
     engine = unit.memory.engine
-    counted = unit.journal.passes.get(index)
-    if counted is None:
-        (key,) = await engine.load(Table.PASSES, [index])
-        stored = None if key is None else (await engine.load(Table.HISTORY, [key]))[0]
-        if key is not None and stored is not None:
+    keys = await engine.load(Table.PASSES, index)
+    found = {each: key for each, key in zip(index, keys, strict=True) if key is not None}
+    rows = await engine.load(Table.HISTORY, list(found.values()))
+    for (each, key), stored in zip(found.items(), rows, strict=True):
+        if stored is not None:  # else it was forgotten as an old record
             before = read(key, stored)
-            counted = (key, before.messages, before.body_bytes)
-    if counted is None:
-        key = write(unit, lmq_name, kind, pass_id, messages, body_bytes)
-        unit.journal.batch.put(Table.PASSES, index, key)
-    else:
-        key, messages, body_bytes = counted[0], counted[1] + messages, counted[2] + body_bytes
-        row = HistoryRow(lmq_name, kind, pass_id, messages, body_bytes, unit.now_ms)
-        unit.journal.batch.put(Table.HISTORY, key, _value(row))
-    unit.journal.passes[index] = (key, messages, body_bytes)
+            unit.journal.passes[each] = (key, before.messages, before.body_bytes)
 
 
 async def forget(unit: Unit, before: bytes, limit: int) -> list[tuple[bytes, bytes]]:

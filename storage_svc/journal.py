@@ -4,6 +4,8 @@ Owns what is specific to a commit: the batch, records that changed several times
 once, bodies that are not yet in the engine, and what is to be told once the commit is durable.
 """
 
+from collections.abc import Sequence
+
 from storage_svc import rows
 from storage_svc.deadlines import Deadlines
 from storage_svc.engines.engine import Batch, Row, Table
@@ -131,20 +133,26 @@ class BatchJournal:
         if run.dead_deadline_ms:
             self.batch.put(Table.TTL, rows.ttl_key(queue_id, run), run.fairness_key.encode())
 
-    def delete_run(self, record: QueueRecord, run: Run) -> None:
+    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None:
+        """Runs of one lane."""
         queue_id = record.queue_id
-        key = rows.body_key(queue_id, run)
-        header = rows.run_key(queue_id, run)
-        self.deleted.add(header)
-        self.batch.delete(Table.RUN_HEADERS, header)
-        self.batch.delete(Table.RUN_BODIES, key)
-        self.deleted_bodies.append(key)
-        self.messages -= run.messages
-        self.body_bytes -= run.body_bytes
-        if self.bodies.pop(key, None) is not None:
-            self.appended[queue_id].remove(run)
-        if run.dead_deadline_ms:
-            self.batch.delete(Table.TTL, rows.ttl_key(queue_id, run))
+        lane, queue = rows.lane_prefix(queue_id, runs[0].fairness_key), u64(queue_id)
+        offsets = [u64(run.first_offset) for run in runs]
+        headers = [lane + offset for offset in offsets]
+        bodies = [queue + offset for offset in offsets]
+        self.deleted.update(headers)
+        self.deleted_bodies += bodies
+        self.batch.delete_all(Table.RUN_HEADERS, headers)
+        self.batch.delete_all(Table.RUN_BODIES, bodies)
+        for run in runs:
+            self.messages -= run.messages
+            self.body_bytes -= run.body_bytes
+            if run.dead_deadline_ms:
+                self.batch.delete(Table.TTL, rows.ttl_key(queue_id, run))
+        if queue_id in self.appended:
+            for key, run in zip(bodies, runs, strict=True):
+                if self.bodies.pop(key, None) is not None:
+                    self.appended[queue_id].remove(run)
 
     # --- reservations --------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ fed in page by page, so that a backlog costs no memory.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 LANE_RUNS_MAX = 128
@@ -131,14 +131,21 @@ class Lane:
             self.fresh.popleft()
         return Slice(start, self.position, run)
 
-    def drop(self, run: Run) -> list[int]:
-        """Forget a run that is deleted; returns the starts of its slices that were ready again."""
-        starts = [each.start for each in self.returned if each.run == run]
-        if starts:
-            self.returned = [each for each in self.returned if each.run != run]
-        if run in self.fresh:
-            self.fresh.remove(run)
-        return starts
+    def drop(self, first_offsets: Set[int]) -> list[int]:
+        """Forget runs that are deleted; returns the starts of their slices that were ready again.
+
+        Within a queue a run is known by its first offset.
+        """
+        if self.fresh:
+            self.fresh = deque(run for run in self.fresh if run.first_offset not in first_offsets)
+        if not self.returned:
+            return []
+        dropped = [each.start for each in self.returned if each.run.first_offset in first_offsets]
+        if dropped:
+            self.returned = [
+                each for each in self.returned if each.run.first_offset not in first_offsets
+            ]
+        return dropped
 
     def give_back(self, slice_: Slice) -> tuple[Slice, list[int]]:
         """Messages that were handed out are ready again.

@@ -53,7 +53,7 @@ class Journal(Protocol):
     def group_removed(self, record: QueueRecord, group: Group) -> None: ...
     def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None: ...
     def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None: ...
-    def delete_run(self, record: QueueRecord, run: Run) -> None: ...
+    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None: ...
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None: ...
     def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None: ...
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
@@ -105,17 +105,21 @@ class QueueState:
             group.offer(run)
             self._tell_if_short(group, journal)
 
-    def delete_run(self, run: Run, journal: Journal) -> None:
-        """Remove a run in every group; no live reservation may hold it."""
+    def delete_runs(self, runs: Sequence[Run], journal: Journal) -> None:
+        """Remove runs of one lane in every group; no live reservation may hold any."""
         for group in self.groups.values():
-            for start, not_before_ms in group.drop_run(run):
+            for start, not_before_ms in group.drop_runs(runs):
                 journal.delete_exception(self.record, group, start, not_before_ms)
             journal.group_changed(self.record, group)
-        self._erase(run, journal)
+        self._erase(runs, journal)
 
     def is_held(self, run: Run) -> bool:
         """Whether any live reservation covers messages of the run."""
         return any(group.holds(run) for group in self.groups.values())
+
+    def is_settled(self, run: Run) -> bool:
+        """Whether there are groups, and every one has settled the run."""
+        return bool(self.groups) and all(group.has_settled(run) for group in self.groups.values())
 
     # --- groups --------------------------------------------------------------------------------
 
@@ -397,12 +401,12 @@ class QueueState:
         if not self.rules.keeps_settled and all(
             group.has_settled(run) for group in self.groups.values()
         ):
-            self._erase(run, journal)
+            self._erase((run,), journal)
 
-    def _erase(self, run: Run, journal: Journal) -> None:
-        self.record.messages -= run.messages
-        self.record.body_bytes -= run.body_bytes
-        journal.delete_run(self.record, run)
+    def _erase(self, runs: Sequence[Run], journal: Journal) -> None:
+        self.record.messages -= sum(run.messages for run in runs)
+        self.record.body_bytes -= sum(run.body_bytes for run in runs)
+        journal.delete_runs(self.record, runs)
         journal.queue_changed(self.record)
 
     def _remember(self, reservation: Reservation, journal: Journal) -> None:

@@ -110,7 +110,7 @@ async def _move(
     left: list[Span],
 ) -> None:
     """A run leaves as a whole; what a limit leaves behind is appended to the queue again."""
-    handle.state.delete_run(run, unit.journal)
+    handle.state.delete_runs((run,), unit.journal)
     for start, end in taken:
         cut = bodies.cut(body, start - run.first_offset, end - run.first_offset)
         await outbox.put(

@@ -76,8 +76,7 @@ async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
         name = row.lmq_name or row.table
         before = totals.get(name, (0, 0))
         totals[name] = (before[0] + removed[0], before[1] + removed[1])
-    for name, total in totals.items():
-        await history.add(unit, name, operation.type, operation.pass_id, *total)
+    await history.add(unit, operation.type, operation.pass_id, totals)
     return RetentionApplied(messages, body_bytes, queues, stale, more)
 
 
@@ -90,30 +89,29 @@ async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed 
     limit_ms = 1000 * _age_limit_s(settings, kind)
     if not limit_ms:
         return None
-    dead_letter = (
+    state = handle.state
+    published_by_ms = unit.now_ms - limit_ms
+    due = [run for run in await _stored(unit, row) if run.publish_time_ms <= published_by_ms]
+    if state.has_inflight:
+        due = [run for run in due if not state.is_held(run)]
+    if kind is RetentionType.COMPLETED:
+        due = [run for run in due if state.is_settled(run)]
+    messages = sum(run.messages for run in due)
+    if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
+        waiting = {run: _waiting(handle, run) for run in due}
+        due = [run for run in due if waiting[run]]
+        messages = sum(waiting.values())
+    if not due:
+        return None
+    if (
         kind is RetentionType.MAX_WAIT_TIME_EVICTION
         and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
-    )
-    found = messages = body_bytes = 0
-    any_held = handle.state.has_inflight
-    for run in await _stored(unit, row):
-        if unit.now_ms - run.publish_time_ms < limit_ms:
-            continue
-        if any_held and handle.state.is_held(run):
-            continue
-        waiting = 0 if kind is RetentionType.EXPIRED else _waiting(handle, run)
-        if kind is RetentionType.COMPLETED and waiting:
-            continue
-        if kind is RetentionType.MAX_WAIT_TIME_EVICTION and not waiting:
-            continue
-        if dead_letter:
+    ):
+        for run in due:
             await sweeping.remove_run(unit, handle, run, DeadReason.MAX_WAIT_TIME)
-        else:
-            handle.state.delete_run(run, unit.journal)
-        found += 1
-        messages += waiting or run.messages
-        body_bytes += run.body_bytes
-    return (messages, body_bytes) if found else None
+    else:
+        state.delete_runs(due, unit.journal)
+    return messages, sum(run.body_bytes for run in due)
 
 
 async def _stored(unit: Unit, row: RetentionRow) -> list[Run]:
@@ -122,7 +120,7 @@ async def _stored(unit: Unit, row: RetentionRow) -> list[Run]:
     end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
     found = await unit.memory.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
     gone = unit.journal.deleted
-    return [rows.read_run(key, value) for key, value in found if key not in gone]
+    return rows.read_lane_runs([each for each in found if each[0] not in gone] if gone else found)
 
 
 def _waiting(handle: Handle, run: Run) -> int:

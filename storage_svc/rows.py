@@ -4,8 +4,10 @@ Pure functions, in pairs: what one writes the other reads. The catalogue of tabl
 of each key and value, is in `engines/engine.py`. Values are fixed numbers, then texts.
 """
 
+from collections.abc import Sequence
 from struct import Struct
 
+from storage_svc.engines.engine import Row
 from storage_svc.engines.keys import (
     prefix_end,
     read_text,
@@ -109,6 +111,23 @@ def read_run(key: bytes, value: bytes) -> Run:
         fairness_key.decode(),
         value[_RUN.size :].decode(),
     )
+
+
+def read_lane_runs(page: Sequence[Row]) -> list[Run]:
+    """Runs of one lane, with what they share read once."""
+    if not page:
+        return []
+    encoded, _ = read_text(page[0][0], 8)
+    fairness_key = encoded.decode()
+    runs = []
+    for key, value in page:
+        messages, body_bytes, published, dead = _RUN.unpack_from(value)
+        traceparent = value[_RUN.size :].decode()
+        first_offset = read_u64(key, len(key) - 8)
+        runs.append(
+            Run(first_offset, messages, body_bytes, published, dead, fairness_key, traceparent)
+        )
+    return runs
 
 
 def body_key(queue_id: int, run: Run) -> bytes:

@@ -71,7 +71,7 @@ async def remove_run(unit: Unit, handle: Handle, run: Run, reason: DeadReason) -
         group.name for group in handle.state.groups.values() if not group.has_settled(run)
     )
     body = await unit.body(handle.queue_id, run) if waiting else b""
-    handle.state.delete_run(run, unit.journal)
+    handle.state.delete_runs((run,), unit.journal)
     for start, end in waiting:
         await outbox.dispose(unit, handle, Slice(start, end, run), body, Death(reason, groups))
     return sum(end - start for start, end in waiting)

@@ -16,7 +16,7 @@ from storage_svc import history, rows, system_metrics
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64
 from storage_svc.partition import Partition
-from storage_svc.queue_state import QueueState
+from storage_svc.queue_state import QueueRecord, QueueState
 from tidemark.clock import Clock
 from tidemark.errors import InvalidArgument, QueueNotFound
 from tidemark.names import LmqName
@@ -176,8 +176,15 @@ async def _queues(
     start, end = rows.topic_range(wanted.topic) if wanted.topic else (b"", None)
     with partition.reader() as reader:
         async for chunk in reader.scan_chunks(Table.CATALOG, start, end):
-            for key, _ in chunk:
+            for key, value in chunk:
                 lmq_name = rows.lmq_name_of(key)
+                handle = partition.memory.handles.peek(lmq_name)
+                record = rows.read_queue(lmq_name, value) if handle is None else handle.state.record
+                if name is TableName.QUEUES:
+                    yield list(_queue(partition, record, wanted))
+                    continue
+                if name is TableName.RUNS and not record.messages:
+                    continue
                 try:
                     state = await partition.memory.handles.glimpse(lmq_name)
                 except QueueNotFound:
@@ -186,14 +193,11 @@ async def _queues(
                     first, last = rows.queue_range(state.record.queue_id)
                     async for headers in reader.scan_chunks(Table.RUN_HEADERS, first, last):
                         yield list(_runs(partition, state, headers, wanted))
-                elif name is TableName.GROUPS:
-                    yield list(_groups(partition, state))
                 else:
-                    yield list(_queue(partition, state, wanted))
+                    yield list(_groups(partition, state))
 
 
-def _head(partition: Partition, state: QueueState) -> _Row:
-    record = state.record
+def _head(partition: Partition, record: QueueRecord) -> _Row:
     topic = LmqName.parse(record.lmq_name).topic
     return partition.number, topic, record.lmq_name, record.queue_id
 
@@ -201,11 +205,12 @@ def _head(partition: Partition, state: QueueState) -> _Row:
 def _runs(
     partition: Partition, state: QueueState, headers: list[tuple[bytes, bytes]], wanted: Filter
 ) -> Iterator[_Row]:
-    head = _head(partition, state)
+    head = _head(partition, state.record)
+    groups = state.groups.values()
+    any_held = state.has_inflight
     for key, value in headers:
         run = rows.read_run(key, value)
         if _in_time(run.publish_time_ms, wanted):
-            waiting = sum(not group.has_settled(run) for group in state.groups.values())
             yield (
                 *head,
                 run.fairness_key,
@@ -213,14 +218,14 @@ def _runs(
                 run.messages,
                 run.body_bytes,
                 run.publish_time_ms * 1000,
-                len(state.groups),
-                waiting,
-                state.is_held(run),
+                len(groups),
+                sum(not group.has_settled(run) for group in groups) if groups else 0,
+                any_held and state.is_held(run),
             )
 
 
 def _groups(partition: Partition, state: QueueState) -> Iterator[_Row]:
-    head = _head(partition, state)
+    head = _head(partition, state.record)
     next_offset = state.record.next_offset
     for group in state.groups.values():
         yield (
@@ -234,11 +239,10 @@ def _groups(partition: Partition, state: QueueState) -> Iterator[_Row]:
         )
 
 
-def _queue(partition: Partition, state: QueueState, wanted: Filter) -> Iterator[_Row]:
-    record = state.record
+def _queue(partition: Partition, record: QueueRecord, wanted: Filter) -> Iterator[_Row]:
     if _in_time(record.last_activity_ms, wanted):
         yield (
-            *_head(partition, state),
+            *_head(partition, record),
             record.messages,
             record.body_bytes,
             record.scheduled,

@@ -134,6 +134,11 @@ class Batch:
         self.operations.append((table, key, None, None))
         self.bytes_approx += len(key)
 
+    def delete_all(self, table: Table, keys: Sequence[bytes]) -> None:
+        """Delete many keys of one table; keys of one length, as those of neighbours are."""
+        self.operations += [(table, key, None, None) for key in keys]
+        self.bytes_approx += len(keys) * len(keys[0]) if keys else 0
+
     def delete_range(self, table: Table, start: bytes, end: bytes) -> None:
         """Delete from `start` up to, not including, `end`. For bulk only: see `Engine.commit`."""
         if start < end:

@@ -220,6 +220,42 @@ async def test_calls_of_one_pass_in_one_commit_are_counted_in_one_row(life: Life
     assert life.state("old").record.messages == 0
 
 
+async def test_runs_that_leave_together_leave_what_is_held_and_forget_what_came_back(
+    life: Life,
+) -> None:
+    """R1, R9: beside messages in flight, partly settled, nacked, delayed and never handed out."""
+    await life.topic("old", retention_enabled=True, retention_seconds=1, visibility_timeout_ms=9000)
+    queue_id = (await life.do(life.run("old", 2))).queue_id
+    await life.do(*(life.run("old", 2, ttl_ms=60_000) for _ in range(5)))
+    await life.do(op.PlaceGroup("old", "other"))
+    answer = await life.do(op.Reserve("old", "g", 8, visibility_ms=9000))
+    held, partly, nacked, delayed = answer.slices
+    await life.do(
+        op.Settle(partly.receipt, ACK, ((0, 1),)),
+        op.Settle(partly.receipt, NACK, ((1, 2),)),
+        op.Settle(nacked.receipt, NACK),
+        op.Settle(delayed.receipt, NACK, delay_ms=8000),
+    )
+    await life.clock.advance_ms(3000)
+    row = op.RetentionRow(queue_id, "old", "", 0, 12)
+
+    applied = await life.do(op.ApplyRetention("pass", op.RetentionType.EXPIRED, (row,)))
+
+    assert (applied.messages, applied.stale) == (10, 0)
+    state = life.state("old")
+    assert (state.record.messages, state.inflight) == (2, 2)
+    assert await life.rows(Table.RUN_HEADERS, Table.RUN_BODIES) == 2
+    assert await life.rows(Table.EXCEPTIONS, Table.DELAYS, Table.TTL, Table.BURIED) == 0
+    assert life.partition.reservations == 1
+    await life.reopen()
+    assert spans(await life.do(op.Reserve("old", "other", 100))) == [(0, 2)]
+    await life.do(op.Settle(held.receipt, ACK))
+    for name in ("g", "other"):
+        group = life.group("old", name)
+        assert group.settled == (12 if name == "g" else 10)
+    assert spans(await life.do(op.Reserve("old", "g", 100))) == []
+
+
 @pytest.mark.parametrize("remove", [op.RemoveQueue("t"), op.RemoveGroup("t", "g"), op.Purge("t")])
 @pytest.mark.parametrize("delay_ms", [0, 100])
 async def test_what_the_commit_has_removed_is_not_taken_for_an_orphan_that_is_due(

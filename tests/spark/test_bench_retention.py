@@ -30,6 +30,7 @@ def test_the_retention_benchmark_runs_and_writes_its_report(tmp_path: Path) -> N
     assert names >= {
         "quiet pass",
         "pass beside publishing",
+        "warm pass, one batch due",
         "publishing beside plan",
         "publishing beside apply",
     }

@@ -1,6 +1,11 @@
 """Plans become bounded requests; pure, without Spark."""
 
-from spark_batch.calls import RUNS_PER_ROW_MAX, Planned, pack
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from spark_batch.calls import RUNS_PER_ROW_MAX, Call, fold, pack
+from spark_batch.rules import PLAN
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_EXPIRED,
     RETENTION_TYPE_INACTIVE_QUEUE,
@@ -10,15 +15,37 @@ from tidemark.api.storage.v1.retention_pb2 import (
 Range = tuple[int, int, int]
 
 
-def run(first_offset: int, queue_id: int = 1, messages: int = 10, key: str = "") -> Planned:
-    return Planned(0, "t", "expired", f"t/{queue_id}", queue_id, key, first_offset, messages, 9, 5)
+class Row(NamedTuple):
+    """One row of a plan, in the order of `rules.PLAN`."""
+
+    partition: int
+    topic: str
+    retention_type: str
+    lmq_name: str
+    queue_id: int
+    fairness_key: str
+    first_offset: int
+    messages: int
+    bytes: int
+    before_ms: int
 
 
-def packed(plan: list[Planned], batch_size: int = 1000) -> list[list[Range]]:
+def run(first_offset: int, queue_id: int = 1, messages: int = 10, key: str = "") -> Row:
+    return Row(0, "t", "expired", f"t/{queue_id}", queue_id, key, first_offset, messages, 9, 5)
+
+
+def calls_of(plan: list[Row], batch_size: int = 1000) -> list[Call]:
+    """As an executor makes them of one batch."""
+    columns = dict(zip(PLAN, map(list, zip(*plan, strict=True)), strict=True))
+    folded = fold(pa.RecordBatch.from_pydict(columns), min(batch_size, RUNS_PER_ROW_MAX))
+    return list(pack(folded, "pass", batch_size))
+
+
+def packed(plan: list[Row], batch_size: int = 1000) -> list[list[Range]]:
     """Queue, start and end of every row of every request."""
     return [
         [(row.queue_id, row.range.start, row.range.end) for row in call.request.rows]
-        for call in pack(plan, "pass", batch_size)
+        for call in calls_of(plan, batch_size)
     ]
 
 
@@ -27,7 +54,7 @@ def test_runs_of_one_queue_become_one_row() -> None:
 
 
 def test_runs_of_different_fairness_keys_stay_apart() -> None:
-    (call,) = pack([run(0, key="a"), run(20, key="a"), run(10, key="b")], "pass", 1000)
+    (call,) = calls_of([run(0, key="a"), run(20, key="a"), run(10, key="b")])
 
     rows = [(row.fairness_key, row.range.start, row.range.end) for row in call.request.rows]
     assert rows == [("a", 0, 30), ("b", 10, 20)]
@@ -55,7 +82,7 @@ def test_partitions_topics_and_types_are_calls_of_their_own() -> None:
         run(30)._replace(topic="u", retention_type="completed", partition=1),
     ]
 
-    calls = list(pack(plan, "pass", 1000))
+    calls = calls_of(plan)
 
     assert [(call.topic, call.retention_type, call.request.partition) for call in calls] == [
         ("t", "expired", 0),
@@ -68,10 +95,10 @@ def test_partitions_topics_and_types_are_calls_of_their_own() -> None:
 
 
 def test_queues_and_records_say_up_to_which_time() -> None:
-    queue = Planned(0, "t", "inactive_queue", "t/1", 1, "", 0, 1, 0, 77)
-    records = Planned(0, "history", "old_records", "", 0, "", 0, 12, 0, 99)
+    queue = Row(0, "t", "inactive_queue", "t/1", 1, "", 0, 1, 0, 77)
+    records = Row(0, "history", "old_records", "", 0, "", 0, 12, 0, 99)
 
-    queues, old = pack([queue, queue._replace(queue_id=2), records], "pass", 1000)
+    queues, old = calls_of([queue, queue._replace(queue_id=2), records])
 
     assert queues.request.type == RETENTION_TYPE_INACTIVE_QUEUE
     assert [(row.queue_id, row.before_ms) for row in queues.request.rows] == [(1, 77), (2, 77)]
@@ -79,5 +106,20 @@ def test_queues_and_records_say_up_to_which_time() -> None:
     assert (row.table, row.before_ms) == (SCAN_TABLE_NAME_HISTORY, 99)
 
 
+def test_a_lane_that_begins_anew_is_a_row_of_its_own() -> None:
+    """Two topics' readings may meet in one batch: offsets that go back are no range."""
+    assert packed([run(10), run(20), run(0), run(20)]) == [[(1, 10, 30), (1, 0, 30)]]
+
+
+def test_a_call_is_filled_up_to_the_batch_size_and_not_beyond() -> None:
+    """R7: two queues of three runs each do not fit into a call of five."""
+    plan = [run(10 * number, queue_id) for queue_id in (1, 2) for number in range(3)]
+
+    assert packed(plan, batch_size=5) == [[(1, 0, 30)], [(2, 0, 30)]]
+
+
 def test_an_empty_plan_makes_no_call() -> None:
-    assert packed([]) == []
+    schema = pa.schema([(name, pa.int64()) for name in PLAN])
+
+    assert list(fold(pa.RecordBatch.from_pylist([], schema), 100)) == []
+    assert list(pack([], "pass", 1000)) == []

@@ -1,14 +1,17 @@
 """Killed in the middle of a pass: nothing is lost, and the next pass does what is left (R9)."""
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_batch.jobs import Jobs, Pass
+from spark_batch.jobs import Jobs
 from tests.rpc.storage_client import (
     RunningStorage,
     StorageClient,
@@ -16,6 +19,7 @@ from tests.rpc.storage_client import (
     reserve,
     storage_process,
 )
+from tests.spark.conftest import LOOPBACK
 from tidemark.api.storage.v1.retention_pb2 import ListRetentionHistoryRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import TidemarkError
@@ -62,7 +66,7 @@ async def removed(address: str) -> int:
         return sum(row.messages for row in answer.rows)
 
 
-async def until_some_are_removed(address: str, passing: "asyncio.Task[Pass]") -> None:
+async def until_some_are_removed(address: str, passing: "asyncio.Future[Any]") -> None:
     while not await removed(address):
         assert not passing.done(), "the pass ended before it could be killed"
 
@@ -119,6 +123,29 @@ async def test_a_job_killed_in_the_middle_of_apply_loses_nothing(
             await passing
         await asyncio.to_thread(job.retention)
 
+        await check_that_only_due_messages_left(process.address)
+
+
+async def test_a_driver_killed_in_the_middle_of_apply_loses_nothing(tmp_path: Path) -> None:
+    """R9: kill -9 of the process that runs the pass, then the same command again."""
+    async with process_with_old_messages(tmp_path) as process:
+        environment = {
+            **os.environ,  # noqa: TID251 - handed on, not read
+            "TIDEMARK_STORAGE_ADDRESS": process.address,
+            "TIDEMARK_SPARK_MASTER": "local[1]",
+            "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
+            "TIDEMARK_RETENTION_BATCH_SIZE": "1",
+        }
+        command = (sys.executable, "-m", "spark_batch", "run", "retention")
+
+        killed = await asyncio.create_subprocess_exec(*command, env=environment)
+        ended = asyncio.ensure_future(killed.wait())
+        await until_some_are_removed(process.address, ended)
+        killed.kill()
+        await ended
+        again = await asyncio.create_subprocess_exec(*command, env=environment)
+
+        assert await again.wait() == 0
         await check_that_only_due_messages_left(process.address)
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pyspark
 
+from tests.cluster.cli_process import Cli, Finished
 from tests.rpc.storage_client import RunningStorage, append
 from tests.spark.conftest import LOOPBACK
 from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
+from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.java import find_java_home
 from tidemark.ports import free_ports, join_address
@@ -78,8 +80,49 @@ async def until_log_says(process: ServiceProcess, text: str) -> str:
     return log
 
 
+def commands(process: ServiceProcess, storage: RunningStorage) -> list[Finished]:
+    """What `tidemark retention` says of a scheduler."""
+    cli = Cli(
+        {
+            "TIDEMARK_JOBS_ADDRESS": process.address,
+            "TIDEMARK_STORAGE_ADDRESS": storage.address,
+        }
+    )
+    return [
+        cli.ok("retention", *arguments)
+        for arguments in (
+            ("status", "--json"),
+            ("run", "--dry-run", "--json"),
+            ("run", "--job", "eviction"),
+            ("history", "--json"),
+        )
+    ]
+
+
+async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Path) -> None:
+    """S5: what starts Spark is not waited for."""
+    async with storage_with_old_messages(tmp_path) as storage:
+        process = serving(storage, tmp_path / "retention.log")
+        await process.start()
+        try:
+            await process.wait_healthy(START_MS)
+            probe = HoldScheduleRequest(holder="probe", hold_ms=0)
+            while not (await storage.retention.HoldSchedule(probe)).holder:
+                assert process.running  # it holds the schedule first and starts Spark then
+            code = await process.stop(15_000)
+        finally:
+            if process.running:
+                await process.kill()
+        after = await storage.retention.HoldSchedule(probe)
+
+    log = (tmp_path / "retention.log").read_text()
+    assert "Spark runs" not in log
+    assert code == 0, log
+    assert after.holder == ""
+
+
 async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Path) -> None:
-    """R8, R11, S5: a second one stands by."""
+    """R8, R11, S5: a second one stands by, and `tidemark retention` tells."""
     async with storage_with_old_messages(tmp_path) as storage:
         first = serving(storage, tmp_path / "first.log")
         second = serving(storage, tmp_path / "second.log")
@@ -89,6 +132,7 @@ async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Pa
             log = await until_log_says(first, "EvictionService: Evicted 1 messages")
             log = await until_log_says(first, "RetentionService: Cleaned up")
             listed = await jobs_of(first)
+            shown = await asyncio.to_thread(commands, first, storage)
             await second.start()
             await second.wait_healthy(START_MS)
             await until_log_says(second, "standing_by")
@@ -109,6 +153,18 @@ async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Pa
         assert line in log
     order = [log.index(f"{name}Service started") for name in ("Metrics", "Retention", "Eviction")]
     assert order == sorted(order)
+    status, dry, passed, history = shown
+    assert [(job["name"], job["last_error"]) for job in status.json] == [
+        ("metrics", ""),
+        ("retention", ""),
+        ("eviction", ""),
+    ]
+    assert {"topic": "old", "rule": "expired", "due": 0, "why_not": "too young"} in dry.json[
+        "findings"
+    ]
+    assert "Finished pass eviction-" in passed.err + passed.out
+    removed = {(row["lmq_name"], row["type"], row["messages"]) for row in history.json_lines}
+    assert removed == {("old", "expired", 3), ("slow", "max_wait_time_eviction", 1)}
     retention = listed["JOB_NAME_RETENTION"]
     assert retention.last_counts["expired"] == 3
     assert retention.last_error == ""

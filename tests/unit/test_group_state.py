@@ -248,7 +248,7 @@ def test_a_run_that_a_reservation_holds_cannot_be_dropped() -> None:
     assert one.holds(whole)
     assert not one.holds(run(4, 1))
     with pytest.raises(AssertionError):
-        one.drop_run(whole)
+        one.drop_runs([whole])
 
     del one.live[1]
     assert not one.holds(whole)

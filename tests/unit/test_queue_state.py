@@ -98,9 +98,10 @@ class Tables:
         self.runs[run.first_offset] = run
         self.bodies[run.first_offset] = body
 
-    def delete_run(self, record: QueueRecord, run: Run) -> None:
-        del self.runs[run.first_offset]
-        del self.bodies[run.first_offset]
+    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None:
+        for run in runs:
+            del self.runs[run.first_offset]
+            del self.bodies[run.first_offset]
 
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
         self.reservations[reservation.reservation_id] = copy.deepcopy(reservation)
@@ -651,7 +652,7 @@ def test_a_run_that_is_deleted_is_gone_in_every_place_it_can_be() -> None:
     queue.settle(held, Ending.RELEASE)
     assert not queue.state.is_held(run)
 
-    queue.state.delete_run(run, queue.tables)
+    queue.state.delete_runs([run], queue.tables)
 
     assert all(queue.reserve(group.name) == [] for group in groups)
     assert [group.settled for group in groups] == [2, 2, 2, 2]
@@ -669,7 +670,7 @@ def test_a_run_that_is_partly_settled_counts_its_messages_once_when_deleted() ->
     queue.settle(queue.reserve(messages_max=2)[0], Ending.ACK)
     queue.settle(queue.reserve(messages_max=2)[0], Ending.RELEASE)
 
-    queue.state.delete_run(run, queue.tables)
+    queue.state.delete_runs([run], queue.tables)
 
     assert group.settled == 6
 
@@ -966,7 +967,7 @@ class AQueueMachine(RuleBasedStateMachine):
         if self.queue.state.is_held(run):
             return
 
-        self.queue.state.delete_run(run, self.queue.tables)
+        self.queue.state.delete_runs([run], self.queue.tables)
         self.queue.tables.commit()
 
         for messages in self.model.values():
