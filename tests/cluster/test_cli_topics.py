@@ -13,7 +13,8 @@ def test_a_topic_is_created_shown_changed_and_deleted(cli: Cli) -> None:
         *("b=2", "--retention", "--retention-age", "7d", "--queue-bytes-max", "1MiB"),
     )
 
-    settings = cli.ok("topic", "get", "t-life", "--json").json["settings"]
+    created = cli.ok("topic", "get", "t-life", "--json").json
+    settings = created["settings"]
     assert settings["subscription"] == "exclusive"
     assert settings["visibility_timeout_ms"] == 5_000
     assert settings["max_attempts"] == 3
@@ -24,7 +25,7 @@ def test_a_topic_is_created_shown_changed_and_deleted(cli: Cli) -> None:
     assert settings["queue_bytes_max"] == 1024 * 1024
 
     changed = cli.ok("topic", "update", "t-life", "--max-attempts", "0", "--no-retention", "--json")
-    assert changed.json["version"] == 2
+    assert changed.json["version"] > created["version"]
     assert changed.json["settings"]["max_attempts"] == 0
     assert changed.json["settings"]["retention_enabled"] is False
     assert changed.json["settings"]["visibility_timeout_ms"] == 5_000

@@ -16,7 +16,7 @@ from tests.histories.history import By, Disturbed, History, Outcome, Owned, Sett
 from tests.histories.simulation import simulated
 
 HISTORIES, HISTORIES_LONG = 40, 2_000
-MUTANT_HISTORIES_MAX = 40
+MUTANT_HISTORIES_MAX = 150
 
 FAULTS: Final = {f"{what} fails" for what in ("broker", "storage", "both", "link", "commit")}
 EVERYTHING: Final = {*FAULTS, *(each.value for each in By), *(each.value for each in Outcome)}

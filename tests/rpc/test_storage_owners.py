@@ -308,10 +308,10 @@ async def test_the_first_frame_tells_the_health_and_the_next_deadline(
 async def test_a_queue_is_announced_once_after_a_reserve_came_back_short(
     exchange: ExchangeClient,
 ) -> None:
-    await exchange.ask_all(append("jobs/full", b"1", b"2"), append("jobs/short", b"1"))
+    await exchange.ask_all(append("jobs/full", b"1", b"2", b"3"), append("jobs/short", b"1"))
     await exchange.ask_all(reserve("jobs/full", 2), reserve("jobs/short", 2))
 
-    await exchange.ask_all(append("jobs/full", b"3"), append("jobs/short", b"2"))
+    await exchange.ask_all(append("jobs/full", b"4"), append("jobs/short", b"2"))
     await exchange.ask(append("jobs/short", b"3"))
     # One more that is short, so that anything announced in between would be seen before it.
     await exchange.ask_all(append("jobs/last", b"1"), reserve("jobs/last", 2))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from storage_svc.engines.engine import FORMAT_VERSION
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import (
     ExchangeClient,
@@ -283,7 +284,7 @@ async def test_storage_describes_what_it_holds(
 
     (held,) = described.held
     assert (described.cluster_id, described.partitions) == ("cluster-a", 1)
-    assert (described.format_version, described.engine) == (1, "rocksdb")
+    assert (described.format_version, described.engine) == (FORMAT_VERSION, "rocksdb")
     assert (held.queues, held.materialized_queues, held.reservations) == (2, 2, 1)
     assert (held.broker_id, held.broker_epoch, held.commits > 0) == ("broker-a", 1, True)
 
