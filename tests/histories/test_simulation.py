@@ -16,7 +16,7 @@ from tests.histories.history import By, Disturbed, History, Outcome, Owned, Sett
 from tests.histories.simulation import simulated
 
 HISTORIES, HISTORIES_LONG = 40, 2_000
-MUTANT_HISTORIES_MAX = 150
+MUTANT_HISTORIES_MAX = 40
 
 FAULTS: Final = {f"{what} fails" for what in ("broker", "storage", "both", "link", "commit")}
 EVERYTHING: Final = {*FAULTS, *(each.value for each in By), *(each.value for each in Outcome)}
@@ -96,7 +96,7 @@ Mutant = dict[str, Callable[..., Any]]
 
 
 @pytest.mark.parametrize(
-    ("mutant", "rules"),
+    ("mutant", "rules", "first_seed"),
     [
         pytest.param(
             {
@@ -104,28 +104,35 @@ Mutant = dict[str, Callable[..., Any]]
                 "storage_svc.queue_state.QueueState.revoke": _nothing_revoked,
             },
             {Rule.NO_STALE_SETTLE},
+            1,
             id="storage does not compare epochs",
         ),
         pytest.param(
             {"storage_svc.queue_state.QueueState.revoke": _nothing_revoked},
             {Rule.FIRST_MESSAGE_IN_TIME},
+            45,
             id="what the old owner holds is not revoked",
         ),
         pytest.param(
             {"broker_svc.ownership.Ownerships.confirm": _always_confirmed},
             {Rule.ONE_OWNER_PER_EPOCH, Rule.EPOCHS_GROW},
+            1,
             id="a resync takes ownership",
         ),
     ],
 )
 def test_services_without_a_rule_are_found_out(
-    monkeypatch: pytest.MonkeyPatch, directory: Path, mutant: Mutant, rules: set[Rule]
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    mutant: Mutant,
+    rules: set[Rule],
+    first_seed: int,
 ) -> None:
-    """The checker can fail: some seed shows what the rule was for."""
+    """The checker can fail: some seed shows what the rule was for. Few do, so it begins near one."""
     for name, instead in mutant.items():
         monkeypatch.setattr(name, instead)
 
-    for seed in range(1, MUTANT_HISTORIES_MAX + 1):
+    for seed in range(first_seed, first_seed + MUTANT_HISTORIES_MAX):
         run = simulated(seed, directory / str(seed))
         if rules & {violation.rule for violation in run.violations}:
             return
