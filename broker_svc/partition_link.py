@@ -38,6 +38,11 @@ _reconnects = meter(__name__).create_counter(
 )
 
 
+def refusal_of(result: exchange_pb2.OperationResult) -> str:
+    """The reason for which storage refused an operation; empty if it did it."""
+    return from_status(result.error).reason if result.HasField("error") else ""
+
+
 class Listener(Protocol):
     """Who is told what happens on a link."""
 
@@ -104,7 +109,8 @@ class PartitionLink:
             return answer
         self._request_ids += 1
         operation.request_id = self._request_ids
-        operation.traceparent = current_traceparent()
+        if not operation.traceparent:
+            operation.traceparent = current_traceparent()
         self._answers[operation.request_id] = answer
         self._gathered.append(operation)
         self._something.set()

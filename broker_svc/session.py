@@ -338,7 +338,7 @@ class Session:
 
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
         for each in slices:
-            held = HeldDelivery.of(each, feed.queue)
+            held = HeldDelivery.of(each, feed.queue, feed.group)
             delivery = self._out.deliveries.add()
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
             delivery.consumer_id = consumer.consumer_id

@@ -32,7 +32,7 @@ from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.settings import LifecycleSettings
-from tidemark.telemetry import meter, span, tracer
+from tidemark.telemetry import leave_trace, meter, span, tracer
 
 LEFT_OVER_MS = 1_000
 """When to look again at what was due but could not be dealt with, such as what is still held."""
@@ -145,6 +145,7 @@ class Sweeper:
     # --- turns ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        leave_trace()  # that of the announcement: every sweep is a trace of its own
         while True:
             wait_ms = await self.run_once()
             with suppress(TimeoutError):

@@ -8,13 +8,11 @@ success, all memory is dropped, and the engine is opened again.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from opentelemetry.trace import Link
-
-from storage_svc import ledger
+from storage_svc import ledger, spans
 from storage_svc.deadlines import Deadlines
 from storage_svc.dispatch import HANDLERS
 from storage_svc.engines.engine import Engine, Engines, Identity, Reader, Table
@@ -38,14 +36,7 @@ from tidemark.errors import (
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.telemetry import (
-    context_from_traceparent,
-    link_from_traceparent,
-    meter,
-    span,
-    tracer,
-    tracing_enabled,
-)
+from tidemark.telemetry import current_traceparent, is_sampled, meter
 
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
 """Bodies that one commit takes: what lies beyond waits for the next, so that none takes long."""
@@ -56,13 +47,15 @@ _REOPEN_MS_MAX = 10_000
 _PAGE_ROWS = 10_000
 
 _log = logging.getLogger(__name__)
-_tracer = tracer(__name__)
 _meter = meter(__name__)
 _commit_seconds = _meter.create_histogram(
     "tidemark.storage.commit.duration", unit="s", description="From applying to durable"
 )
 _commit_operations = _meter.create_histogram(
     "tidemark.storage.commit.operations", description="Operations that gathered for a commit"
+)
+_commit_bytes = _meter.create_histogram(
+    "tidemark.storage.commit.size", unit="By", description="What a commit writes"
 )
 _silences = _meter.create_counter(
     "tidemark.storage.lifecycle_silences", description="Times that lifecycle fell silent"
@@ -183,6 +176,8 @@ class Partition:
         if self._memory is None:
             results.set_exception(self._faulty())
             return results
+        if not callers and (caller := current_traceparent()):
+            callers = [caller] * len(operations)
         body_bytes = sum(len(each.body) for each in operations if isinstance(each, Append))
         self._frames.append(_Frame(operations, callers, broker_epoch, results, body_bytes))
         self._arrived.set()
@@ -334,7 +329,7 @@ class Partition:
     async def _commit(self, frames: list[_Frame]) -> None:
         started_ns = self._clock.monotonic_ns()
         unit = self._unit()
-        with span(_tracer, "storage commit", links=_links(frames)) as commit:
+        with spans.commit(self.number, [caller for each in frames for caller in each.callers]):
             results = [await self._apply_frame(unit, frame) for frame in frames]
             batch = unit.journal.finish()
             if len(batch):
@@ -342,13 +337,13 @@ class Partition:
                 ledger.put_counters(batch, unit.memory.counters)
                 await unit.memory.engine.commit(batch)
                 self.commits += 1
-            commit.set_attribute("tidemark.commit.bytes", batch.bytes_approx)
         self._committed(unit)
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
         _commit_operations.record(sum(len(frame.operations) for frame in frames))
+        _commit_bytes.record(batch.bytes_approx)
 
     def _unit(self) -> Unit:
         now_ms = self.now_ms()
@@ -378,13 +373,11 @@ class Partition:
             self.check_epoch(frame.broker_epoch)
         except Fenced as error:
             return [error] * len(frame.operations)
-        if not tracing_enabled():
+        if not any(map(is_sampled, frame.callers)):
             return [await _apply(unit, operation) for operation in frame.operations]
         results: list[Result] = []
-        callers = frame.callers or [""] * len(frame.operations)
-        for operation, caller in zip(frame.operations, callers, strict=True):
-            context = context_from_traceparent(caller) if caller else None
-            with span(_tracer, f"storage {type(operation).__name__.lower()}", context=context):
+        for operation, caller in zip(frame.operations, frame.callers, strict=True):
+            with spans.operation(self.number, operation, caller):
                 results.append(await _apply(unit, operation))
         return results
 
@@ -524,11 +517,3 @@ async def _apply(unit: Unit, operation: Operation) -> Result:
         raise
     except TidemarkError as error:
         return error
-
-
-def _links(frames: list[_Frame]) -> Iterator[Link | None]:
-    """A commit belongs to many traces: it is linked to each operation in it."""
-    if tracing_enabled():
-        for frame in frames:
-            for caller in frame.callers:
-                yield link_from_traceparent(caller)

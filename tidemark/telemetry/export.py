@@ -7,10 +7,11 @@ samplers come from the standard OTEL_ variables, which the SDK reads by itself.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -19,7 +20,14 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import (
+    Decision,
+    ParentBased,
+    SamplingResult,
+    TraceIdRatioBased,
+)
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from tidemark import __version__
@@ -35,6 +43,30 @@ _SAMPLED_SHARE_DEFAULT: Final = 0.01
 
 # A collector that does not answer must not eat the time that a stopping service has.
 _STOP_MS_MAX: Final = 3_000
+
+
+class _LinkedOrSome(TraceIdRatioBased):
+    """Samples a share of all roots, and those that link to a trace that is sampled.
+
+    A commit or a delivery begins a trace of its own and links to the publishers': theirs would end
+    in nothing if it was drawn by lot.
+    """
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        if any(link.context.trace_flags.sampled for link in links or ()):
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, trace_state)
+        return super().should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
 
 
 class Exports:
@@ -76,7 +108,7 @@ class Exports:
     def _start_traces(self, settings: TelemetrySettings, resource: Resource) -> None:
         sampler = None  # the SDK's own reading of OTEL_TRACES_SAMPLER
         if not settings.traces_sampler:
-            sampler = ParentBased(TraceIdRatioBased(_SAMPLED_SHARE_DEFAULT))
+            sampler = ParentBased(_LinkedOrSome(_SAMPLED_SHARE_DEFAULT))
         provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
         provider.add_span_processor(BatchSpanProcessor(exporter))
