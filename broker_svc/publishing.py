@@ -32,7 +32,7 @@ from tidemark.errors import (
 )
 from tidemark.names import LmqName, validate_fairness_key, validate_producer_id
 from tidemark.rpc.statuses import from_status, to_status
-from tidemark.telemetry import messaging, traceparent_of, tracer
+from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages
 from tidemark.topics import Topic
 
@@ -70,6 +70,8 @@ class Publishing:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
+        self.published = Tally()
+        """Messages that were stored, those that were stored before included."""
 
     def submit(
         self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
@@ -191,6 +193,7 @@ class Publishing:
         result = answer.result()
         messaging.end(attempt.span, refusal_of(result))
         if not result.HasField("error"):
+            self.published.add(run.count, run.lmq_name)
             attempt.done(_published(run, publisher, link.partition, result.append))
         elif again and isinstance(from_status(result.error), _TOPIC_UNHEARD_OF):
             self._start(self._repeat(attempt, link.partition))

@@ -26,7 +26,7 @@ from tidemark.errors import (
 )
 from tidemark.receipts import Receipt
 from tidemark.rpc.statuses import from_status, to_status
-from tidemark.telemetry import messaging, traceparent_of, tracer
+from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages, Step
 
 Done = Callable[[message_pb2.SettleResult], None]
@@ -50,6 +50,8 @@ class Settling:
     def __init__(self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory) -> None:
         self._links = links
         self._directory = directory
+        self.settled = Tally("action")
+        """Messages that clients settled."""
 
     def submit(
         self, settlement: message_pb2.Settlement, deliveries: Deliveries, done: Done
@@ -79,14 +81,13 @@ class Settling:
         except TidemarkError as error:
             done(_failed(settlement, to_status(error)))
             return
-        queue = None if held is None else held.queue
-        if queue is not None:
-            queue.pending_settlements += 1
+        if held is not None:
+            held.queue.pending_settlements += 1
         span = None
         if held is not None and held.traceparent:
             span = _begin_span(settlement, held)
             operation.traceparent = held.traceparent if span is None else traceparent_of(span)
-        answered = partial(_answered, settlement, holder, held, queue, span, done)
+        answered = partial(_answered, settlement, holder, held, self.settled, span, done)
         link.send(operation).add_done_callback(answered)
 
     def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
@@ -148,13 +149,13 @@ def _answered(
     settlement: message_pb2.Settlement,
     holder: Deliveries | None,
     held: HeldDelivery | None,
-    queue: TrackedQueue | None,
+    tally: Tally,
     span: Span | None,
     done: Done,
     answer: Answer,
 ) -> None:
-    if queue is not None:
-        queue.pending_settlements -= 1
+    if held is not None:
+        held.queue.pending_settlements -= 1
     error = answer.exception()
     if error is not None:
         assert isinstance(error, TidemarkError), "a link answers with errors of ours"
@@ -171,6 +172,8 @@ def _answered(
         done(_failed(settlement, result.error))
         return
     settled = result.settle
+    lmq_name = "" if held is None else held.queue.lmq_name
+    tally.add(settled.messages, lmq_name, str(settlement.WhichOneof("action")))
     if held is not None and holder is not None and settlement.WhichOneof("action") != "extend":
         held.open_messages -= settled.messages
         if held.open_messages <= 0:

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from lifecycle_svc import metrics
 from lifecycle_svc.service import LifecycleService
 from lifecycle_svc.sweeper import Replica
 from lifecycle_svc.sweepers import Sweepers
@@ -27,6 +28,7 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
         sweepers = Sweepers(channels, settings, clock)
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)
+        metrics.offer(sweepers)
         finding: asyncio.Task[None] | None = None
         try:
             await server.start()

@@ -32,17 +32,17 @@ from storage_svc.unit import Unit
 from tidemark.errors import Fenced, ReservationNotFound
 from tidemark.limits import EXCEPTIONS_MAX
 from tidemark.receipts import Receipt
-from tidemark.telemetry import messaging, meter, tracer
+from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
-_orphans = meter(__name__).create_counter(
-    "tidemark.storage.orphaned_index_entries", description="Index entries without their record"
+_orphans = counter(
+    "tidemark.storage.orphaned_index_entries",
+    "Index entries without their record",
+    zeros=[{"table": table.value} for table in (Table.DEADLINES, Table.DELAYS)],
 )
-_expired = meter(__name__).create_counter(
-    "tidemark.storage.expired_reservations", description="Reservations that ran out"
-)
+_expired = counter("tidemark.storage.expired_reservations", description="Reservations that ran out")
 
 
 async def reserve(unit: Unit, operation: Reserve) -> Reserved:

@@ -26,7 +26,7 @@ from storage_svc.operations import (
 from storage_svc.unit import Unit
 from tidemark.errors import DiskFull, Unavailable
 from tidemark.names import LmqName, partition_of
-from tidemark.telemetry import messaging, meter, tracer
+from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
 HEADER_PREFIX = "tidemark-dead-"
@@ -43,8 +43,10 @@ _ENTRY = Struct(">IIQQ")  # destination partition, messages, create time, previo
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
-_buried = meter(__name__).create_counter(
-    "tidemark.storage.dead_messages", description="Messages that were dead-lettered or deleted"
+_buried = counter(
+    "tidemark.storage.dead_messages",
+    description="Messages that were dead-lettered or deleted",
+    zeros=[{"reason": reason.value} for reason in DeadReason],
 )
 _HISTORY_TYPES = {
     DeadReason.ATTEMPTS_EXHAUSTED: RetentionType.ATTEMPTS_EXHAUSTED,
@@ -66,7 +68,7 @@ async def dispose(unit: Unit, handle: Handle, slice_: Slice, body: bytes, death:
     """Messages that were just settled go to the dead-letter topic, or away for good."""
     record = handle.state.record
     run = slice_.run
-    _buried.add(slice_.messages, {"topic": handle.topic.name, "reason": death.reason.value})
+    _buried.add(slice_.messages, {"reason": death.reason.value})
     dead = Messages(record.lmq_name, slice_.messages, death.groups, unit.partition, slice_.attempts)
     messaging.moment(_tracer, messaging.DEAD_LETTER, dead, run.traceparent)
     destination = handle.topic.settings.dead_letter_topic

@@ -36,7 +36,8 @@ from tidemark.errors import (
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.telemetry import current_traceparent, is_sampled, meter
+from tidemark.telemetry import counter, current_traceparent, histogram, is_sampled, seconds
+from tidemark.telemetry.metrics import BYTES, COUNTS
 
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
 """Bodies that one commit takes: what lies beyond waits for the next, so that none takes long."""
@@ -47,21 +48,18 @@ _REOPEN_MS_MAX = 10_000
 _PAGE_ROWS = 10_000
 
 _log = logging.getLogger(__name__)
-_meter = meter(__name__)
-_commit_seconds = _meter.create_histogram(
-    "tidemark.storage.commit.duration", unit="s", description="From applying to durable"
+_commit_seconds = seconds("tidemark.storage.commit.duration", "From applying to durable")
+_commit_operations = histogram(
+    "tidemark.storage.commit.operations", "Operations that gathered for a commit", COUNTS
 )
-_commit_operations = _meter.create_histogram(
-    "tidemark.storage.commit.operations", description="Operations that gathered for a commit"
-)
-_commit_bytes = _meter.create_histogram(
-    "tidemark.storage.commit.size", unit="By", description="What a commit writes"
-)
-_silences = _meter.create_counter(
+_commit_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
+_silences = counter(
     "tidemark.storage.lifecycle_silences", description="Times that lifecycle fell silent"
 )
-_fenced_calls = _meter.create_counter(
-    "tidemark.storage.fenced_calls", description="Operations of brokers that no longer own"
+_fenced_calls = counter(
+    "tidemark.storage.fenced_calls",
+    "Operations of brokers and clients that no longer own what they ask for",
+    zeros=({"holder": "broker"}, {"holder": "client"}),
 )
 
 
@@ -126,6 +124,9 @@ class Partition:
         self._disk_free_bytes_min = disk_free_bytes_min
         self._silence = silence
         self._disk_full = False
+        self.disk_free_bytes = 0
+        self.overdue_ms = 0
+        """How long the earliest deadline was past. Both as they were when last looked at."""
         self._memory: Memory | None = None
         self._deadlines = Deadlines()
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
@@ -194,7 +195,7 @@ class Partition:
         """Raise Fenced for a broker that does not own the partition (any more)."""
         current = self.memory.counters.broker_epoch
         if broker_epoch is not None and (broker_epoch != current or not current):
-            _fenced_calls.add(1)
+            _fenced_calls.add(1, {"holder": "broker"})
             raise Fenced(
                 f"partition {self.number} is owned under epoch {current}, not {broker_epoch}"
                 if current
@@ -480,12 +481,15 @@ class Partition:
         if self._memory is None:
             return
         self._check_disk()
+        earliest_ms = self._deadlines.earliest_ms()
+        self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
         self._listen_for_lifecycle()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
             await self.submit([KeepHouse()])
 
     def _check_disk(self) -> None:
         usage = self.memory.engine.usage()
+        self.disk_free_bytes = usage.disk_free_bytes
         full = usage.disk_free_bytes < self._disk_free_bytes_min
         if full != self._disk_full:
             _log.warning(
@@ -515,5 +519,8 @@ async def _apply(unit: Unit, operation: Operation) -> Result:
         return await HANDLERS[type(operation)](unit, operation)
     except DataCorrupt:
         raise
+    except Fenced as error:
+        _fenced_calls.add(1, {"holder": "client"})
+        return error
     except TidemarkError as error:
         return error

@@ -33,6 +33,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from tidemark import __version__
 from tidemark.clock import SystemClock
 from tidemark.settings import TelemetrySettings
+from tidemark.telemetry.metrics import begin
 from tidemark.variables import split_address
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Exports:
         if readers:
             provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
             metrics.set_meter_provider(provider)
+            begin()
             self._stops.append(provider.shutdown)
         if settings.traces_endpoint:
             self._start_traces(settings, resource)
