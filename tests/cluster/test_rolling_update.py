@@ -12,6 +12,7 @@ ORDER: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
 ROUNDS: Final = 2
 WRITERS: Final = 16
 QUEUES: Final = [f"jobs/{number}" for number in range(8)]
+LAST: Final = b"the last"
 ENDS_WITHIN_MS: Final = 120_000
 BETWEEN: Final = 500
 """Publishes that are answered between two restarts: the update is always under load."""
@@ -26,7 +27,6 @@ class Ledger:
         """Queue, offset and attempt of each delivery."""
         self.more = asyncio.Event()
         self.updated = False
-        self.complete = False
 
     async def until_answered(self, more: int) -> None:
         wanted = len(self.answered) + more
@@ -49,8 +49,7 @@ async def test_a_rolling_update_under_load_fails_no_publish_and_loses_and_double
         async with asyncio.timeout(ENDS_WITHIN_MS / 1000):
             exit_codes = await update(cluster, ledger)
             await asyncio.gather(*writing)  # raises what a publish failed with
-            ledger.complete = True
-            await publish(await client.publisher(QUEUES[0]), b"the last", ledger)
+            await publish(await client.publisher(QUEUES[0]), LAST, ledger)
             await reading
 
     assert exit_codes == [0] * len(ORDER) * ROUNDS
@@ -96,6 +95,6 @@ async def read(client: tidemark.Client, ledger: Ledger) -> None:
                 delivery = (batch.lmq_name, batch.offset + index, batch.attempt)
                 ledger.came.setdefault(payload, []).append(delivery)
             await batch.ack()
-            if ledger.complete and ledger.answered.keys() <= ledger.came.keys():
+            if LAST in ledger.came and ledger.answered.keys() <= ledger.came.keys():
                 break
         await deliveries.flush()
