@@ -1,5 +1,6 @@
 """Traces of whole clusters, as a real collector receives them from client and services."""
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +14,7 @@ import tidemark
 from tests.cluster.conftest import StartCluster
 from tests.cluster.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
 from tests.rpc.broker.local_broker import in_time
-from tidemark.local_cluster import SERVICES
+from tidemark.local_cluster import SERVICES, LocalCluster
 
 CLIENT = "a-program"
 QUEUE = "orders/ada"
@@ -50,11 +51,16 @@ def traced_program(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-async def client(
-    receiver: OtlpReceiver, traced_program: None, start_cluster: StartCluster
-) -> AsyncIterator[tidemark.Client]:
-    """A client that traces, of a cluster that sends every span to the receiver."""
-    cluster = await start_cluster(environment=dict.fromkeys(SERVICES, receiver.environment))
+async def cluster(receiver: OtlpReceiver, start_cluster: StartCluster) -> LocalCluster:
+    """Sends every span to the receiver."""
+    environment = dict.fromkeys(SERVICES, receiver.environment)
+    cluster: LocalCluster = await start_cluster(environment=environment)
+    return cluster
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster, traced_program: None) -> AsyncIterator[tidemark.Client]:
+    """A client that traces."""
     async with tidemark.connect(cluster.address("broker"), client_id="tracer") as client:
         yield client
 
@@ -203,3 +209,27 @@ async def test_a_dead_lettered_message_is_one_picture_with_the_sweep_that_moved_
     commits = named(spans, at("storage", "storage commit"))
     assert any(not commit.links.isdisjoint(delegated) for commit in commits)
     check_conventions(receiver)
+
+
+async def test_what_a_service_logs_about_a_message_names_the_trace_of_its_publisher(
+    client: tidemark.Client, cluster: LocalCluster, receiver: OtlpReceiver
+) -> None:
+    """S4: from the log line of one process to the trace that began in another."""
+    await client.create_topic("orders")
+    await (await client.publisher(QUEUE)).publish(SECRET)
+
+    async with client.subscribe([QUEUE]) as deliveries:
+        await (await in_time(anext(deliveries))).dead_letter("nobody wants it")
+
+    publish = await the_publish(receiver)
+    settle = await receiver.span(
+        "the settlement in storage",
+        lambda span: (span.name, span.trace_id) == ("storage settle", publish.trace_id),
+    )
+    await cluster.terminate("storage")  # all that it logged is written now
+    assert cluster.log_dir is not None
+    log = (cluster.log_dir / "storage.log").read_text()
+    (line,) = [line for line in log.splitlines() if "messages were deleted" in line]
+    logged = json.loads(line)
+    assert (int(logged["trace_id"], 16), int(logged["span_id"], 16)) == settle.key
+    assert SECRET.decode() not in log
