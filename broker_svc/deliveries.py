@@ -31,9 +31,9 @@ class HeldDelivery:
     messages: int
     open_messages: int
     owner_epoch: int
-    traceparent: str
+    traceparent: str = ""
     """Of whoever published them, for the spans of what becomes of them."""
-    group: str
+    group: str = ""
     revoked: bool = False
 
     @staticmethod
