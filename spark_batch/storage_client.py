@@ -24,7 +24,7 @@ from tidemark.rpc.topic_protos import topic_from_proto
 from tidemark.telemetry.traces import Metadata, inject
 from tidemark.topics import Topic
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 """Of stored data: rules and plans are written for what it means."""
 
 _CALL_TIMEOUT_S: Final = 60.0
