@@ -13,7 +13,13 @@ from opentelemetry.trace import Span, SpanKind
 
 from tidemark.telemetry import messaging
 from tidemark.telemetry.messaging import Messages, Step
-from tidemark.telemetry.traces import link_from_traceparent, span, tracer, tracing_enabled
+from tidemark.telemetry.traces import (
+    is_sampled,
+    link_from_traceparent,
+    span,
+    tracer,
+    tracing_enabled,
+)
 
 if TYPE_CHECKING:
     from tidemark.client.delivery import DeliveryBatch
@@ -45,11 +51,11 @@ def process_span(batch: "DeliveryBatch", messages: int) -> AbstractContextManage
 
 
 def begin_settle(batch: "DeliveryBatch", action: str, messages: int) -> Span | None:
-    """From a settlement to its answer; links to the publisher. None while nobody traces.
+    """From a settlement to its answer; links to the publisher. None if that is not traced.
 
     In a trace of its own: acks of several handlers may travel together.
     """
-    if not tracing_enabled():
+    if not is_sampled(batch.traceparent) or not tracing_enabled():
         return None
     settled, step = _messages(batch, messages), Step(action, "settle")
     link = link_from_traceparent(batch.traceparent)
