@@ -22,6 +22,7 @@ MODULES: Final = (
     "bench.preempt",
     "bench.sweep",
     "bench.retention",
+    "bench.tracing",
 )
 """The modules that register benchmarks when imported."""
 

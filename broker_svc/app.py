@@ -9,6 +9,7 @@ from functools import partial
 
 import grpc
 
+from broker_svc import metrics
 from broker_svc.cleanup import Cleanup
 from broker_svc.clients import UnaryClients
 from broker_svc.deliveries import DeliveryDirectory
@@ -62,6 +63,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         server.add(add_TopicServiceServicer_to_server, TopicService(workshop, storage))
         server.add(add_OwnerServiceServicer_to_server, OwnerService(workshop.links))
         server.set_serving(_BROKER_SERVICE, False)
+        metrics.offer(workshop, service)
         links = list(workshop.links.values())
         tasks: list[asyncio.Task[None]] = []
         link_tasks: list[asyncio.Task[None]] = []

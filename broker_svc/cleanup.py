@@ -16,14 +16,11 @@ from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import NotOwner, TidemarkError
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter
 
 CANDIDATES_PER_PASS_MAX = 1000
 
 _log = logging.getLogger(__name__)
-_evictions = meter(__name__).create_counter(
-    "tidemark.broker.evictions", description="Attempts to unload a queue, by outcome"
-)
 
 
 class EvictionOutcome(Enum):
@@ -41,6 +38,11 @@ class EvictionOutcome(Enum):
     RACE_LOST = "RACE_LOST"
 
 
+_evictions = counter(
+    "tidemark.broker.evictions",
+    "Attempts to unload a queue, by outcome",
+    zeros=[{"outcome": outcome.value} for outcome in EvictionOutcome],
+)
 _UNLOADED = (
     EvictionOutcome.EVICTED,
     EvictionOutcome.NOT_PRESENT,

@@ -12,6 +12,10 @@ from broker_svc.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import UnknownDeliveryTag
+from tidemark.telemetry import messaging, tracer
+from tidemark.telemetry.messaging import Messages
+
+_tracer = tracer(__name__)
 
 ReservationKey = tuple[int, int]
 """Partition and reservation id: ids are given per partition."""
@@ -27,10 +31,13 @@ class HeldDelivery:
     messages: int
     open_messages: int
     owner_epoch: int
+    traceparent: str = ""
+    """Of whoever published them, for the spans of what becomes of them."""
+    group: str = ""
     revoked: bool = False
 
     @staticmethod
-    def of(slice_: exchange_pb2.ReservedSlice, queue: TrackedQueue) -> "HeldDelivery":
+    def of(slice_: exchange_pb2.ReservedSlice, queue: TrackedQueue, group: str) -> "HeldDelivery":
         """What a client holds from now on of a reserved slice."""
         return HeldDelivery(
             slice_.reservation_id,
@@ -39,6 +46,8 @@ class HeldDelivery:
             slice_.count,
             slice_.count,
             slice_.owner_epoch,
+            slice_.traceparent,
+            group,
         )
 
     @property
@@ -164,3 +173,6 @@ def fill_delivery(
     delivery.fairness_key = slice_.fairness_key
     delivery.traceparent = slice_.traceparent
     delivery.partition = partition
+    if slice_.traceparent:
+        delivered = Messages(lmq_name, slice_.count, group, partition, slice_.attempt_count)
+        messaging.moment(_tracer, messaging.DELIVER, delivered, slice_.traceparent)

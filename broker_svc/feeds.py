@@ -19,7 +19,7 @@ from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, QueueNotFound, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX
 from tidemark.rpc.statuses import from_status
-from tidemark.telemetry import meter
+from tidemark.telemetry import Tally, counter
 
 FeedKey = tuple[int, str, str]
 """Partition, lmq_name, group."""
@@ -28,7 +28,7 @@ RESERVE_BYTES_MAX: Final = 1024 * 1024
 RESERVE_BYTES_MIN: Final = 16 * 1024
 """What a reserve asks of a queue that is not known: many of them fit the room of a connection."""
 
-_discarded = meter(__name__).create_counter(
+_discarded = counter(
     "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
 )
 
@@ -138,6 +138,8 @@ class Feeds:
     def __init__(self, links: Mapping[int, PartitionLink]) -> None:
         self._links = links
         self._feeds: dict[FeedKey, Feed] = {}
+        self.delivered = Tally()
+        """Messages that were handed to consumers."""
         self.fenced: Callable[[FeedKey, int], None] = lambda _key, _epoch: None
         """Told that storage has refused the epoch of a feed: its owner may be none any more."""
 
@@ -280,7 +282,8 @@ class Feeds:
             return
         slices = result.reserve.slices
         feed.learn(sum(len(each.body) for each in slices), more=result.reserve.more)
-        consumer.credit += asked.messages - sum(each.count for each in slices)
+        messages = sum(each.count for each in slices)
+        consumer.credit += asked.messages - messages
         gone = (
             consumer.closed
             or feed.paused
@@ -289,9 +292,10 @@ class Feeds:
             or any(each.owner_epoch != feed.owner_epoch for each in slices)
         )
         if gone:
-            consumer.credit += sum(each.count for each in slices)  # it got nothing for it
+            consumer.credit += messages  # it got nothing for it
             self._release(feed, slices)
         elif slices:
+            self.delivered.add(messages, feed.lmq_name)
             consumer.deliver(consumer, feed, slices)
         if self._feeds.get(feed.key) is not feed:
             self.pump(consumer)

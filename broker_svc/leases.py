@@ -15,11 +15,6 @@ from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import NotOwner, PartitionFaulty, TidemarkError, Unavailable
 from tidemark.rpc.statuses import from_status
-from tidemark.telemetry import meter
-
-_active = meter(__name__).create_up_down_counter(
-    "tidemark.broker.activity_leases", description="Publisher and subscriber leases"
-)
 
 
 class Lease:
@@ -72,6 +67,10 @@ class Leases:
         self._links = links
         self._tracking = tracking
         self._clock = clock
+        self.active = 0
+        """Publisher and subscriber leases, counted per partition."""
+        self.busy_queues = 0
+        """Queues that have any."""
 
     async def create(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease:
         """A lease on a queue that storage has loaded, created if it did not exist."""
@@ -96,7 +95,8 @@ class Leases:
             return None
         for queue in queues:
             queue.leases += 1
-            _active.add(1)
+            self.active += 1
+            self.busy_queues += queue.leases == 1
             if queue.loading is None or _has_failed(queue.loading):
                 queue.loading = self._load(queue)
         return Lease(self, tuple(queues))
@@ -111,8 +111,9 @@ class Leases:
         now_ms = self._clock.monotonic_ms()
         for queue in queues:
             queue.leases -= 1
-            _active.add(-1)
+            self.active -= 1
             if not queue.leases:
+                self.busy_queues -= 1
                 queue.idle_since_ms = now_ms
                 self._tracking.watch(queue, now_ms + queue.idle_after_ms)
 

@@ -25,10 +25,10 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter
 
 _log = logging.getLogger(__name__)
-_takeovers = meter(__name__).create_counter(
+_takeovers = counter(
     "tidemark.broker.takeovers", description="Exclusive queues that changed their owner"
 )
 

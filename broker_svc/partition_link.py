@@ -21,7 +21,7 @@ from tidemark.errors import Fenced, NotOwner, PartitionFaulty, TidemarkError, Un
 from tidemark.limits import FRAME_BYTES_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings
-from tidemark.telemetry import current_traceparent, meter
+from tidemark.telemetry import counter, current_traceparent
 
 FRAMES_IN_FLIGHT_MAX: Final = 8
 FRAME_OPERATIONS_MAX: Final = 10_000
@@ -33,9 +33,12 @@ Stream = grpc.aio.StreamStreamCall[exchange_pb2.ExchangeRequest, exchange_pb2.Ex
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
 _log = logging.getLogger(__name__)
-_reconnects = meter(__name__).create_counter(
-    "tidemark.broker.link_reconnects", description="Claims after a link was lost"
-)
+_reconnects = counter("tidemark.broker.link_reconnects", description="Claims after a link was lost")
+
+
+def refusal_of(result: exchange_pb2.OperationResult) -> str:
+    """The reason for which storage refused an operation; empty if it did it."""
+    return from_status(result.error).reason if result.HasField("error") else ""
 
 
 class Listener(Protocol):
@@ -104,7 +107,8 @@ class PartitionLink:
             return answer
         self._request_ids += 1
         operation.request_id = self._request_ids
-        operation.traceparent = current_traceparent()
+        if not operation.traceparent:
+            operation.traceparent = current_traceparent()
         self._answers[operation.request_id] = answer
         self._gathered.append(operation)
         self._something.set()

@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from opentelemetry.trace import Span
+
 from broker_svc.leases import Leases
-from broker_svc.partition_link import Answer, PartitionLink
+from broker_svc.partition_link import Answer, PartitionLink, refusal_of
 from broker_svc.placement import partitions_of
 from broker_svc.publishers import Publisher, PublisherCache
 from broker_svc.topic_cache import TopicCache
@@ -30,12 +32,14 @@ from tidemark.errors import (
 )
 from tidemark.names import LmqName, validate_fairness_key, validate_producer_id
 from tidemark.rpc.statuses import from_status, to_status
+from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
+from tidemark.telemetry.messaging import Messages
 from tidemark.topics import Topic
 
 Done = Callable[[message_pb2.PublishResult], None]
 """Called exactly once for each run."""
 
-
+_tracer = tracer(__name__)
 _TOPIC_UNHEARD_OF = (TopicVersionMismatch, TopicNotFound)
 
 
@@ -47,6 +51,7 @@ class _Attempt(NamedTuple):
     producer_id: str
     cache: PublisherCache
     done: Done
+    span: Span | None = None
 
 
 class Publishing:
@@ -65,6 +70,8 @@ class Publishing:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
+        self.published = Tally()
+        """Messages that were stored, those that were stored before included."""
 
     def submit(
         self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
@@ -146,6 +153,11 @@ class Publishing:
         link = self._links[self._choose(run, attempt.publisher)]
         link.check_serving()
         operation = exchange_pb2.Operation()
+        if run.traceparent:
+            sent = Messages(run.lmq_name, run.count, partition=link.partition)
+            span = messaging.begin(_tracer, messaging.PUBLISH, sent, run.traceparent)
+            operation.traceparent = run.traceparent if span is None else traceparent_of(span)
+            attempt = attempt._replace(span=span)
         append = operation.append
         append.lmq_name = run.lmq_name
         append.count = run.count
@@ -175,10 +187,13 @@ class Publishing:
         error = answer.exception()
         if error is not None:
             assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+            messaging.end(attempt.span, error.reason)
             attempt.done(_refused(run, error))
             return
         result = answer.result()
+        messaging.end(attempt.span, refusal_of(result))
         if not result.HasField("error"):
+            self.published.add(run.count, run.lmq_name)
             attempt.done(_published(run, publisher, link.partition, result.append))
         elif again and isinstance(from_status(result.error), _TOPIC_UNHEARD_OF):
             self._start(self._repeat(attempt, link.partition))

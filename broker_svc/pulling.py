@@ -69,7 +69,7 @@ class Pull:
 
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
         for each in slices:
-            held = HeldDelivery.of(each, feed.queue)
+            held = HeldDelivery.of(each, feed.queue, feed.group)
             self._client.deliveries.add(held)
             delivery = message_pb2.Delivery()
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)

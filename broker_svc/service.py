@@ -21,6 +21,7 @@ from tidemark.api.broker.v1 import broker_pb2, broker_pb2_grpc, message_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded, ShuttingDown
 from tidemark.names import LmqName, validate_client_id, validate_group, validate_producer_id
 from tidemark.rpc.deadline import remaining_ms
+from tidemark.telemetry import leave_trace
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -73,6 +74,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[broker_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[broker_pb2.SessionResponse]:
+        leave_trace()  # it was opened in one, perhaps, but what it carries belongs to others
         if self._draining:
             raise ShuttingDown("the broker is stopping")
         if len(self._sessions) >= limits.OPEN_STREAMS_MAX:

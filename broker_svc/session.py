@@ -72,6 +72,7 @@ class Session:
         self._syncing = asyncio.Lock()
         self._closing: Exception | None = None
         self._draining = False
+        self._grace: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- life ----------------------------------------------------------------------------------
@@ -98,8 +99,7 @@ class Session:
                     self._room.taken_bytes -= sent_bytes
                     self._pump_all()
                     self._make_room()
-                ending = self._draining or reader.done()
-                if ending and not self._unanswered and not self._something.is_set():
+                if self._may_end(reader) and not self._something.is_set():
                     return
         finally:
             reader.cancel()
@@ -107,10 +107,25 @@ class Session:
             await asyncio.gather(reader, return_exceptions=True)
 
     def drain(self, grace_ms: int) -> None:
-        """Tell the client that the broker is going away; the session ends when all is answered."""
+        """Tell the client that the broker is going away.
+
+        It gets no more messages, and has the grace to settle those that it holds: what it handles
+        meanwhile is not handled again. The session ends when all is answered.
+        """
         self._draining = True
+        for consumer in self._consumers.values():
+            self._shop.feeds.close(consumer)
         self._out.go_aways.add(grace_ms=grace_ms)
         self._something.set()
+        self._grace = asyncio.create_task(self._shop.clock.sleep_ms(grace_ms))
+        self._grace.add_done_callback(lambda _: self._something.set())
+
+    def _may_end(self, reader: asyncio.Task[None]) -> bool:
+        if self._unanswered:
+            return False
+        if reader.done():
+            return True
+        return self._grace is not None and (self._grace.done() or not len(self._deliveries))
 
     def partition_moved(self, link: PartitionLink) -> None:
         """Tell the client that its queues in a partition are another broker's now."""
@@ -158,6 +173,8 @@ class Session:
 
     def _close(self) -> None:
         """Everything the client held goes back at once (V6), and its leases are dropped."""
+        if self._grace is not None:
+            self._grace.cancel()
         for task in self._tasks:
             task.cancel()
         self._shop.subscriptions.detach(self._subscriber)
@@ -338,7 +355,7 @@ class Session:
 
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
         for each in slices:
-            held = HeldDelivery.of(each, feed.queue)
+            held = HeldDelivery.of(each, feed.queue, feed.group)
             delivery = self._out.deliveries.add()
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
             delivery.consumer_id = consumer.consumer_id

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from google.rpc.status_pb2 import Status
+from opentelemetry.trace import Span
 
 from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
-from broker_svc.partition_link import Answer, PartitionLink
+from broker_svc.partition_link import Answer, PartitionLink, refusal_of
 from broker_svc.tracking import TrackedQueue
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
@@ -25,10 +26,13 @@ from tidemark.errors import (
 )
 from tidemark.receipts import Receipt
 from tidemark.rpc.statuses import from_status, to_status
+from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
+from tidemark.telemetry.messaging import Messages, Step
 
 Done = Callable[[message_pb2.SettleResult], None]
 """Called exactly once for each settlement."""
 
+_tracer = tracer(__name__)
 _DETAIL_BYTES_MAX = 1024
 _ACTIONS = {
     "ack": exchange_pb2.SETTLE_ACTION_ACK,
@@ -46,6 +50,8 @@ class Settling:
     def __init__(self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory) -> None:
         self._links = links
         self._directory = directory
+        self.settled = Tally("action")
+        """Messages that clients settled."""
 
     def submit(
         self, settlement: message_pb2.Settlement, deliveries: Deliveries, done: Done
@@ -75,10 +81,13 @@ class Settling:
         except TidemarkError as error:
             done(_failed(settlement, to_status(error)))
             return
-        queue = None if held is None else held.queue
-        if queue is not None:
-            queue.pending_settlements += 1
-        answered = partial(_answered, settlement, holder, held, queue, done)
+        if held is not None:
+            held.queue.pending_settlements += 1
+        span = None
+        if held is not None and held.traceparent:
+            span = _begin_span(settlement, held)
+            operation.traceparent = held.traceparent if span is None else traceparent_of(span)
+        answered = partial(_answered, settlement, holder, held, self.settled, span, done)
         link.send(operation).add_done_callback(answered)
 
     def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
@@ -129,22 +138,32 @@ def _operation(settlement: message_pb2.Settlement) -> exchange_pb2.Operation:
     return operation
 
 
+def _begin_span(settlement: message_pb2.Settlement, held: HeldDelivery) -> Span | None:
+    count = sum(each.end - each.start for each in settlement.ranges) or held.open_messages
+    messages = Messages(held.queue.lmq_name, count, held.group, held.queue.partition)
+    step = Step(str(settlement.WhichOneof("action")), "settle")
+    return messaging.begin(_tracer, step, messages, held.traceparent)
+
+
 def _answered(
     settlement: message_pb2.Settlement,
     holder: Deliveries | None,
     held: HeldDelivery | None,
-    queue: TrackedQueue | None,
+    tally: Tally,
+    span: Span | None,
     done: Done,
     answer: Answer,
 ) -> None:
-    if queue is not None:
-        queue.pending_settlements -= 1
+    if held is not None:
+        held.queue.pending_settlements -= 1
     error = answer.exception()
     if error is not None:
         assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+        messaging.end(span, error.reason)
         done(_failed(settlement, to_status(error)))
         return
     result = answer.result()
+    messaging.end(span, refusal_of(result))
     if result.HasField("error"):
         # What storage has ended the client holds no longer, whatever it believes.
         ended = isinstance(from_status(result.error), _ENDED)
@@ -153,6 +172,8 @@ def _answered(
         done(_failed(settlement, result.error))
         return
     settled = result.settle
+    lmq_name = "" if held is None else held.queue.lmq_name
+    tally.add(settled.messages, lmq_name, str(settlement.WhichOneof("action")))
     if held is not None and holder is not None and settlement.WhichOneof("action") != "extend":
         held.open_messages -= settled.messages
         if held.open_messages <= 0:

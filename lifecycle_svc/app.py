@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from lifecycle_svc import metrics
 from lifecycle_svc.service import LifecycleService
 from lifecycle_svc.sweeper import Replica, SweeperState
 from lifecycle_svc.sweepers import Sweepers
@@ -30,6 +31,7 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
         sweepers = Sweepers(channels, settings, clock)
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)
+        metrics.offer(sweepers)
         tasks: list[asyncio.Task[None]] = []
         try:
             await server.start()

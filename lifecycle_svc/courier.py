@@ -19,18 +19,17 @@ from tidemark.api.storage.v1.action_pb2 import (
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError
 from tidemark.rpc.statuses import from_status
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter
 
 RETRY_MS_MIN = 500
 RETRY_MS_MAX = 60_000
 
 _log = logging.getLogger(__name__)
-_meter = meter(__name__)
-_carried = _meter.create_counter(
+_carried = counter(
     "tidemark.lifecycle.outbox_carried", description="Messages that reached their destination"
 )
-_refused = _meter.create_counter(
-    "tidemark.lifecycle.outbox_refused", description="Times that a destination refused, by reason"
+_refused = counter(
+    "tidemark.lifecycle.outbox_refused", "Times that a destination refused, by reason", zeros=()
 )
 
 

@@ -32,7 +32,7 @@ from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.settings import LifecycleSettings
-from tidemark.telemetry import meter, span, tracer
+from tidemark.telemetry import counter, leave_trace, seconds, span, tracer
 
 LEFT_OVER_MS = 1_000
 """When to look again at what was due but could not be dealt with, such as what is still held."""
@@ -41,20 +41,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
-_meter = meter(__name__)
-_duration = _meter.create_histogram(
-    "tidemark.lifecycle.sweep.duration", unit="s", description="From the first read to the last act"
+_duration = seconds("tidemark.lifecycle.sweep.duration", "From the first read to the last act")
+_lateness = seconds("tidemark.lifecycle.sweep.lateness", "From when it was due to its begin")
+_faults = counter(
+    "tidemark.lifecycle.sweep.faults",
+    "Sweeps that failed, by phase",
+    zeros=[{"phase": phase} for phase in ("lease", "read", "act")],
 )
-_lateness = _meter.create_histogram(
-    "tidemark.lifecycle.sweep.lateness",
-    unit="s",
-    description="From when it was due to its begin",
-)
-_faults = _meter.create_counter(
-    "tidemark.lifecycle.sweep.faults", description="Sweeps that failed, by phase"
-)
-_actions = _meter.create_counter(
-    "tidemark.lifecycle.actions", description="Actions that were asked for, by kind and outcome"
+_actions = counter(
+    "tidemark.lifecycle.actions", "Actions that were asked for, by kind and outcome", zeros=()
 )
 
 
@@ -146,6 +141,7 @@ class Sweeper:
     # --- turns ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        leave_trace()  # that of the announcement: every sweep is a trace of its own
         while True:
             wait_ms = await self.run_once()
             with suppress(TimeoutError):

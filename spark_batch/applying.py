@@ -28,14 +28,21 @@ _Totals = dict[tuple[str, str], list[int]]
 
 
 def applier(
-    places: Mapping[int, str], pass_id: str, batch_size: int
+    places: Mapping[int, str], pass_id: str, batch_size: int, traceparent: str = ""
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for `mapInArrow`; `places` are the addresses of storage by partition."""
-    return partial(_apply, dict(places), pass_id, batch_size)
+    """A function for `mapInArrow`; `places` are the addresses of storage by partition.
+
+    Executors are other processes: `traceparent` makes their calls part of the pass's trace.
+    """
+    return partial(_apply, dict(places), pass_id, batch_size, traceparent)
 
 
 def _apply(
-    places: Mapping[int, str], pass_id: str, batch_size: int, batches: Iterable[pa.RecordBatch]
+    places: Mapping[int, str],
+    pass_id: str,
+    batch_size: int,
+    traceparent: str,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     totals: _Totals = {}
     clients: dict[str, StorageClient] = {}
@@ -46,7 +53,7 @@ def _apply(
         for call in pack(plan, pass_id, batch_size):
             address = places[call.request.partition]
             if address not in clients:
-                clients[address] = opened.enter_context(StorageClient(address))
+                clients[address] = opened.enter_context(StorageClient(address, traceparent))
             client = clients[address]
             under_way.append((call, client, client.apply(call.request)))
             if len(under_way) == CALLS_UNDER_WAY:

@@ -21,7 +21,7 @@ from spark_batch.source import TABLES, Chosen
 from spark_batch.storage_client import Place, find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
-from tidemark.telemetry import span, tracer
+from tidemark.telemetry import current_traceparent, span, tracer
 from tidemark.topics import Topic, TopicSettings
 
 RETENTION_TYPES: Final = (
@@ -222,7 +222,8 @@ class Jobs:
     def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
         """Have the executors apply a plan; what was removed. May be repeated with the same id."""
         places = {place.partition: place.address for place in self._places()}
-        outcomes = plan.mapInArrow(applier(places, pass_id, batch_size), OUTCOME).collect()
+        apply = applier(places, pass_id, batch_size, current_traceparent())
+        outcomes = plan.mapInArrow(apply, OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
         for row in outcomes:
             key = (row["topic"], row["retention_type"])

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from spark_batch.findings import Finding
 from tidemark.clock import Clock
 from tidemark.errors import JobRunning, TidemarkError, Unavailable
+from tidemark.telemetry import counter, seconds
 
 ASK_AGAIN_MS: Final = 5_000
 HOLD_MS: Final = 30_000
@@ -54,6 +55,16 @@ class Outcome(Protocol):
 
 Run = Callable[[bool], Awaitable[Outcome]]
 """Runs a pass; True plans and changes nothing."""
+
+
+_passes = counter(
+    "tidemark.retention.passes",
+    "Passes by job and outcome",
+    zeros=[
+        {"job": job.value, "outcome": outcome} for job in JobName for outcome in ("done", "failed")
+    ],
+)
+_durations = seconds("tidemark.retention.pass.duration", "How long passes took, by job")
 
 
 @dataclass(slots=True)
@@ -210,10 +221,12 @@ class Scheduler:
         job.last_pass_ms = self._clock.wall_ms()
         began_ms = self._clock.monotonic_ms()
         self._tell()
+        outcome = "failed"
         try:
             done = await job.run(False)
             job.last_error = ""
             job.last_pass_id, job.last_counts = done.pass_id, done.counts
+            outcome = "done"
             return done
         except Exception as error:
             job.last_error = error.detail if isinstance(error, TidemarkError) else str(error)
@@ -222,6 +235,8 @@ class Scheduler:
         finally:
             now_ms = self._clock.monotonic_ms()
             job.last_duration_ms = now_ms - began_ms
+            _passes.add(1, {"job": job.name.value, "outcome": outcome})
+            _durations.record(job.last_duration_ms / 1000, {"job": job.name.value})
             job.next_at_ms = now_ms + job.interval_ms
             if job.state is JobState.RUNNING:
                 job.state = before

@@ -21,6 +21,7 @@ from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc import from_rpc_error
 from tidemark.rpc.channel import OPTIONS
 from tidemark.rpc.topic_protos import topic_from_proto
+from tidemark.telemetry.traces import Metadata, inject
 from tidemark.topics import Topic
 
 FORMAT_VERSION: Final = 2
@@ -45,7 +46,9 @@ class Place:
 class StorageClient:
     """One storage service. Close it, or use it as a context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, traceparent: str = "") -> None:
+        """Calls belong to the trace of `traceparent`, or to that in which they are made."""
+        self._traceparent = traceparent
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         # The generated types know asynchronous channels alone.
         self._storage: Any = StorageServiceStub(self._channel)  # type: ignore[arg-type]
@@ -102,7 +105,12 @@ class StorageClient:
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         with _revived():
-            return method(request, timeout=_CALL_TIMEOUT_S)
+            return method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata())
+
+    def _metadata(self) -> Metadata:
+        if self._traceparent:
+            return [("traceparent", self._traceparent)]
+        return inject()
 
 
 def addresses(option: str) -> list[str]:

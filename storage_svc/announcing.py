@@ -15,7 +15,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError
 from tidemark.rpc.channels import ChannelPool
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter
 
 ANSWER_MS_MAX = 5_000
 """A call waits that long for a lifecycle service that is just starting, or gone."""
@@ -26,7 +26,7 @@ ANNOUNCE_AGAIN_MS = 1_000
 """An announcement was taken note of, but no sweep has ended since: the replica may be gone."""
 
 _log = logging.getLogger(__name__)
-_failures = meter(__name__).create_counter(
+_failures = counter(
     "tidemark.storage.lifecycle_unreachable", description="Calls that lifecycle did not answer"
 )
 

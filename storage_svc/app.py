@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from storage_svc import key_figures
+from storage_svc import key_figures, metrics
 from storage_svc.announcing import Announcer, announce_all
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
@@ -61,6 +61,7 @@ async def storage(
         try:
             await asyncio.gather(*(partition.open() for partition in held.values()))
             await server.start()
+            metrics.offer(held.values())
             _log.info("storage serves", extra={"address": server.address})
             tasks.append(asyncio.create_task(key_figures.sampler(held.values()).run(clock)))
             if settings.await_sweep:

@@ -32,15 +32,17 @@ from storage_svc.unit import Unit
 from tidemark.errors import Fenced, ReservationNotFound
 from tidemark.limits import EXCEPTIONS_MAX
 from tidemark.receipts import Receipt
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter, messaging, tracer
+from tidemark.telemetry.messaging import Messages
 
 _log = logging.getLogger(__name__)
-_orphans = meter(__name__).create_counter(
-    "tidemark.storage.orphaned_index_entries", description="Index entries without their record"
+_tracer = tracer(__name__)
+_orphans = counter(
+    "tidemark.storage.orphaned_index_entries",
+    "Index entries without their record",
+    zeros=[{"table": table.value} for table in (Table.DEADLINES, Table.DELAYS)],
 )
-_expired = meter(__name__).create_counter(
-    "tidemark.storage.expired_reservations", description="Reservations that ran out"
-)
+_expired = counter("tidemark.storage.expired_reservations", description="Reservations that ran out")
 
 
 async def reserve(unit: Unit, operation: Reserve) -> Reserved:
@@ -147,7 +149,17 @@ async def expire_reservation(unit: Unit, operation: ExpireReservation) -> Acted:
         return Acted(ActionOutcome.STALE)
     changed = handle.state.settle(reservation, (), Ending.EXPIRED, unit.now_ms, unit.journal)
     _expired.add(1)
-    return Acted(ActionOutcome.DONE, sum(end - start for start, end in changed))
+    messages = sum(end - start for start, end in changed)
+    run = reservation.slice.run
+    expired = Messages(
+        handle.state.record.lmq_name,
+        messages,
+        reservation.group,
+        unit.partition,
+        reservation.slice.attempts,
+    )
+    messaging.moment(_tracer, messaging.EXPIRE, expired, run.traceparent)
+    return Acted(ActionOutcome.DONE, messages)
 
 
 async def ready_delayed(unit: Unit, operation: ReadyDelayed) -> Acted:

@@ -22,7 +22,7 @@ from storage_svc.topics import Topics
 from tidemark.errors import QueueNotFound
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.names import LmqName
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter
 from tidemark.topics import Topic
 
 LOOKED_AT_MAX = 10_000
@@ -32,8 +32,8 @@ _PAGE_ROWS = 1000
 _UNREAD_RUN = (0, 0, 0, 0, "", "")  # what is left to know of a run that is gone
 
 _log = logging.getLogger(__name__)
-_corrupt_records = meter(__name__).create_counter(
-    "tidemark.storage.corrupt_records", description="Records that were left out at recovery"
+_corrupt_records = counter(
+    "tidemark.storage.corrupt_records", "Records that were left out at recovery", zeros=()
 )
 
 

@@ -26,7 +26,8 @@ from storage_svc.operations import (
 from storage_svc.unit import Unit
 from tidemark.errors import DiskFull, Unavailable
 from tidemark.names import LmqName, partition_of
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter, messaging, tracer
+from tidemark.telemetry.messaging import Messages
 
 HEADER_PREFIX = "tidemark-dead-"
 HEADER_REASON = "tidemark-dead-reason"
@@ -41,8 +42,11 @@ HEADER_TIME = "tidemark-dead-time-ms"
 _ENTRY = Struct(">IIQQ")  # destination partition, messages, create time, previous sequence
 
 _log = logging.getLogger(__name__)
-_buried = meter(__name__).create_counter(
-    "tidemark.storage.dead_messages", description="Messages that were dead-lettered or deleted"
+_tracer = tracer(__name__)
+_buried = counter(
+    "tidemark.storage.dead_messages",
+    description="Messages that were dead-lettered or deleted",
+    zeros=[{"reason": reason.value} for reason in DeadReason],
 )
 _HISTORY_TYPES = {
     DeadReason.ATTEMPTS_EXHAUSTED: RetentionType.ATTEMPTS_EXHAUSTED,
@@ -64,7 +68,9 @@ async def dispose(unit: Unit, handle: Handle, slice_: Slice, body: bytes, death:
     """Messages that were just settled go to the dead-letter topic, or away for good."""
     record = handle.state.record
     run = slice_.run
-    _buried.add(slice_.messages, {"topic": handle.topic.name, "reason": death.reason.value})
+    _buried.add(slice_.messages, {"reason": death.reason.value})
+    dead = Messages(record.lmq_name, slice_.messages, death.groups, unit.partition, slice_.attempts)
+    messaging.moment(_tracer, messaging.DEAD_LETTER, dead, run.traceparent)
     destination = handle.topic.settings.dead_letter_topic
     if not destination:
         _log.info(
@@ -161,6 +167,8 @@ async def append_from(unit: Unit, operation: AppendFromOutbox) -> Acted:
         dead_deadline_ms=0,
         traceparent=entry.traceparent,
     )
+    moved = Messages(entry.destination_lmq_name, entry.messages, partition=unit.partition)
+    messaging.moment(_tracer, messaging.PUBLISH, moved, entry.traceparent)
     unit.journal.high_water[source] = entry.sequence
     unit.journal.batch.put(Table.HIGH_WATER, mark_key, u64(entry.sequence))
     return Acted(ActionOutcome.DONE, entry.messages)

@@ -8,13 +8,11 @@ success, all memory is dropped, and the engine is opened again.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from opentelemetry.trace import Link
-
-from storage_svc import ledger
+from storage_svc import ledger, spans
 from storage_svc.deadlines import Deadlines
 from storage_svc.dispatch import HANDLERS
 from storage_svc.engines.engine import Engine, Engines, Identity, Reader, Table
@@ -38,14 +36,8 @@ from tidemark.errors import (
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.telemetry import (
-    context_from_traceparent,
-    link_from_traceparent,
-    meter,
-    span,
-    tracer,
-    tracing_enabled,
-)
+from tidemark.telemetry import counter, current_traceparent, histogram, is_sampled, seconds
+from tidemark.telemetry.metrics import BYTES, COUNTS
 
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
 """Bodies that one commit takes: what lies beyond waits for the next, so that none takes long."""
@@ -56,19 +48,18 @@ _REOPEN_MS_MAX = 10_000
 _PAGE_ROWS = 10_000
 
 _log = logging.getLogger(__name__)
-_tracer = tracer(__name__)
-_meter = meter(__name__)
-_commit_seconds = _meter.create_histogram(
-    "tidemark.storage.commit.duration", unit="s", description="From applying to durable"
+_commit_seconds = seconds("tidemark.storage.commit.duration", "From applying to durable")
+_commit_operations = histogram(
+    "tidemark.storage.commit.operations", "Operations that gathered for a commit", COUNTS
 )
-_commit_operations = _meter.create_histogram(
-    "tidemark.storage.commit.operations", description="Operations that gathered for a commit"
-)
-_silences = _meter.create_counter(
+_commit_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
+_silences = counter(
     "tidemark.storage.lifecycle_silences", description="Times that lifecycle fell silent"
 )
-_fenced_calls = _meter.create_counter(
-    "tidemark.storage.fenced_calls", description="Operations of brokers that no longer own"
+_fenced_calls = counter(
+    "tidemark.storage.fenced_calls",
+    "Operations of brokers and clients that no longer own what they ask for",
+    zeros=({"holder": "broker"}, {"holder": "client"}),
 )
 
 
@@ -133,6 +124,9 @@ class Partition:
         self._disk_free_bytes_min = disk_free_bytes_min
         self._silence = silence
         self._disk_full = False
+        self.disk_free_bytes = 0
+        self.overdue_ms = 0
+        """How long the earliest deadline was past. Both as they were when last looked at."""
         self._memory: Memory | None = None
         self._deadlines = Deadlines()
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
@@ -183,6 +177,8 @@ class Partition:
         if self._memory is None:
             results.set_exception(self._faulty())
             return results
+        if not callers and (caller := current_traceparent()):
+            callers = [caller] * len(operations)
         body_bytes = sum(len(each.body) for each in operations if isinstance(each, Append))
         self._frames.append(_Frame(operations, callers, broker_epoch, results, body_bytes))
         self._arrived.set()
@@ -199,7 +195,7 @@ class Partition:
         """Raise Fenced for a broker that does not own the partition (any more)."""
         current = self.memory.counters.broker_epoch
         if broker_epoch is not None and (broker_epoch != current or not current):
-            _fenced_calls.add(1)
+            _fenced_calls.add(1, {"holder": "broker"})
             raise Fenced(
                 f"partition {self.number} is owned under epoch {current}, not {broker_epoch}"
                 if current
@@ -334,7 +330,7 @@ class Partition:
     async def _commit(self, frames: list[_Frame]) -> None:
         started_ns = self._clock.monotonic_ns()
         unit = self._unit()
-        with span(_tracer, "storage commit", links=_links(frames)) as commit:
+        with spans.commit(self.number, [caller for each in frames for caller in each.callers]):
             results = [await self._apply_frame(unit, frame) for frame in frames]
             batch = unit.journal.finish()
             if len(batch):
@@ -342,13 +338,13 @@ class Partition:
                 ledger.put_counters(batch, unit.memory.counters)
                 await unit.memory.engine.commit(batch)
                 self.commits += 1
-            commit.set_attribute("tidemark.commit.bytes", batch.bytes_approx)
         self._committed(unit)
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
         _commit_operations.record(sum(len(frame.operations) for frame in frames))
+        _commit_bytes.record(batch.bytes_approx)
 
     def _unit(self) -> Unit:
         now_ms = self.now_ms()
@@ -378,13 +374,11 @@ class Partition:
             self.check_epoch(frame.broker_epoch)
         except Fenced as error:
             return [error] * len(frame.operations)
-        if not tracing_enabled():
+        if not any(map(is_sampled, frame.callers)):
             return [await _apply(unit, operation) for operation in frame.operations]
         results: list[Result] = []
-        callers = frame.callers or [""] * len(frame.operations)
-        for operation, caller in zip(frame.operations, callers, strict=True):
-            context = context_from_traceparent(caller) if caller else None
-            with span(_tracer, f"storage {type(operation).__name__.lower()}", context=context):
+        for operation, caller in zip(frame.operations, frame.callers, strict=True):
+            with spans.operation(self.number, operation, caller):
                 results.append(await _apply(unit, operation))
         return results
 
@@ -488,12 +482,15 @@ class Partition:
         if self._memory is None:
             return
         self._check_disk()
+        earliest_ms = self._deadlines.earliest_ms()
+        self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
         self._listen_for_lifecycle()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
             await self.submit([KeepHouse()])
 
     def _check_disk(self) -> None:
         usage = self.memory.engine.usage()
+        self.disk_free_bytes = usage.disk_free_bytes
         full = usage.disk_free_bytes < self._disk_free_bytes_min
         if full != self._disk_full:
             _log.warning(
@@ -523,13 +520,8 @@ async def _apply(unit: Unit, operation: Operation) -> Result:
         return await HANDLERS[type(operation)](unit, operation)
     except DataCorrupt:
         raise
+    except Fenced as error:
+        _fenced_calls.add(1, {"holder": "client"})
+        return error
     except TidemarkError as error:
         return error
-
-
-def _links(frames: list[_Frame]) -> Iterator[Link | None]:
-    """A commit belongs to many traces: it is linked to each operation in it."""
-    if tracing_enabled():
-        for frame in frames:
-            for caller in frame.callers:
-                yield link_from_traceparent(caller)

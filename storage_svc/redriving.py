@@ -17,13 +17,13 @@ from storage_svc.sweeping import waiting_spans
 from storage_svc.unit import Unit
 from tidemark.errors import InvalidArgument, InvalidName
 from tidemark.names import LmqName
-from tidemark.telemetry import meter
+from tidemark.telemetry import counter
 
 RUNS_MAX = 200
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """What one commit looks at; a redrive of more is many calls, and others go on in between."""
 
-_redriven = meter(__name__).create_counter(
+_redriven = counter(
     "tidemark.storage.redriven_messages", description="Dead letters that left for their source"
 )
 

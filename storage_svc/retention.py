@@ -19,6 +19,7 @@ from storage_svc.operations import (
 )
 from storage_svc.unit import Unit
 from tidemark.errors import InvalidArgument
+from tidemark.telemetry import counter
 from tidemark.topics import MaxWaitAction, TopicSettings
 
 RECORDS_PER_ROW_MAX = 2_000
@@ -35,6 +36,11 @@ _OF_RUNS = (
 _OF_PASSES = (*_OF_RUNS, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
 _RECORD_TABLES = {"messages_consumed": Table.CONSUMED, "system_metrics": Table.METRICS}
 
+_removed = counter(
+    "tidemark.storage.retention_removed",
+    "Messages, records and queues that passes removed, by type",
+    zeros=[{"type": kind.value} for kind in _OF_PASSES],
+)
 _Removed = tuple[int, int]
 """Messages and bytes."""
 
@@ -77,6 +83,7 @@ async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
         before = totals.get(name, (0, 0))
         totals[name] = (before[0] + removed[0], before[1] + removed[1])
     await history.add(unit, operation.type, operation.pass_id, totals)
+    _removed.add(messages + queues, {"type": operation.type.value})
     return RetentionApplied(messages, body_bytes, queues, stale, more)
 
 

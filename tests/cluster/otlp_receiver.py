@@ -5,7 +5,7 @@ never drops, samples or forwards.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,9 @@ from tidemark.clock import SystemClock
 
 _SPANS_WITHIN_MS = 20_000
 
+Part = tuple[str, str]
+"""The service and the name of a span."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSpan:
@@ -37,6 +40,12 @@ class ReceivedSpan:
     parent_id: int
     links: frozenset[tuple[int, int]]
     """Trace and span ids."""
+    kind: str = ""
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.trace_id, self.span_id
 
 
 @dataclass
@@ -45,6 +54,8 @@ class OtlpReceiver:
 
     address: str = ""
     spans: list[ReceivedSpan] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
+    """Everything as it came."""
     _arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
@@ -74,10 +85,50 @@ class OtlpReceiver:
             seen = "\n".join(map(str, self.spans))
             raise AssertionError(f"{what} never arrived; these did:\n{seen}") from None
 
+    async def picture(self, begin: ReceivedSpan, *wanted: Part) -> list[ReceivedSpan]:
+        """The spans that parents and links connect with one, once these are among them."""
+
+        async def grow() -> list[ReceivedSpan]:
+            async with self._arrived:
+                while True:
+                    found = connected_with(begin, self.spans)
+                    if set(wanted) <= {(span.service, span.name) for span in found}:
+                        return found
+                    await self._arrived.wait()
+
+        try:
+            return await SystemClock().wait_for(grow(), _SPANS_WITHIN_MS)
+        except TimeoutError:
+            found = connected_with(begin, self.spans)
+            missing = set(wanted) - {(span.service, span.name) for span in found}
+            others = "\n".join(str(span) for span in self.spans if span not in found)
+            raise AssertionError(f"{missing} is not connected; these are not:\n{others}") from None
+
     async def take(self, request: ExportTraceServiceRequest) -> None:
         async with self._arrived:
+            self.raw.append(request.SerializeToString())
             self.spans += _received(request)
             self._arrived.notify_all()
+
+
+def connected_with(begin: ReceivedSpan, spans: Iterable[ReceivedSpan]) -> list[ReceivedSpan]:
+    """Spans that are reached over parents and links, in either direction."""
+    left = [span for span in spans if span.key != begin.key]
+    found, frontier = [begin], [begin]
+    while frontier:
+        neighbours = [span for span in left if any(_touch(span, each) for each in frontier)]
+        left = [span for span in left if span not in neighbours]
+        found += neighbours
+        frontier = neighbours
+    return found
+
+
+def _touch(one: ReceivedSpan, other: ReceivedSpan) -> bool:
+    child = (one.trace_id, one.parent_id) == other.key or (
+        other.trace_id,
+        other.parent_id,
+    ) == one.key
+    return child or one.key in other.links or other.key in one.links
 
 
 class _Collector(TraceServiceServicer):
@@ -114,6 +165,11 @@ def _received(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
             span_id=_number(span.span_id),
             parent_id=_number(span.parent_span_id),
             links=frozenset((_number(link.trace_id), _number(link.span_id)) for link in span.links),
+            kind=trace_pb2.Span.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
+            attributes={
+                each.key: each.value.string_value or each.value.int_value
+                for each in span.attributes
+            },
         )
         for resource_spans in request.resource_spans
         for scope_spans in resource_spans.scope_spans

@@ -128,7 +128,7 @@ def test_services_without_a_rule_are_found_out(
     rules: set[Rule],
     first_seed: int,
 ) -> None:
-    """The checker can fail: some seed shows what the rule was for. Few do, so it begins near one."""
+    """The checker can fail: some seed shows what the rule was for. It begins near one."""
     for name, instead in mutant.items():
         monkeypatch.setattr(name, instead)
 

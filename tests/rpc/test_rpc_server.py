@@ -340,7 +340,7 @@ async def test_a_unary_call_is_one_server_span_under_the_span_of_its_caller(
             await echo.call("unary_stream", [b""])
 
     (span,) = exporter.get_finished_spans()
-    assert span.name == f"/{SERVICE}/unary_unary"
+    assert span.name == f"{SERVICE}/unary_unary"
     assert span.kind is SpanKind.SERVER
     assert span.parent is not None
     assert (span.parent.trace_id, span.parent.span_id) == (CALLER.trace_id, CALLER.span_id)

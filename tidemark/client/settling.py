@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, ParamSpec, TypeAlias
 
+from opentelemetry.trace import Span
+
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
@@ -18,9 +20,11 @@ from tidemark.client.backoff import Backoff, is_passing
 from tidemark.client.connection import Connection, Identity
 from tidemark.client.delivery import DeliveryBatch, merge
 from tidemark.client.session import Session
+from tidemark.client.spans import begin_settle
 from tidemark.client.wire import Action, Range, settlement_of
 from tidemark.errors import ClientClosed, ReservationExpired, TidemarkError
 from tidemark.rpc.statuses import from_status
+from tidemark.telemetry import messaging
 
 SettleFailed: TypeAlias = Callable[[DeliveryBatch, TidemarkError], None]
 
@@ -33,7 +37,7 @@ P = ParamSpec("P")
 class _Settling:
     """One settlement until its definite answer."""
 
-    __slots__ = ("action", "answer", "batch", "counted", "ranges")
+    __slots__ = ("action", "answer", "batch", "counted", "ranges", "span")
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class _Settling:
         answer: "asyncio.Future[message_pb2.SettleResult] | None" = None,
     ) -> None:
         self.batch = batch
+        self.span: Span | None = None
         self.action = action
         self.ranges = ranges
         self.answer = answer
@@ -168,9 +173,12 @@ class Settlements:
             ranges = ()
         here = batch.session_id == session.welcome.session_id
         settlement = settlement_of(batch.tag if here else batch.receipt, settling.action, ranges)
+        messages = sum(end - start for start, end in ranges) or batch.count
+        if settling.span is None:
+            settling.span = begin_settle(batch, str(settlement.WhichOneof("action")), messages)
         if not settling.counted:
             settling.counted = True
-            self._settled(batch, sum(end - start for start, end in ranges) or batch.count)
+            self._settled(batch, messages)
         self._under_way += 1
         answer = session.submit_settlement(settlement)
         answer.add_done_callback(partial(self._answered, settling))
@@ -180,6 +188,7 @@ class Settlements:
     ) -> None:
         self._under_way -= 1
         if self._closed:
+            messaging.end(settling.span)
             return
         lost = answer.exception()
         if lost is not None:
@@ -188,6 +197,7 @@ class Settlements:
         result = answer.result()
         if not result.HasField("error"):
             self._backoff.reset()
+            messaging.end(settling.span)
             if settling.answer is not None and not settling.answer.done():
                 settling.answer.set_result(result)
         else:
@@ -212,6 +222,7 @@ class Settlements:
         self._connection.wake()
 
     def _fail(self, settling: _Settling, error: TidemarkError) -> None:
+        messaging.end(settling.span, error.reason)
         if settling.answer is not None:
             if not settling.answer.done():
                 settling.answer.set_exception(error)

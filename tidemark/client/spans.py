@@ -1,58 +1,72 @@
 """Spans of the client, by OpenTelemetry's conventions for messaging.
 
 A publish is a producer span whose context travels with the run; handling a delivery is a consumer
-span that links to it. Where nobody traces, they cost next to nothing. No payload and no header goes
-into any of them.
+span that links to it, and so is settling it. Where nobody traces, they cost next to nothing. No
+payload and no header goes into any of them.
 """
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from tidemark.telemetry.traces import link_from_traceparent, span, tracer
+from tidemark.telemetry import messaging
+from tidemark.telemetry.messaging import Messages, Step
+from tidemark.telemetry.traces import (
+    is_sampled,
+    link_from_traceparent,
+    span,
+    tracer,
+    tracing_enabled,
+)
 
 if TYPE_CHECKING:
     from tidemark.client.delivery import DeliveryBatch
 
-_SYSTEM: Final = "tidemark"
 _tracer = tracer(__name__)
 
 
 def publish_span(lmq_name: str, messages: int) -> AbstractContextManager[Span]:
     """Around a publish; only asked for while somebody traces."""
+    sent = Messages(lmq_name, messages)
     return span(
         _tracer,
-        f"send {_topic(lmq_name)}",
+        messaging.span_name(messaging.PUBLISH, sent),
         kind=SpanKind.PRODUCER,
-        attributes={
-            "messaging.system": _SYSTEM,
-            "messaging.operation.name": "publish",
-            "messaging.operation.type": "send",
-            "messaging.destination.name": lmq_name,
-            "messaging.batch.message_count": messages,
-        },
+        attributes=messaging.attributes_of(messaging.PUBLISH, sent),
     )
 
 
 def process_span(batch: "DeliveryBatch", messages: int) -> AbstractContextManager[Span]:
     """Around the handling of messages; links to the span that published them."""
+    handled = _messages(batch, messages)
     return span(
         _tracer,
-        f"process {_topic(batch.lmq_name)}",
+        messaging.span_name(messaging.PROCESS, handled),
         kind=SpanKind.CONSUMER,
         links=[link_from_traceparent(batch.traceparent)],
-        attributes={
-            "messaging.system": _SYSTEM,
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "messaging.destination.name": batch.lmq_name,
-            "messaging.consumer.group.name": batch.group,
-            "messaging.batch.message_count": messages,
-        },
+        attributes=messaging.attributes_of(messaging.PROCESS, handled),
     )
 
 
-def _topic(lmq_name: str) -> str:
-    """Span names have few values; there may be millions of lite queues."""
-    return lmq_name.partition("/")[0]
+def begin_settle(batch: "DeliveryBatch", action: str, messages: int) -> Span | None:
+    """From a settlement to its answer; links to the publisher. None if that is not traced.
+
+    In a trace of its own: acks of several handlers may travel together.
+    """
+    if not is_sampled(batch.traceparent) or not tracing_enabled():
+        return None
+    settled, step = _messages(batch, messages), Step(action, "settle")
+    link = link_from_traceparent(batch.traceparent)
+    return _tracer.start_span(
+        messaging.span_name(step, settled),
+        Context(),
+        kind=SpanKind.CLIENT,
+        links=[] if link is None else [link],
+        attributes=messaging.attributes_of(step, settled),
+    )
+
+
+def _messages(batch: "DeliveryBatch", count: int) -> Messages:
+    return Messages(batch.lmq_name, count, batch.group, batch.partition, batch.attempt)

@@ -89,11 +89,22 @@ class _Call:
     malformed request gets a reason and a wrong response is logged like any other failure.
     """
 
-    __slots__ = ("_behavior", "_deserializer", "_method", "_serializer", "_shared")
+    __slots__ = (
+        "_attributes",
+        "_behavior",
+        "_deserializer",
+        "_method",
+        "_name",
+        "_serializer",
+        "_shared",
+    )
 
     def __init__(self, shared: Interception, method: str, handler: Handler) -> None:
         self._shared = shared
         self._method = method
+        self._name = method.removeprefix("/")
+        service, _, name = self._name.partition("/")
+        self._attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
         self._behavior: Any = (
             handler.unary_unary
             or handler.unary_stream
@@ -109,7 +120,13 @@ class _Call:
             try:
                 request = self.parse(raw)
                 trace = extract(context.invocation_metadata())
-                with span(_tracer, self._method, context=trace or None, kind=SpanKind.SERVER):
+                with span(
+                    _tracer,
+                    self._name,
+                    context=trace or None,
+                    kind=SpanKind.SERVER,
+                    attributes=self._attributes,
+                ):
                     answer = self._invoke(request, context)
                     if shared.deadline is None or has_deadline(context):
                         response = await answer

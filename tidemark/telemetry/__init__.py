@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 from tidemark.settings import TelemetrySettings, unknown_variables
 from tidemark.telemetry import logs
-from tidemark.telemetry.metrics import meter
+from tidemark.telemetry.metrics import Tally, counter, histogram, meter, observe, seconds
 from tidemark.telemetry.traces import (
     context_from_traceparent,
     current_traceparent,
     extract,
     inject,
+    is_sampled,
+    leave_trace,
     link_from_traceparent,
     span,
+    traceparent_of,
     tracer,
     tracing_enabled,
 )
@@ -26,15 +29,23 @@ if TYPE_CHECKING:
     from tidemark.telemetry.export import Exports
 
 __all__ = [
+    "Tally",
     "Telemetry",
     "context_from_traceparent",
+    "counter",
     "current_traceparent",
     "extract",
+    "histogram",
     "inject",
+    "is_sampled",
+    "leave_trace",
     "link_from_traceparent",
     "meter",
+    "observe",
+    "seconds",
     "setup",
     "span",
+    "traceparent_of",
     "tracer",
     "tracing_enabled",
 ]

@@ -7,10 +7,11 @@ samplers come from the standard OTEL_ variables, which the SDK reads by itself.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -19,12 +20,20 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import (
+    Decision,
+    ParentBased,
+    SamplingResult,
+    TraceIdRatioBased,
+)
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
 from tidemark import __version__
 from tidemark.clock import SystemClock
 from tidemark.settings import TelemetrySettings
+from tidemark.telemetry.metrics import begin
 from tidemark.variables import split_address
 
 _log = logging.getLogger(__name__)
@@ -35,6 +44,30 @@ _SAMPLED_SHARE_DEFAULT: Final = 0.01
 
 # A collector that does not answer must not eat the time that a stopping service has.
 _STOP_MS_MAX: Final = 3_000
+
+
+class _LinkedOrSome(TraceIdRatioBased):
+    """Samples a share of all roots, and those that link to a trace that is sampled.
+
+    A commit or a delivery begins a trace of its own and links to the publishers': theirs would end
+    in nothing if it was drawn by lot.
+    """
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        if any(link.context.trace_flags.sampled for link in links or ()):
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, trace_state)
+        return super().should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
 
 
 class Exports:
@@ -59,6 +92,7 @@ class Exports:
         if readers:
             provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
             metrics.set_meter_provider(provider)
+            begin()
             self._stops.append(provider.shutdown)
         if settings.traces_endpoint:
             self._start_traces(settings, resource)
@@ -76,7 +110,7 @@ class Exports:
     def _start_traces(self, settings: TelemetrySettings, resource: Resource) -> None:
         sampler = None  # the SDK's own reading of OTEL_TRACES_SAMPLER
         if not settings.traces_sampler:
-            sampler = ParentBased(TraceIdRatioBased(_SAMPLED_SHARE_DEFAULT))
+            sampler = ParentBased(_LinkedOrSome(_SAMPLED_SHARE_DEFAULT))
         provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
         provider.add_span_processor(BatchSpanProcessor(exporter))

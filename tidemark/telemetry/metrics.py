@@ -1,15 +1,126 @@
 """Metrics: the instruments that services count with.
 
 Uses OpenTelemetry's API alone: until `telemetry.setup` finds somewhere to send figures to, an
-instrument does nothing and costs next to nothing.
+instrument does nothing and costs next to nothing. Figures that a service keeps anyway are observed
+when somebody asks for them. Attributes have few values: topics at the most, never queues.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
+
 from opentelemetry import metrics
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
 
 from tidemark import __version__
+
+TOPICS_MAX: Final = 100
+"""Topics that have series of their own; what comes later counts as OTHER."""
+
+OTHER: Final = "other"
+
+SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0),
+)
+BYTES: Final = tuple(4.0**power for power in range(4, 13))
+COUNTS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 10_000.0)
+
+Attributes = Mapping[str, str | int]
+Reading = tuple[float, Attributes]
+"""A figure and what it is of."""
+
+_NO_ATTRIBUTES: Final[Sequence[Attributes]] = ({},)
+_zeros: list[tuple[Counter, Sequence[Attributes]]] = []
+_exported = False
 
 
 def meter(name: str) -> Meter:
     """The meter of a module, `meter(__name__)`. May be made before telemetry is set up."""
     return metrics.get_meter(name, __version__)
+
+
+def counter(
+    name: str, description: str, *, unit: str = "", zeros: Sequence[Attributes] = _NO_ATTRIBUTES
+) -> Counter:
+    """A counter that shows 0 for each of `zeros` from the start: a rate needs a begin."""
+    made = meter("tidemark").create_counter(name, unit, description)
+    _zeros.append((made, zeros))
+    return made
+
+
+def histogram(
+    name: str, description: str, buckets: Sequence[float], *, unit: str = ""
+) -> Histogram:
+    """A histogram with buckets that fit what is measured; see `SECONDS`, `BYTES` and `COUNTS`."""
+    return meter("tidemark").create_histogram(
+        name, unit, description, explicit_bucket_boundaries_advisory=buckets
+    )
+
+
+def seconds(name: str, description: str) -> Histogram:
+    """A histogram of durations."""
+    return histogram(name, description, SECONDS, unit="s")
+
+
+def observe(
+    kind: Literal["gauge", "counter"],
+    name: str,
+    description: str,
+    read: Callable[[], Iterable[Reading]],
+    *,
+    unit: str = "",
+) -> None:
+    """Offer figures that are kept anyway. `read` is called by another thread: it only looks.
+
+    Does nothing, and keeps nothing, while metrics go nowhere.
+    """
+    if not _exported:
+        return
+
+    def callback(_: CallbackOptions) -> Iterator[Observation]:
+        for value, attributes in read():
+            yield Observation(value, attributes)
+
+    tidemark_meter = meter("tidemark")
+    if kind == "gauge":
+        tidemark_meter.create_observable_gauge(name, [callback], unit, description)
+    else:
+        tidemark_meter.create_observable_counter(name, [callback], unit, description)
+
+
+def begin() -> None:
+    """Metrics have somewhere to go from now on. Called once, by whoever sends them."""
+    global _exported
+    _exported = True
+    for each, zeros in _zeros:
+        for attributes in zeros:
+            each.add(0, attributes)
+
+
+class Tally:
+    """Messages by topic and word, in plain numbers: cheap enough to count whether or not asked."""
+
+    __slots__ = ("_counts", "_word")
+
+    def __init__(self, word: str = "") -> None:
+        """`word` names the second attribute, if there is one."""
+        self._word = word
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def add(self, messages: int, lmq_name: str, word: str = "") -> None:
+        topic = lmq_name.partition("/")[0]
+        counts = self._counts.get(topic)
+        if counts is None:
+            if len(self._counts) >= TOPICS_MAX or not topic:
+                topic = OTHER
+            counts = self._counts.setdefault(topic, {})
+        counts[word] = counts.get(word, 0) + messages
+
+    def read(self) -> Iterator[Reading]:
+        # Copies, each made in one go: the event loop goes on counting in another thread.
+        for topic, counts in list(self._counts.items()):
+            for word, messages in list(counts.items()):
+                yield (
+                    messages,
+                    {"topic": topic, self._word: word} if self._word else {"topic": topic},
+                )

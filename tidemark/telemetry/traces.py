@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -32,6 +32,8 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _TRACESTATE_CHARACTERS_MAX: Final = 512
+_SAMPLED: Final = frozenset("13579bdf")
+"""How a traceparent ends whose flags say so."""
 _NO_SPAN: Final = nullcontext(INVALID_SPAN)
 
 
@@ -71,9 +73,27 @@ def span(
 
 
 def current_traceparent() -> str:
-    """The current trace context as a run carries it; empty when there is none."""
-    context = trace.get_current_span().get_span_context()
-    return _traceparent(context) if context.is_valid else ""
+    """The current trace context as a run carries it; empty unless somebody records it.
+
+    So runs that nobody records differ in nothing, and can be gathered.
+    """
+    return traceparent_of(trace.get_current_span())
+
+
+def traceparent_of(span: Span) -> str:
+    """The context of a span, as `current_traceparent` gives it."""
+    context = span.get_span_context()
+    return _traceparent(context) if context.is_valid and context.trace_flags.sampled else ""
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Whether whoever wrote it records the trace: for others no span is worth its cost."""
+    return traceparent[-1:] in _SAMPLED
+
+
+def leave_trace() -> None:
+    """Be in no trace from now on, in this task: its work belongs to many."""
+    attach(Context())
 
 
 def context_from_traceparent(traceparent: str) -> Context:

@@ -51,7 +51,7 @@ async def test_handling_a_message_links_to_the_span_that_published_it(
                 await delivery.ack()
 
     sent, processed = of_kind(spans, SpanKind.PRODUCER), of_kind(spans, SpanKind.CONSUMER)
-    assert [span.name for span in sent] == ["send orders"] * 4
+    assert [span.name for span in sent] == ["publish orders"] * 4
     assert [span.name for span in processed] == ["process orders"] * 4
     published = {span.context.span_id for span in sent if span.context}
     linked = {link.context.span_id for span in processed for link in span.links}

@@ -1,0 +1,71 @@
+"""The figures that a broker keeps anyway, offered as metrics.
+
+Names them and reads them; counts nothing itself. Reading never walks over queues or clients.
+"""
+
+from collections.abc import Callable, Iterator
+
+from broker_svc.service import BrokerService
+from broker_svc.workshop import Workshop
+from tidemark.telemetry import observe
+from tidemark.telemetry.metrics import Reading
+
+
+def offer(shop: Workshop, service: BrokerService) -> None:
+    """Offer the figures of a broker, for as long as the process lives."""
+    observe(
+        "counter",
+        "tidemark.broker.published_messages",
+        "Messages that were stored for publishers",
+        shop.publishing.published.read,
+    )
+    observe(
+        "counter",
+        "tidemark.broker.delivered_messages",
+        "Messages that were handed to consumers",
+        shop.feeds.delivered.read,
+    )
+    observe(
+        "counter",
+        "tidemark.broker.settled_messages",
+        "Messages that consumers settled, by action",
+        shop.settling.settled.read,
+    )
+    _gauge("tidemark.broker.sessions", "Open sessions", lambda: service.sessions)
+    _gauge("tidemark.broker.publishers", "Publishers", lambda: len(shop.publishers))
+    _gauge("tidemark.broker.subscriptions", "Subscriptions", lambda: len(shop.subscriptions))
+    _gauge("tidemark.broker.deliveries", "Reservations held here", lambda: len(shop.directory))
+    _gauge(
+        "tidemark.broker.activity_leases",
+        "Publisher and subscriber leases",
+        lambda: shop.leases.active,
+    )
+    _gauge("tidemark.broker.tracked_queues", "Queues in use lately", lambda: len(shop.tracking))
+    _gauge(
+        "tidemark.broker.idle_queues",
+        "Tracked queues without a lease, that wait to be unloaded",
+        lambda: max(0, len(shop.tracking) - shop.leases.busy_queues),
+    )
+    _gauge(
+        "tidemark.broker.eviction_markers",
+        "Evictions from exclusive queues that are remembered",
+        lambda: shop.subscriptions.eviction_markers,
+    )
+    links = shop.links.values()
+    _gauge(
+        "tidemark.broker.partitions_connected",
+        "Partitions that this broker owns and reaches",
+        lambda: sum(link.connected.is_set() for link in links),
+    )
+    _gauge(
+        "tidemark.broker.operations_waiting",
+        "Operations that storage has not answered",
+        lambda: sum(link.waiting for link in links),
+    )
+
+
+def _gauge(name: str, description: str, read: Callable[[], int]) -> None:
+    def readings() -> Iterator[Reading]:
+        yield read(), {}
+
+    observe("gauge", name, description, readings)

@@ -1,0 +1,111 @@
+"""The figures that partitions keep anyway, offered as metrics, each by its partition.
+
+Names them and reads them; counts nothing itself. Reading never touches an engine and never walks
+over queues. A partition that is closed for the moment has no figures.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Literal
+
+from storage_svc.health import PartitionState
+from storage_svc.partition import Partition
+from storage_svc.unit import Memory
+from tidemark.errors import TidemarkError
+from tidemark.telemetry import observe
+from tidemark.telemetry.metrics import Reading
+
+
+def offer(partitions: Collection[Partition]) -> None:
+    """Offer the figures of these partitions, for as long as the process lives."""
+
+    def of_partition(
+        name: str, description: str, read: Callable[[Partition], float], unit: str = ""
+    ) -> None:
+        def readings() -> Iterator[Reading]:
+            for partition in partitions:
+                yield read(partition), {"partition": partition.number}
+
+        observe("gauge", name, description, readings, unit=unit)
+
+    def of_memory(
+        kind: Literal["gauge", "counter"],
+        name: str,
+        description: str,
+        read: Callable[[Memory], float],
+        unit: str = "",
+    ) -> None:
+        def readings() -> Iterator[Reading]:
+            for partition in partitions:
+                try:
+                    yield read(partition.memory), {"partition": partition.number}
+                except TidemarkError:
+                    continue
+
+        observe(kind, name, description, readings, unit=unit)
+
+    of_partition(
+        "tidemark.storage.partition_serving",
+        "1 while the partition serves, 0 while it starts or is faulty",
+        lambda partition: partition.health.state is PartitionState.SERVING,
+    )
+    of_partition(
+        "tidemark.storage.reservations",
+        "Deadlines that are running, nack delays included",
+        lambda partition: partition.reservations,
+    )
+    of_partition(
+        "tidemark.storage.expiry_overdue",
+        "How long the earliest deadline is past",
+        lambda partition: partition.overdue_ms / 1000,
+        unit="s",
+    )
+    of_partition(
+        "tidemark.storage.disk_free",
+        "Room on the disk of the partition",
+        lambda partition: partition.disk_free_bytes,
+        unit="By",
+    )
+    of_memory(
+        "gauge",
+        "tidemark.storage.messages",
+        "Messages that are stored, without scheduled ones",
+        lambda memory: memory.counters.messages,
+    )
+    of_memory(
+        "gauge",
+        "tidemark.storage.message_size",
+        "What they take",
+        lambda memory: memory.counters.body_bytes,
+        unit="By",
+    )
+    of_memory("gauge", "tidemark.storage.queues", "Queues", lambda memory: memory.counters.queues)
+    of_memory(
+        "gauge",
+        "tidemark.storage.materialized_queues",
+        "Queues that are loaded",
+        lambda memory: len(memory.handles),
+    )
+    of_memory(
+        "counter",
+        "tidemark.storage.published_messages",
+        "Messages that joined a queue, ever",
+        lambda memory: memory.counters.published,
+    )
+    of_memory(
+        "counter",
+        "tidemark.storage.delivered_messages",
+        "Messages that were handed out, ever",
+        lambda memory: memory.counters.delivered,
+    )
+    of_memory(
+        "counter",
+        "tidemark.storage.acked_messages",
+        "Messages that were acknowledged, ever",
+        lambda memory: memory.counters.acked,
+    )
+    of_memory(
+        "counter",
+        "tidemark.storage.commits",
+        "Commits, ever",
+        lambda memory: memory.counters.commit,
+    )

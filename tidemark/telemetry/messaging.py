@@ -1,0 +1,115 @@
+"""Steps in the life of a message as spans, by OpenTelemetry's conventions for messaging.
+
+The same words for client, broker and storage, so that their spans make one picture. A span names
+the topic of a queue, never the lite queue: there may be millions of those. No payload and no header
+goes into any of them.
+"""
+
+from typing import Final, NamedTuple
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+
+from tidemark.telemetry.traces import (
+    context_from_traceparent,
+    is_sampled,
+    link_from_traceparent,
+    tracing_enabled,
+)
+
+SYSTEM: Final = "tidemark"
+
+
+class Step(NamedTuple):
+    """One thing that is done with messages: its own name, and the convention's for its type."""
+
+    name: str
+    type: str
+
+
+PUBLISH: Final = Step("publish", "send")
+DELIVER: Final = Step("deliver", "receive")
+PROCESS: Final = Step("process", "process")
+EXPIRE: Final = Step("expire", "settle")
+DEAD_LETTER: Final = Step("dead_letter", "settle")
+
+
+class Messages(NamedTuple):
+    """Messages of one queue that one step handles together."""
+
+    lmq_name: str
+    total: int
+    group: str = ""
+    partition: int | None = None
+    attempt: int | None = None
+    """How often they failed before; None where they were not handed out."""
+
+
+def topic_of(lmq_name: str) -> str:
+    return lmq_name.partition("/")[0]
+
+
+def span_name(step: Step, messages: Messages) -> str:
+    return f"{step.name} {topic_of(messages.lmq_name)}"
+
+
+def attributes_of(step: Step, messages: Messages) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": step.name,
+        "messaging.operation.type": step.type,
+        "messaging.destination.name": topic_of(messages.lmq_name),
+        "messaging.batch.message_count": messages.total,
+    }
+    if messages.group:
+        attributes["messaging.consumer.group.name"] = messages.group
+    if messages.partition is not None:
+        attributes["messaging.destination.partition.id"] = str(messages.partition)
+    if messages.attempt is not None:
+        attributes["tidemark.attempt_count"] = messages.attempt
+    return attributes
+
+
+def begin(
+    tracer: Tracer,
+    step: Step,
+    messages: Messages,
+    publisher: str,
+    *,
+    kind: SpanKind = SpanKind.SERVER,
+) -> Span | None:
+    """A span of a service for messages of one run; whoever gets it ends it.
+
+    It is below the current span and linked to the publisher's, or below the publisher's where
+    none is current. None where the publisher is not traced, as most are not.
+    """
+    if not is_sampled(publisher) or not tracing_enabled():
+        return None
+    below: Context | None = context_from_traceparent(publisher)
+    links: list[Link] = []
+    if trace.get_current_span().get_span_context().trace_flags.sampled:
+        below = None
+        links += filter(None, [link_from_traceparent(publisher)])
+    return tracer.start_span(
+        span_name(step, messages),
+        below,
+        kind,
+        attributes=attributes_of(step, messages),
+        links=links,
+    )
+
+
+def end(span: Span | None, error: str = "") -> None:
+    """End a span of `begin`; `error` is the reason for which the step failed."""
+    if span is None:
+        return
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(Status(StatusCode.ERROR))
+    span.end()
+
+
+def moment(tracer: Tracer, step: Step, messages: Messages, publisher: str) -> None:
+    """Something that happens to messages in the middle of other work."""
+    end(begin(tracer, step, messages, publisher, kind=SpanKind.INTERNAL))
