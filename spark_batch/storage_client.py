@@ -94,7 +94,9 @@ class StorageClient:
 
     def apply(self, request: retention_pb2.ApplyRetentionRequest) -> Applying:
         """Begin a call; what is returned waits for its answer."""
-        begun = self._retention.ApplyRetention.future(request, timeout=_CALL_TIMEOUT_S)
+        begun = self._retention.ApplyRetention.future(
+            request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata()
+        )
 
         def wait() -> retention_pb2.ApplyRetentionResponse:
             with _revived():
