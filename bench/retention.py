@@ -120,6 +120,7 @@ async def _storage(data: Path, directory: Path) -> AsyncIterator[Storage]:
             "TIDEMARK_PARTITIONS": "1",
             "TIDEMARK_STORAGE_LISTEN": address,
             "TIDEMARK_STORAGE_DATA_DIR": str(data),
+            "TIDEMARK_STORAGE_AWAIT_SWEEP": "false",
         },
         log_file=directory / "storage.log",
     )
@@ -272,7 +273,9 @@ class _Publisher:
         await self._call.write(frame)
         waiting = {each.request_id for each in frame.operations}
         while waiting:
-            waiting -= {each.request_id for each in (await self._call.read()).results}
+            for result in (await self._call.read()).results:
+                assert not result.HasField("error"), result.error.message
+                waiting.discard(result.request_id)
 
 
 def _latency(latencies_ns: list[int]) -> Figures:
