@@ -53,12 +53,12 @@ class Announcer:
         while True:
             wait_ms = await self.run_once()
             with suppress(TimeoutError):
-                await self._clock.wait_for(self._partition.due_earlier.wait(), wait_ms)
+                await self._clock.wait_for(self._partition.lifecycle.due_earlier.wait(), wait_ms)
 
     async def run_once(self) -> int | None:
         """Tell what there is to tell; how long to wait before looking again, None for news."""
-        self._partition.due_earlier.clear()
-        due_ms = self._partition.wakeups.take()
+        self._partition.lifecycle.due_earlier.clear()
+        due_ms = self._partition.lifecycle.wakeups.take()
         try:
             if self._partition.awaits_sweep:
                 await self._announce()
@@ -68,7 +68,7 @@ class Announcer:
                 await self._wake(due_ms)
         except (TidemarkError, TimeoutError) as error:
             if due_ms is not None:
-                self._partition.wakeups.put_back(due_ms)
+                self._partition.lifecycle.wakeups.put_back(due_ms)
             return self._failed(error)
         self._retry_ms = RETRY_MS_MIN
         return None
@@ -83,7 +83,7 @@ class Announcer:
         await self._clock.wait_for(call, ANSWER_MS_MAX)
 
     async def _wake(self, due_ms: int) -> None:
-        holder = self._partition.sweep_lease.holder(self._clock.monotonic_ms())
+        holder = self._partition.lifecycle.lease.holder(self._clock.monotonic_ms())
         address = self._lifecycle_address if holder is None else holder.address
         stub = LifecycleServiceStub(await self._channels.to(address))
         wake = WakePartitionRequest(

@@ -10,8 +10,9 @@ from storage_svc import key_figures, metrics
 from storage_svc.announcing import Announcer, announce_all
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
+from storage_svc.lifecycle_watch import Silence
 from storage_svc.owner_service import OwnerService
-from storage_svc.partition import Partition, Silence
+from storage_svc.partition import Partition
 from storage_svc.retention_service import RetentionService
 from storage_svc.service import Partitions, StorageService
 from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server

@@ -20,13 +20,12 @@ from storage_svc.engines.keys import read_u64, successor
 from storage_svc.handles import Handles
 from storage_svc.health import FaultReason, Health
 from storage_svc.journal import BatchJournal, QueueGroup
+from storage_svc.lifecycle_watch import NEVER_SILENT, LifecycleWatch, Silence
 from storage_svc.operations import Append, KeepHouse, Operation, Result
 from storage_svc.partition_time import PartitionTime
 from storage_svc.producers import Producers
-from storage_svc.sweep_lease import SweepLease
 from storage_svc.topics import Topics
 from storage_svc.unit import Memory, Unit
-from storage_svc.wakeups import WakeUps
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -53,26 +52,11 @@ _commit_operations = histogram(
     "tidemark.storage.commit.operations", "Operations that gathered for a commit", COUNTS
 )
 _commit_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
-_silences = counter(
-    "tidemark.storage.lifecycle_silences", description="Times that lifecycle fell silent"
-)
 _fenced_calls = counter(
     "tidemark.storage.fenced_calls",
     "Operations of brokers and clients that no longer own what they ask for",
     zeros=({"holder": "broker"}, {"holder": "client"}),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """When lifecycle counts as silent, and what that means."""
-
-    after_ms: int = 0
-    """0: never."""
-    is_fault: bool = False
-
-
-_SILENCE_IGNORED = Silence()
 
 
 @dataclass(slots=True)
@@ -108,21 +92,17 @@ class Partition:
         *,
         await_sweep: bool = False,
         disk_free_bytes_min: int = 0,
-        silence: Silence = _SILENCE_IGNORED,
+        silence: Silence = NEVER_SILENT,
     ) -> None:
         self.identity = identity
         self.number = identity.partition
         self.health = Health()
         self.commits = 0
-        self.sweep_lease = SweepLease(clock.monotonic_ms())
-        self.wakeups = WakeUps()
-        self.due_earlier = asyncio.Event()
-        """Set when lifecycle must be told something; cleared by whoever tells it."""
+        self.lifecycle = LifecycleWatch(self.number, silence, clock.monotonic_ms())
         self._engines = engines
         self._clock = clock
         self._await_sweep = await_sweep
         self._disk_free_bytes_min = disk_free_bytes_min
-        self._silence = silence
         self._disk_full = False
         self.disk_free_bytes = 0
         self.overdue_ms = 0
@@ -255,10 +235,7 @@ class Partition:
         if self._memory is not None and not self.driven:
             self._memory.handles.forget_trackers()
             # Nobody expires reservations now but sweeps (V1).
-            earliest_ms = self._deadlines.earliest_ms()
-            if earliest_ms is not None:
-                self.wakeups.scan_begins(Table.DEADLINES)
-                self._due(Table.DEADLINES, earliest_ms)
+            self.lifecycle.undriven(Table.DEADLINES, self._deadlines.earliest_ms())
 
     # --- sweeps --------------------------------------------------------------------------------
 
@@ -275,30 +252,6 @@ class Partition:
     @property
     def awaits_sweep(self) -> bool:
         return self.health.has(FaultReason.AWAITING_SWEEP)
-
-    def _due(self, table: Table, due_ms: int) -> None:
-        if self.wakeups.added(table, due_ms):
-            self.due_earlier.set()
-
-    def _listen_for_lifecycle(self) -> None:
-        """Lifecycle that falls silent is an alarm, or a fault if the settings say so (L4)."""
-        silent_ms = self._clock.monotonic_ms() - self.sweep_lease.heard_ms
-        before = self.health.has(FaultReason.LIFECYCLE_SILENT)
-        silent = self._silence.after_ms > 0 and silent_ms > self._silence.after_ms
-        if silent == before:
-            return
-        if silent:
-            _log.error("lifecycle is silent", extra={"partition": self.number, "ms": silent_ms})
-            _silences.add(1)
-            self.health.add(
-                FaultReason.LIFECYCLE_SILENT,
-                f"no sweeper was heard of for {silent_ms} ms",
-                self.now_ms(),
-                alarm=not self._silence.is_fault,
-            )
-        else:
-            self.health.clear(FaultReason.LIFECYCLE_SILENT)
-        self._tell_health()
 
     # --- the writer ----------------------------------------------------------------------------
 
@@ -391,7 +344,7 @@ class Partition:
         unit.memory.producers.trim()
         for table, time_ms in unit.journal.indexed:
             unit.memory.lower_mark(table, time_ms)
-            self._due(table, time_ms)
+            self.lifecycle.due(table, time_ms)
         earliest_ms = self._deadlines.earliest_ms()
         moved = earliest_ms != self._told_deadline_ms
         self._told_deadline_ms = earliest_ms
@@ -484,7 +437,8 @@ class Partition:
         self._check_disk()
         earliest_ms = self._deadlines.earliest_ms()
         self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
-        self._listen_for_lifecycle()
+        if self.lifecycle.listen(self.health, self.now_ms(), self._clock.monotonic_ms()):
+            self._tell_health()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
             await self.submit([KeepHouse()])
 

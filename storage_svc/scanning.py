@@ -83,7 +83,7 @@ async def scan(
     now_ms = partition.now_ms()
     table = _TABLES[kind]
     if not token:
-        partition.wakeups.scan_begins(table)
+        partition.lifecycle.wakeups.scan_begins(table)
     with partition.reader() as reader:
         if kind in _BY_TIME:
             page = await _scan_index(partition, reader, kind, token, limit, now_ms)
@@ -94,7 +94,7 @@ async def scan(
             page = Page(due, next_token, None, now_ms)
         else:
             page = await _scan_buried(reader, token, limit, now_ms)
-    partition.wakeups.scan_ended(table, page.next_due_ms)
+    partition.lifecycle.wakeups.scan_ended(table, page.next_due_ms)
     return page
 
 

@@ -170,7 +170,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         if request.lease_ms > limits.SWEEP_LEASE_MS_MAX:
             raise InvalidArgument(f"at most {limits.SWEEP_LEASE_MS_MAX} ms", field="lease_ms")
         now_ms = self._clock.monotonic_ms()
-        lease = partition.sweep_lease
+        lease = partition.lifecycle.lease
         granted = lease.ask(request.sweeper_id, request.address, request.lease_ms, now_ms)
         holder = lease.holder(now_ms)
         return storage_pb2.LeaseSweepResponse(
