@@ -27,7 +27,7 @@ _GROUP = "bench"
 _CREDIT = 200_000
 _BLOCK_MS = 10_000
 _SINGLE_CONNECTIONS = 32
-"""Of Redis, for single publishes: one for each task would be slower."""
+"""Of Redis, for single publishes. A choice, not the best of several that were tried."""
 
 
 class Side(Protocol):
