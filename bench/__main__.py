@@ -20,6 +20,7 @@ MODULES: Final = (
     "bench.idle_queues",
     "bench.expiry",
     "bench.preempt",
+    "bench.cycle",
     "bench.sweep",
     "bench.retention",
     "bench.tracing",

@@ -65,24 +65,24 @@ async def rpc(bench: Bench) -> None:
     count = bench.size(full=1000, quick=50)
     bench.settings |= {"calls_per_round": count, "sync_bytes": SYNC_BYTES}
     async with AsyncExitStack() as opened:
-        echo, forwarder = await opened.enter_async_context(_servers(bench.directory))
+        echo, forwarder = await opened.enter_async_context(servers(bench.directory))
         near = await opened.enter_async_context(open_channel(echo.address))
         far = await opened.enter_async_context(open_channel(forwarder.address))
         file = opened.enter_context((bench.directory / "synced").open("wb", buffering=0))
         one_hop = {"echo": echo.pid}
         two_hops = {"echo": echo.pid, "forwarder": forwarder.pid}
         calls = {
-            "unary, 1 hop": Calls(_unary(near), count, one_hop),
-            "unary, 2 hops": Calls(_unary(far), count, two_hops),
-            "stream, 1 hop": Calls(_stream(near), count, one_hop),
-            "stream, 2 hops": Calls(_stream(far), count, two_hops),
-            "write and fdatasync": Calls(_sync(file), count, {}),
+            "unary, 1 hop": Calls(unary_call(near), count, one_hop),
+            "unary, 2 hops": Calls(unary_call(far), count, two_hops),
+            "stream, 1 hop": Calls(stream_call(near), count, one_hop),
+            "stream, 2 hops": Calls(stream_call(far), count, two_hops),
+            "write and fdatasync": Calls(sync_call(file, bytes(SYNC_BYTES)), count, {}),
         }
         await bench.measure({name: each.measure for name, each in calls.items()})
 
 
 @asynccontextmanager
-async def _servers(directory: Path) -> AsyncIterator[tuple[ServiceProcess, ServiceProcess]]:
+async def servers(directory: Path) -> AsyncIterator[tuple[ServiceProcess, ServiceProcess]]:
     """The echo and, in front of it, the forwarder."""
     echo_at, forwarder_at = (join_address(HOST, port) for port in free_ports(HOST, 2))
     echo = _server("echo", directory, echo_at)
@@ -110,7 +110,7 @@ def _server(name: str, directory: Path, *addresses: str) -> ServiceProcess:
     )
 
 
-def _unary(channel: grpc.aio.Channel) -> Call:
+def unary_call(channel: grpc.aio.Channel) -> Call:
     method: Any = channel.unary_unary(UNARY)
 
     async def call() -> None:
@@ -119,7 +119,7 @@ def _unary(channel: grpc.aio.Channel) -> Call:
     return call
 
 
-def _stream(channel: grpc.aio.Channel) -> Call:
+def stream_call(channel: grpc.aio.Channel) -> Call:
     """Frames on one stream, which is opened now and ends with the channel."""
     stream: Any = channel.stream_stream(STREAM)()
 
@@ -130,9 +130,8 @@ def _stream(channel: grpc.aio.Channel) -> Call:
     return round_trip
 
 
-def _sync(file: FileIO) -> Call:
+def sync_call(file: FileIO, payload: bytes) -> Call:
     """The same bytes appended again and again, as a write-ahead log does."""
-    payload = bytes(SYNC_BYTES)
 
     async def write() -> None:
         file.write(payload)

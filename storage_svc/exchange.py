@@ -149,9 +149,9 @@ class Exchange:
         if watcher.next_deadline_changed:
             watcher.next_deadline_changed = False
             frame.next_deadline.SetInParent()
-            in_ms = self._partition.next_deadline_in_ms()
-            if in_ms is not None:
-                frame.next_deadline.in_ms = in_ms
+            next_ms = watcher.told_deadline_ms = self._partition.next_deadline_ms
+            if next_ms is not None:
+                frame.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
         if watcher.health_changed:
             watcher.health_changed = False
             frame.health.CopyFrom(wire.health_to(self._partition.health))

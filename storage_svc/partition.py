@@ -77,8 +77,20 @@ class Watcher:
     broker_epoch: int
     ready: dict[QueueGroup, None] = field(default_factory=dict)
     next_deadline_changed: bool = True
+    told_deadline_ms: int | None = None
     health_changed: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deadline_moved(self, earliest_ms: int | None, now_ms: int) -> bool:
+        """Whether the broker must hear of it: it would wake too late, or for nothing again.
+
+        That the earliest deadline went away is told when it would have come: messages are settled
+        all the time, and none of that is news.
+        """
+        told_ms = self.told_deadline_ms
+        if told_ms is None or told_ms <= now_ms:
+            return earliest_ms != told_ms
+        return earliest_ms is not None and earliest_ms < told_ms
 
 
 class Partition:
@@ -113,7 +125,6 @@ class Partition:
         self._frames: list[_Frame] = []
         self._arrived = asyncio.Event()
         self._watchers: set[Watcher] = set()
-        self._told_deadline_ms: int | None = None
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -203,10 +214,10 @@ class Partition:
         """An operator says that the time is right after a jump: deleting goes on."""
         self._time.confirm()
 
-    def next_deadline_in_ms(self) -> int | None:
-        """How long until `ExpireDue` would find something; None if nothing waits."""
-        earliest_ms = self._deadlines.earliest_ms()
-        return None if earliest_ms is None else max(0, earliest_ms - self.now_ms())
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `ExpireDue` would find something; None if nothing waits."""
+        return self._deadlines.earliest_ms()
 
     @property
     def reservations(self) -> int:
@@ -291,10 +302,11 @@ class Partition:
                 ledger.put_counters(batch, unit.memory.counters)
                 await unit.memory.engine.commit(batch)
                 self.commits += 1
-        self._committed(unit)
+        # Results first: who waits for them wakes first, so that results and events share a frame.
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
+        self._committed(unit)
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
         _commit_operations.record(sum(len(frame.operations) for frame in frames))
         _commit_bytes.record(batch.bytes_approx)
@@ -346,11 +358,10 @@ class Partition:
             unit.memory.lower_mark(table, time_ms)
             self.lifecycle.due(table, time_ms)
         earliest_ms = self._deadlines.earliest_ms()
-        moved = earliest_ms != self._told_deadline_ms
-        self._told_deadline_ms = earliest_ms
         epoch = unit.memory.counters.broker_epoch
         for watcher in self._watchers:
             watcher.ready.update(unit.journal.ready_queues)
+            moved = watcher.deadline_moved(earliest_ms, unit.now_ms)
             watcher.next_deadline_changed = watcher.next_deadline_changed or moved
             if watcher.ready or moved or watcher.broker_epoch != epoch:
                 watcher.changed.set()

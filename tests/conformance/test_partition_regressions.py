@@ -312,7 +312,7 @@ async def test_purging_delayed_messages_ends_their_delays(life: Life) -> None:
 
     assert await life.rows(Table.DELAYS, Table.EXCEPTIONS) == 0
     assert life.partition.reservations == 0
-    assert life.partition.next_deadline_in_ms() is None
+    assert life.partition.next_deadline_ms is None
 
 
 async def test_partition_time_does_not_go_back_when_a_failed_commit_is_followed_by_a_reload(

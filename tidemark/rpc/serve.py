@@ -6,11 +6,12 @@ this module only decides how it starts, how it ends and with which exit status.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NoReturn, TypeVar
+
+import uvloop
 
 from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock
@@ -36,7 +37,7 @@ def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
     except OSError as error:
         _exit_with(f"metrics: {error}")
     try:
-        asyncio.run(_serve(settings, app))
+        uvloop.run(_serve(settings, app))
     except (TidemarkError, OSError) as error:
         _exit_with(error.detail if isinstance(error, TidemarkError) else error.args[-1])
     finally:

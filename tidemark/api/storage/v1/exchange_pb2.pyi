@@ -140,7 +140,9 @@ class ExchangeResponse(_message.Message):
 
     @_builtins.property
     def next_deadline(self) -> Global___NextDeadline:
-        """Time of the earliest reservation deadline or delay, when it has changed."""
+        """Time of the earliest reservation deadline or delay, when it is earlier than the one told before,
+        or that one has come.
+        """
 
     @_builtins.property
     def health(self) -> _partition_pb2.PartitionHealth:
