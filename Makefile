@@ -29,7 +29,7 @@ run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --hel
 
 .PHONY: test
 test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's)
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 .PHONY: test-model
 test-model: .venv/.dev ## Compare the partition with its model at random, for minutes

@@ -1,8 +1,15 @@
-"""How thoroughly the tests search: a short, repeatable way for every day, a long one on demand."""
+"""How thoroughly the tests search, and what is run side by side.
+
+There is a short, repeatable way for every day and a long one on demand. Files run side by side,
+each by itself in order, because its tests may share a cluster; those with Spark share a session.
+"""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+_TESTS = Path(__file__).parent
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
@@ -16,3 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("short", derandomize=True, deadline=None, suppress_health_check=_SLOW)
     settings.register_profile("long", deadline=None, suppress_health_check=_SLOW, print_blob=True)
     settings.load_profile("long" if config.getoption("--long") else "short")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        together = (
+            "spark" if "spark" in item.path.relative_to(_TESTS).parts[:-1] else item.path.stem
+        )
+        item.add_marker(pytest.mark.xdist_group(together))
