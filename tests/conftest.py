@@ -27,7 +27,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        together = (
-            "spark" if "spark" in item.path.relative_to(_TESTS).parts[:-1] else item.path.stem
-        )
-        item.add_marker(pytest.mark.xdist_group(together))
+        file = item.path.relative_to(_TESTS)
+        item.add_marker(pytest.mark.xdist_group("spark" if file.parts[0] == "spark" else str(file)))
