@@ -16,6 +16,8 @@ CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch ben
 # uv trusts the same certificates as the rest of the system.
 export UV_SYSTEM_CERTS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# Spark starts Java by a fork; gRPC must keep its hands off such a child. See spark_batch/.
+export GRPC_ENABLE_FORK_SUPPORT ?= 0
 
 .PHONY: help
 help: ## List the targets

@@ -476,6 +476,16 @@ class RetentionSettings(ServiceSettings):
 SERVICES: Final = (StorageSettings, BrokerSettings, LifecycleSettings, RetentionSettings)
 """The settings of every service: what the documentation shows and what counts as known."""
 
+
+def keep_grpc_out_of_forks() -> None:
+    """Call it before gRPC is first used, in a process that forks to start other programs.
+
+    gRPC tries to carry its threads over a fork. In a child that is only there to become another
+    program, that has been seen to end it before it could.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 S = TypeVar("S", bound=Settings)
 
 
