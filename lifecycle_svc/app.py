@@ -14,6 +14,7 @@ from lifecycle_svc.sweepers import Sweepers
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import add_LifecycleServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
+from tidemark.rpc.channel import open_channel
 from tidemark.rpc.channels import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.sampling import Sampler, recorder
@@ -27,7 +28,7 @@ _LIFECYCLE_SERVICE = "tidemark.api.lifecycle.v1.LifecycleService"
 async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[RpcServer]:
     """A lifecycle service that listens, and serves once it has tried every partition."""
     server = RpcServer(settings.listen, clock=clock)
-    async with ChannelPool() as channels:
+    async with ChannelPool() as channels, open_channel(settings.storage_address) as storage:
         sweepers = Sweepers(channels, settings, clock)
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)
@@ -38,7 +39,6 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
             address = settings.advertise or server.address
             sweepers.replica = Replica(f"{random.getrandbits(64):016x}", address)
             _log.info("lifecycle listens", extra={"address": address})
-            storage = await channels.to(settings.storage_address)
             record = recorder(RetentionServiceStub(storage), "lifecycle")
             tasks = [
                 asyncio.create_task(_find(server, sweepers)),

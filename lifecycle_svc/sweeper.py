@@ -31,6 +31,7 @@ from tidemark.api.storage.v1.storage_pb2 import LeaseSweepRequest, ReportSweepRe
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
+from tidemark.rpc.channels import ChannelPool
 from tidemark.settings import LifecycleSettings
 from tidemark.telemetry import counter, leave_trace, seconds, span, tracer
 
@@ -90,7 +91,8 @@ class Sweeper:
         self,
         partition: int,
         replica: Replica,
-        storage: StorageServiceStub,
+        storage_address: str,
+        channels: ChannelPool,
         owners: Owners,
         settings: LifecycleSettings,
         clock: Clock,
@@ -102,7 +104,8 @@ class Sweeper:
         self.attempted = asyncio.Event()
         """Set after the first sweep, however it ended, or once another replica sweeps."""
         self._replica = replica
-        self._storage = storage
+        self._storage_address = storage_address
+        self._channels = channels
         self._owners = owners
         self._settings = settings
         self._clock = clock
@@ -224,7 +227,7 @@ class Sweeper:
     async def _read(self, tokens: Tokens) -> Reading:
         self.state = SweeperState.READING
         reading = await self._answer(
-            phase_one.read(self._storage, self.partition, tokens, self._courier.blocked())
+            phase_one.read(await self._storage(), self.partition, tokens, self._courier.blocked())
         )
         self._owners.driven_by(self.partition, reading.owner_address)
         now_ms = self._clock.monotonic_ms()
@@ -236,7 +239,7 @@ class Sweeper:
     async def _report(self, *, succeeded: bool, detail: str = "") -> None:
         report = ReportSweepRequest(partition=self.partition, succeeded=succeeded, detail=detail)
         try:
-            await self._answer(self._storage.ReportSweep(report))
+            await self._answer((await self._storage()).ReportSweep(report))
         except TidemarkError:
             if succeeded:
                 raise
@@ -302,9 +305,13 @@ class Sweeper:
             address=self._replica.address,
             lease_ms=lease_ms,
         )
-        return (await self._answer(self._storage.LeaseSweep(asked))).granted
+        return (await self._answer((await self._storage()).LeaseSweep(asked))).granted
 
     # --- faults --------------------------------------------------------------------------------
+
+    async def _storage(self) -> StorageServiceStub:
+        """Asked for at every call: the pool may have closed a channel that was not used."""
+        return StorageServiceStub(await self._channels.to(self._storage_address))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         try:

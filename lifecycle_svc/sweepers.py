@@ -40,6 +40,7 @@ class Sweepers:
         self._owners = Owners(channels, clock, settings.sweep_timeout_ms)
         self._sweepers: dict[int, Sweeper] = {}
         self._addresses: dict[int, str] = {}
+        self._openings: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[Sweeper]:
@@ -54,8 +55,8 @@ class Sweepers:
                 f"partition {partition} was not announced here", partition=str(partition)
             ) from None
 
-    async def announce(self, partition: int, storage_address: str) -> Sweeper:
-        """A partition was opened: sweep it now, and from now on."""
+    async def announce(self, partition: int, storage_address: str, opening_id: str = "") -> Sweeper:
+        """A partition was opened: sweep it now, and from now on. Repeats change nothing."""
         if partition >= self._settings.partitions:
             raise InvalidArgument(
                 f"the cluster has {self._settings.partitions} partitions", field="partition"
@@ -67,7 +68,9 @@ class Sweepers:
         if self._addresses.get(partition) != storage_address:
             await self._place(partition, storage_address)
         sweeper = self._sweepers[partition]
-        sweeper.opened()
+        if not opening_id or self._openings.get(partition) != opening_id:
+            self._openings[partition] = opening_id
+            sweeper.opened()
         return sweeper
 
     async def discover(self) -> None:
@@ -117,7 +120,8 @@ class Sweepers:
         sweeper = Sweeper(
             partition,
             self.replica,
-            StorageServiceStub(await self._channels.to(storage_address)),
+            storage_address,
+            self._channels,
             self._owners,
             self._settings,
             self._clock,

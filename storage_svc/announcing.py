@@ -7,6 +7,7 @@ is told again, with a growing pause; a sweep that comes by itself makes it unnec
 
 import asyncio
 import logging
+import random
 from contextlib import suppress
 
 from storage_svc.partition import Partition
@@ -47,6 +48,7 @@ class Announcer:
         self._lifecycle_address = lifecycle_address
         self._storage_address = storage_address
         self._clock = clock
+        self._opening_id = f"{random.getrandbits(64):016x}"
         self._retry_ms = RETRY_MS_MIN
 
     async def run(self) -> None:
@@ -77,7 +79,9 @@ class Announcer:
         """A sweep follows at once, and sees whatever is due."""
         stub = LifecycleServiceStub(await self._channels.to(self._lifecycle_address))
         announcement = AnnouncePartitionRequest(
-            partition=self._partition.number, storage_address=self._storage_address
+            partition=self._partition.number,
+            storage_address=self._storage_address,
+            opening_id=self._opening_id,
         )
         call = stub.AnnouncePartition(announcement, wait_for_ready=True)
         await self._clock.wait_for(call, ANSWER_MS_MAX)

@@ -62,6 +62,22 @@ async def test_a_partition_that_cannot_be_read_is_faulty_until_it_can(
     await swept.passing(served)
 
 
+async def test_a_partition_that_could_never_be_read_is_tried_less_and_less(
+    start: StartSwept, reads: FaultyReads
+) -> None:
+    """L4: storage announces it again and again, which does not end the pauses."""
+    swept = await start(wrap=reads.around)
+    await swept.stop_storage()
+    reads.failing.add(0)
+    await swept.start_storage()
+
+    async def failed_often() -> bool:
+        return (await swept.lifecycle.status()).failures >= 6
+
+    await swept.passing(failed_often)
+    assert (await swept.lifecycle.status()).next_in_ms > 1_000
+
+
 async def test_a_partition_that_stalls_delays_no_other(
     start: StartSwept, reads: FaultyReads, clock: ManualClock
 ) -> None:

@@ -64,19 +64,25 @@ class AnnouncePartitionRequest(_message.Message):
 
     PARTITION_FIELD_NUMBER: _builtins.int
     STORAGE_ADDRESS_FIELD_NUMBER: _builtins.int
+    OPENING_ID_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     storage_address: _builtins.str
     """Where its storage process answers, host:port."""
+    opening_id: _builtins.str
+    """This opening, different for every one. A repeat of the same does not end the pause after a
+    failed sweep; a new one does. Default "": taken for a new one.
+    """
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         storage_address: _builtins.str = ...,
+        opening_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "storage_address", b"storage_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["opening_id", b"opening_id", "partition", b"partition", "storage_address", b"storage_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
