@@ -22,7 +22,6 @@ from lifecycle_svc.owners import Owners
 from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.client.session import Session
 from tidemark.client.wire import receipt_of
 from tidemark.clock import SystemClock
@@ -152,7 +151,6 @@ async def _swept(directory: Path, payload: bytes) -> AsyncIterator[Swept]:
         owners = Owners(channels, clock, settings.sweep_timeout_ms)
         address = cluster.address("storage")
         owners.stored_at(_PARTITION, address)
-        stub = StorageServiceStub(await channels.to(address))
         replica = Replica("bench", cluster.address("lifecycle"))
-        sweeper = Sweeper(_PARTITION, replica, stub, owners, settings, clock)
+        sweeper = Sweeper(_PARTITION, replica, address, channels, owners, settings, clock)
         yield Swept(broker, session, sweeper, payload)
