@@ -1,13 +1,15 @@
 """The link to one partition: its claim, and one exchange that carries everything asked of it.
 
-Operations that arrive while a frame is being written go into the next one, with a bounded number
-of frames under way. Whoever waits for an answer gets exactly one: a link that breaks answers all of
-them with UNAVAILABLE, claims again and reports what the broker still holds. A broker that was
-fenced lets go of the partition for good; only a newer assignment brings it back.
+Operations that arrive while a frame is under way gather for the next one. That one leaves when the
+other is answered, or at once when it has become worth its cost. Whoever waits for an answer gets
+exactly one: a link that breaks answers all of them with UNAVAILABLE, claims again and reports what
+the broker still holds. A broker that was fenced lets go of the partition for good; only a newer
+assignment brings it back.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol
@@ -25,6 +27,10 @@ from tidemark.telemetry import counter, current_traceparent
 
 FRAMES_IN_FLIGHT_MAX: Final = 8
 FRAME_OPERATIONS_MAX: Final = 10_000
+WORTHWHILE_BYTES: Final = 64 * 1024
+WORTHWHILE_OPERATIONS: Final = 32
+"""A frame of so much does not wait for the one before it: its own cost is small beside its work."""
+
 _HELD_PER_PAGE: Final = 10_000
 _RECONNECT_MS_MIN: Final = 50
 _RECONNECT_MS_MAX: Final = 2_000
@@ -76,10 +82,13 @@ class PartitionLink:
         """Whether another broker has taken the partition."""
         self._health = partition_pb2.PartitionHealth()
         self._request_ids = 0
-        self._gathered: list[exchange_pb2.Operation] = []
-        self._something = asyncio.Event()
-        self._in_flight = asyncio.Semaphore(FRAMES_IN_FLIGHT_MAX)
+        self._gathered: deque[tuple[exchange_pb2.Operation, int]] = deque()
+        """Operations for the next frames, with their sizes."""
+        self._gathered_bytes = 0
         self._frame_ends: set[int] = set()
+        """The last request of each frame that is under way."""
+        self._may_leave = asyncio.Event()
+        """Set while the next frame has something to carry and need not wait for another."""
         self._answers: dict[int, Answer] = {}
         self._held_epoch = 0
 
@@ -110,8 +119,10 @@ class PartitionLink:
         if not operation.traceparent:
             operation.traceparent = current_traceparent()
         self._answers[operation.request_id] = answer
-        self._gathered.append(operation)
-        self._something.set()
+        size = operation.ByteSize()
+        self._gathered.append((operation, size))
+        self._gathered_bytes += size
+        self._let_leave()
         return answer
 
     async def call(self, operation: exchange_pb2.Operation) -> exchange_pb2.OperationResult:
@@ -207,8 +218,6 @@ class PartitionLink:
         stream: Stream = self._storage.Exchange()
         bind = exchange_pb2.Bind(partition=self.partition, broker_epoch=broker_epoch)
         await stream.write(exchange_pb2.ExchangeRequest(bind=bind))
-        self._in_flight = asyncio.Semaphore(FRAMES_IN_FLIGHT_MAX)
-        self._frame_ends.clear()
         writer = asyncio.create_task(self._write(stream))
         try:
             async for frame in stream:
@@ -221,32 +230,47 @@ class PartitionLink:
 
     async def _write(self, stream: Stream) -> None:
         while True:
-            await self._something.wait()
-            await self._in_flight.acquire()
+            await self._may_leave.wait()
             await stream.write(exchange_pb2.ExchangeRequest(operations=self._next_frame()))
 
     def _next_frame(self) -> list[exchange_pb2.Operation]:
         """Everything that gathered, as far as it fits a frame."""
-        size = taken = 0
-        for operation in self._gathered:
-            size += operation.ByteSize()
-            if taken and (size > FRAME_BYTES_MAX or taken == FRAME_OPERATIONS_MAX):
+        frame: list[exchange_pb2.Operation] = []
+        frame_bytes = 0
+        while self._gathered and len(frame) < FRAME_OPERATIONS_MAX:
+            operation, size = self._gathered[0]
+            frame_bytes += size
+            if frame and frame_bytes > FRAME_BYTES_MAX:
                 break
-            taken += 1
-        frame, self._gathered = self._gathered[:taken], self._gathered[taken:]
-        if not self._gathered:
-            self._something.clear()
+            self._gathered.popleft()
+            self._gathered_bytes -= size
+            frame.append(operation)
         self._frame_ends.add(frame[-1].request_id)
+        self._let_leave()
         return frame
+
+    def _let_leave(self) -> None:
+        """Whether the next frame leaves now; asked again whenever something has changed.
+
+        Storage commits what gathers there while it commits, so a small frame that waits for the one
+        before it loses little time, and what joins it meanwhile saves the cost of a frame each.
+        """
+        under_way = len(self._frame_ends)
+        worthwhile = (
+            len(self._gathered) >= WORTHWHILE_OPERATIONS or self._gathered_bytes >= WORTHWHILE_BYTES
+        )
+        if self._gathered and (not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)):
+            self._may_leave.set()
+        else:
+            self._may_leave.clear()
 
     def _take(self, frame: exchange_pb2.ExchangeResponse) -> None:
         for result in frame.results:
-            if result.request_id in self._frame_ends:
-                self._frame_ends.remove(result.request_id)
-                self._in_flight.release()
+            self._frame_ends.discard(result.request_id)
             answer = self._answers.pop(result.request_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(result)
+        self._let_leave()
         was_serving, openings = self.serving, self._health.openings
         if frame.HasField("health"):
             self._health = frame.health
@@ -271,7 +295,9 @@ class PartitionLink:
         was_connected = self.connected.is_set()
         self.connected.clear()
         self._gathered.clear()
-        self._something.clear()
+        self._gathered_bytes = 0
+        self._frame_ends.clear()
+        self._let_leave()
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():

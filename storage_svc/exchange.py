@@ -7,7 +7,7 @@ goes into the next one. It ends when the broker is fenced.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from typing import Any
 
 from storage_svc import wire
@@ -15,7 +15,6 @@ from storage_svc.operations import Operation, Reserved, Result
 from storage_svc.partition import Partition, Watcher
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import ShuttingDown, TidemarkError
-from tidemark.rpc.statuses import to_status
 
 FRAMES_IN_FLIGHT_MAX = 16
 """Frames whose results are not yet computed: a broker that asks for more waits."""
@@ -26,7 +25,9 @@ RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 UNSENT_RESULTS_MAX = 20_000
 """Results that a broker may leave unread before it is read from no longer."""
 
-_Answer = tuple[list[int], asyncio.Future[list[Result]], list[exchange_pb2.OperationResult]]
+_Answered = tuple[int, Result]
+"""A request id and what became of it."""
+_Answer = tuple[list[int], asyncio.Future[list[Result]], list[_Answered]]
 
 
 class Exchange:
@@ -107,15 +108,12 @@ class Exchange:
         request_ids: list[int] = []
         operations: list[Operation] = []
         callers: list[str] = []
-        refused: list[exchange_pb2.OperationResult] = []
+        refused: list[_Answered] = []
         for each in request.operations:
             try:
                 operations.append(wire.operation_of(each))
             except TidemarkError as error:
-                status = to_status(error)
-                refused.append(
-                    exchange_pb2.OperationResult(request_id=each.request_id, error=status)
-                )
+                refused.append((each.request_id, error))
                 continue
             request_ids.append(each.request_id)
             callers.append(each.traceparent)
@@ -131,10 +129,8 @@ class Exchange:
                 results = await pending
             except TidemarkError as error:
                 results = [error] * len(request_ids)
-            for request_id, result in zip(request_ids, results, strict=True):
-                self._unsent.add(wire.result_to(request_id, result), _body_bytes(result))
-            for each in refused:
-                self._unsent.add(each, 0)
+            self._unsent.add(zip(request_ids, results, strict=True))
+            self._unsent.add(refused)
             self._answering.task_done()
             self._watcher.changed.set()
 
@@ -162,7 +158,7 @@ class _Unsent:
     """Results that wait for the next frame, bounded in number and bytes."""
 
     def __init__(self) -> None:
-        self._results: deque[tuple[exchange_pb2.OperationResult, int]] = deque()
+        self._results: deque[_Answered] = deque()
         self._bytes = 0
         self.room = asyncio.Event()
         self.room.set()
@@ -170,19 +166,24 @@ class _Unsent:
     def __len__(self) -> int:
         return len(self._results)
 
-    def add(self, result: exchange_pb2.OperationResult, body_bytes: int) -> None:
-        self._results.append((result, body_bytes))
-        self._bytes += body_bytes
+    def add(self, results: Iterable[_Answered]) -> None:
+        for each in results:
+            self._results.append(each)
+            self._bytes += _body_bytes(each[1])
         self._make_room()
 
     def move_to(self, frame: exchange_pb2.ExchangeResponse) -> None:
         """As many as fit a frame, at least one if there is one."""
         frame_bytes = 0
-        results = self._results
-        while results and (not frame_bytes or frame_bytes + results[0][1] <= RESPONSE_BYTES_MAX):
-            result, body_bytes = results.popleft()
+        while self._results:
+            request_id, result = self._results[0]
+            body_bytes = _body_bytes(result)
+            if frame_bytes and frame_bytes + body_bytes > RESPONSE_BYTES_MAX:
+                break
+            self._results.popleft()
             frame_bytes += body_bytes
-            frame.results.append(result)
+            # Written in place: a result that is appended is copied, bodies and all.
+            wire.write_result(frame.results.add(request_id=request_id), result)
         self._bytes -= frame_bytes
         self._make_room()
 

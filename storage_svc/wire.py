@@ -253,9 +253,8 @@ _READERS: dict[str, Callable[[Any], op.Operation]] = {
 # --- results --------------------------------------------------------------------------------------
 
 
-def result_to(request_id: int, result: op.Result) -> exchange_pb2.OperationResult:
+def write_result(proto: exchange_pb2.OperationResult, result: op.Result) -> None:
     """The answer to one operation."""
-    proto = exchange_pb2.OperationResult(request_id=request_id)
     match result:
         case op.Appended():
             proto.append.queue_id = result.queue_id
@@ -264,7 +263,8 @@ def result_to(request_id: int, result: op.Result) -> exchange_pb2.OperationResul
             proto.append.duplicate = result.duplicate
         case op.Reserved():
             proto.reserve.SetInParent()
-            proto.reserve.slices.extend(map(_slice, result.slices))
+            for each in result.slices:
+                _write_slice(proto.reserve.slices.add(), each)
             proto.reserve.more = result.more
         case op.Settled():
             proto.settle.messages = result.messages
@@ -301,7 +301,6 @@ def result_to(request_id: int, result: op.Result) -> exchange_pb2.OperationResul
             proto.error.CopyFrom(to_status(result))
         case _:
             raise AssertionError(f"{result} is no answer of an exchange")
-    return proto
 
 
 def action_result_to(result: op.Result) -> action_pb2.ActionResult:
@@ -375,22 +374,20 @@ def health_to(health: Health) -> partition_pb2.PartitionHealth:
     return proto
 
 
-def _slice(slice_: op.ReservedSlice) -> exchange_pb2.ReservedSlice:
-    return exchange_pb2.ReservedSlice(
-        reservation_id=slice_.reservation_id,
-        receipt=slice_.receipt,
-        queue_id=slice_.queue_id,
-        first_offset=slice_.first_offset,
-        count=slice_.messages,
-        body=slice_.body,
-        attempt_count=slice_.attempt_count,
-        delivery_count=slice_.delivery_count,
-        owner_epoch=slice_.owner_epoch,
-        visibility_ms=slice_.visibility_ms,
-        publish_time_ms=slice_.publish_time_ms,
-        fairness_key=slice_.fairness_key,
-        traceparent=slice_.traceparent,
-    )
+def _write_slice(proto: exchange_pb2.ReservedSlice, slice_: op.ReservedSlice) -> None:
+    proto.reservation_id = slice_.reservation_id
+    proto.receipt = slice_.receipt
+    proto.queue_id = slice_.queue_id
+    proto.first_offset = slice_.first_offset
+    proto.count = slice_.messages
+    proto.body = slice_.body
+    proto.attempt_count = slice_.attempt_count
+    proto.delivery_count = slice_.delivery_count
+    proto.owner_epoch = slice_.owner_epoch
+    proto.visibility_ms = slice_.visibility_ms
+    proto.publish_time_ms = slice_.publish_time_ms
+    proto.fairness_key = slice_.fairness_key
+    proto.traceparent = slice_.traceparent
 
 
 # --- fields ---------------------------------------------------------------------------------------

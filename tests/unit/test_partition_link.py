@@ -1,10 +1,24 @@
-"""The link to a partition: what its frames mean for those who wait for messages."""
+"""The link to a partition: what its frames hold, and what they mean for those who wait."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 
-from broker_svc.partition_link import PartitionLink
+import pytest
+
+from broker_svc.partition_link import (
+    FRAMES_IN_FLIGHT_MAX,
+    WORTHWHILE_BYTES,
+    WORTHWHILE_OPERATIONS,
+    PartitionLink,
+)
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.storage.v1.exchange_pb2 import ExchangeResponse
+from tidemark.api.storage.v1.exchange_pb2 import (
+    Append,
+    ExchangeResponse,
+    Operation,
+    OperationResult,
+    Purge,
+)
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
@@ -32,24 +46,107 @@ def health(openings: int, state: topic_pb2.PartitionState.ValueType) -> Exchange
     return ExchangeResponse(health=PartitionHealth(state=state, openings=openings))
 
 
-async def test_a_reopening_that_was_over_before_it_was_told_is_noticed() -> None:
+@pytest.fixture
+async def link() -> AsyncIterator[PartitionLink]:
+    async with open_channel("127.0.0.1:1") as channel:
+        yield PartitionLink(0, BrokerSettings(), 1, StorageServiceStub(channel), ManualClock())
+
+
+async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: PartitionLink) -> None:
     """S2: storage has forgotten who waits, so whoever waits is offered again."""
     serving = topic_pb2.PARTITION_STATE_SERVING
-    async with open_channel("127.0.0.1:1") as channel:
-        link = PartitionLink(0, BrokerSettings(), 1, StorageServiceStub(channel), ManualClock())
-        offers = Offers()
-        link.listen(offers)
+    offers = Offers()
+    link.listen(offers)
 
-        counts = []
-        for frame in (
-            health(1, serving),
-            ExchangeResponse(),
-            health(1, serving),
-            health(2, serving),
-            health(2, topic_pb2.PARTITION_STATE_FAULTY),
-            health(2, serving),
-        ):
-            link._take(frame)
-            counts.append(offers.link_ups)
+    counts = []
+    for frame in (
+        health(1, serving),
+        ExchangeResponse(),
+        health(1, serving),
+        health(2, serving),
+        health(2, topic_pb2.PARTITION_STATE_FAULTY),
+        health(2, serving),
+    ):
+        link._take(frame)
+        counts.append(offers.link_ups)
 
     assert counts == [1, 1, 1, 2, 2, 3]
+
+
+# --- which frames leave ---------------------------------------------------------------------------
+
+
+SMALL = Operation(purge=Purge(lmq_name="orders"))
+
+
+class Wire:
+    """Stands where the writer of a link does: takes frames that may leave, and answers them."""
+
+    def __init__(self, link: PartitionLink) -> None:
+        self._link = link
+        self._frames: list[list[int]] = []
+        link._take(health(1, topic_pb2.PARTITION_STATE_SERVING))
+
+    def send(self, *operations: Operation) -> list[int]:
+        """How many operations each frame holds that leaves now."""
+        for each in operations:
+            answer = self._link.send(Operation.FromString(each.SerializeToString()))
+            answer.add_done_callback(asyncio.Future.exception)
+        return self._leaving()
+
+    def answer(self, frame: int) -> list[int]:
+        """Storage answers one frame; what leaves then."""
+        results = [OperationResult(request_id=each) for each in self._frames[frame]]
+        self._link._take(ExchangeResponse(results=results))
+        return self._leaving()
+
+    def _leaving(self) -> list[int]:
+        before = len(self._frames)
+        while self._link._may_leave.is_set():
+            self._frames.append([each.request_id for each in self._link._next_frame()])
+        return [len(frame) for frame in self._frames[before:]]
+
+
+async def test_a_small_frame_waits_for_the_one_before_it(link: PartitionLink) -> None:
+    wire = Wire(link)
+
+    assert wire.send(SMALL) == [1]
+    assert wire.send(SMALL, SMALL) == []
+    assert wire.send(SMALL) == []
+    assert wire.answer(0) == [3]
+    assert wire.answer(1) == []
+    assert wire.send(SMALL) == [1]
+
+
+async def test_a_frame_of_many_operations_does_not_wait(link: PartitionLink) -> None:
+    wire = Wire(link)
+    wire.send(SMALL)
+
+    assert wire.send(*[SMALL] * (WORTHWHILE_OPERATIONS - 1)) == []
+    assert wire.send(SMALL) == [WORTHWHILE_OPERATIONS]
+
+
+async def test_a_frame_of_many_bytes_does_not_wait_and_their_number_is_bounded(
+    link: PartitionLink,
+) -> None:
+    wire = Wire(link)
+    large = Operation(append=Append(lmq_name="orders", body=bytes(WORTHWHILE_BYTES)))
+
+    leaving = [wire.send(large) for _ in range(FRAMES_IN_FLIGHT_MAX + 2)]
+
+    assert leaving == [[1]] * FRAMES_IN_FLIGHT_MAX + [[], []]
+    assert wire.answer(3) == [2]
+
+
+async def test_a_broken_link_forgets_its_frames(link: PartitionLink) -> None:
+    """S2: whoever waited is answered, and the next connection begins with nothing under way."""
+    wire = Wire(link)
+    wire.send(SMALL, SMALL)
+    wire.send(SMALL)
+    assert link.waiting == 3
+
+    link._drop_callers()
+    link._take(health(2, topic_pb2.PARTITION_STATE_SERVING))
+
+    assert link.waiting == 0
+    assert wire.send(SMALL) == [1]
