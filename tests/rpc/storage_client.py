@@ -348,6 +348,12 @@ async def reserved(exchange: ExchangeClient, lmq_name: str, *asked: Any, **field
     return got
 
 
+async def loaded(storage: StorageClient) -> int:
+    """How many queues of partition 0 are materialized."""
+    count: int = (await storage.info()).materialized_queues
+    return count
+
+
 async def apply_topic(exchange: ExchangeClient, topic: Topic, *, deleted: bool = False) -> int:
     """Bring a topic to the partition of the exchange; gives the version it has then."""
     applied = await exchange.ask(operation(apply_topic=ApplyTopic(topic=topic, deleted=deleted)))

@@ -120,3 +120,14 @@ async def test_a_message_is_handed_out_until_its_attempts_are_exhausted(
         await exchange.ask(settle(got.receipt, SETTLE_ACTION_NACK))
 
     assert not (await exchange.ask(reserve("twice"))).slices
+
+
+async def test_large_messages_of_many_queues_can_be_reserved_in_one_frame(
+    exchange: ExchangeClient,
+) -> None:
+    for number in range(5):
+        await exchange.ask(append(f"jobs/{number}", *[bytes(1_000_000)] * 4))
+
+    results = await exchange.ask_all(*(reserve(f"jobs/{number}") for number in range(5)))
+
+    assert [sum(each.count for each in result.slices) for result in results] == [4] * 5
