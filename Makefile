@@ -35,7 +35,7 @@ test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's)
 
 .PHONY: test-model
 test-model: .venv/.dev ## Compare the partition with its model at random, for minutes
-	@exec $(BIN)/python -m pytest --long --timeout 0 tests/conformance tests/unit/test_queue_state.py $(ARGS)
+	@exec $(BIN)/python -m pytest --long --timeout 0 tests/conformance tests/unit/queue_state $(ARGS)
 
 .PHONY: test-crash
 test-crash: .venv/.dev ## Kill services again and again under load, and look for losses

@@ -68,6 +68,11 @@ def append(lmq_name: str, *messages: bytes, **fields: Any) -> Operation:
     return Operation(append=run)
 
 
+def published(sequence: int, payload: bytes = b"x", **fields: Any) -> Operation:
+    """A run of a producer that numbers what it publishes."""
+    return append("jobs", payload, producer_id="p", sequence=sequence, **fields)
+
+
 def reserve(lmq_name: str, max_messages: int = 1000, **fields: Any) -> Operation:
     fields = {"group": "default", **fields}
     return Operation(reserve=Reserve(lmq_name=lmq_name, max_messages=max_messages, **fields))
@@ -335,6 +340,18 @@ def storage_process(data_dir: Path, log_file: Path, **settings: str) -> ServiceP
         environment=environment,
         log_file=log_file,
     )
+
+
+async def reserved(exchange: ExchangeClient, lmq_name: str, *asked: Any, **fields: Any) -> Any:
+    """Reserve what is expected to be one slice."""
+    (got,) = (await exchange.ask(reserve(lmq_name, *asked, **fields))).slices
+    return got
+
+
+async def loaded(storage: StorageClient) -> int:
+    """How many queues of partition 0 are materialized."""
+    count: int = (await storage.info()).materialized_queues
+    return count
 
 
 async def apply_topic(exchange: ExchangeClient, topic: Topic, *, deleted: bool = False) -> int:

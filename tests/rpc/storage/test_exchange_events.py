@@ -1,0 +1,100 @@
+"""What a broker hears on its exchange: health, ready queues, the next deadline."""
+
+from tests.rpc.storage_client import (
+    ExchangeClient,
+    RunningStorage,
+    append,
+    operation,
+    reserve,
+    settle,
+)
+from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING
+from tidemark.api.storage.v1.exchange_pb2 import ExpireDue
+from tidemark.clock import ManualClock
+
+
+async def test_the_first_frame_tells_the_health_and_the_next_deadline(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    health = await exchange.healths.get()
+    deadline = await exchange.deadlines.get()
+
+    assert (health.state, list(health.faults)) == (PARTITION_STATE_SERVING, [])
+    assert deadline is None
+
+
+async def test_a_queue_is_announced_once_after_a_reserve_came_back_short(
+    exchange: ExchangeClient,
+) -> None:
+    await exchange.ask_all(append("jobs/full", b"1", b"2", b"3"), append("jobs/short", b"1"))
+    await exchange.ask_all(reserve("jobs/full", 2), reserve("jobs/short", 2))
+
+    await exchange.ask_all(append("jobs/full", b"4"), append("jobs/short", b"2"))
+    await exchange.ask(append("jobs/short", b"3"))
+    # One more that is short, so that anything announced in between would be seen before it.
+    await exchange.ask_all(append("jobs/last", b"1"), reserve("jobs/last", 2))
+    await exchange.ask(append("jobs/last", b"2"))
+
+    assert await exchange.ready.get() == ("jobs/short", "default")
+    assert await exchange.ready.get() == ("jobs/last", "default")
+
+
+async def test_waiting_consumers_hear_of_an_expiry_after_it_is_committed(
+    exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V2."""
+    await exchange.ask(append("jobs", b"x"))
+    await exchange.ask(reserve("jobs", 2, visibility_ms=50))
+    await clock.advance_ms(50)
+
+    await exchange.ask(operation(expire_due=ExpireDue()))
+
+    assert await exchange.ready.get() == ("jobs", "default")
+    (got,) = (await exchange.ask(reserve("jobs"))).slices
+    assert got.attempt_count == 1
+
+
+async def test_an_earlier_deadline_is_told_at_once_and_a_later_one_when_the_earlier_has_come(
+    exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V1: to 10 ms, and never before something is due."""
+    assert await exchange.deadlines.get() is None
+    await exchange.ask_all(append("jobs/a", b"x"), append("jobs/b", b"x"))
+
+    await exchange.ask(reserve("jobs/a", visibility_ms=5000))
+    far = await exchange.deadlines.get()
+    (near_slice,) = (await exchange.ask(reserve("jobs/b", visibility_ms=1000))).slices
+    near = await exchange.deadlines.get()
+    await exchange.ask(settle(near_slice.receipt))
+
+    assert far is not None
+    assert near is not None
+    assert 5000 <= far <= 5010
+    assert 1000 <= near <= 1010
+    assert exchange.deadlines.empty()
+    await clock.advance_ms(near)
+    assert (await exchange.ask(operation(expire_due=ExpireDue()))).messages == 0
+    assert await exchange.deadlines.get() == far - near
+    await clock.advance_ms(far - near)
+    assert (await exchange.ask(operation(expire_due=ExpireDue()))).messages == 1
+    assert await exchange.deadlines.get() is None
+
+
+async def test_reservations_keep_running_over_a_restart_and_those_that_ran_out_expire(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V1, V4."""
+    await exchange.ask_all(append("jobs/a", b"x"), append("jobs/b", b"x"))
+    short, long = await exchange.ask_all(
+        reserve("jobs/a", visibility_ms=1000), reserve("jobs/b", visibility_ms=60_000)
+    )
+    await storage.stop()
+    await clock.advance_ms(30_000)
+
+    await storage.restart()
+
+    async with storage.exchange() as after:
+        assert await after.deadlines.get() == 0
+        expired = await after.ask(operation(expire_due=ExpireDue()))
+        assert list(expired.reservation_ids) == [short.slices[0].reservation_id]
+        assert (await after.ask(settle(long.slices[0].receipt))).messages == 1

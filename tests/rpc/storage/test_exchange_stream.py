@@ -1,0 +1,67 @@
+"""The exchange as a stream: frames, their order and their end."""
+
+from contextlib import suppress
+from typing import Any
+
+from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, reserve
+from tidemark import errors
+from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest
+from tidemark.clock import SystemClock
+
+
+async def test_one_bad_operation_spoils_no_other_of_its_frame(exchange: ExchangeClient) -> None:
+    """S3."""
+    good, bad, also_good = await exchange.ask_all(
+        append("jobs", b"x"), append("no-such-topic", b"x"), append("jobs", b"y")
+    )
+
+    assert isinstance(bad, errors.TopicNotFound)
+    assert (good.first_offset, also_good.first_offset) == (0, 1)
+
+
+async def test_many_frames_in_flight_share_commits_and_answers(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """What gathered while the last commit ran, or the last frame was sent, goes into the next."""
+    before = (await storage.info()).commits
+    frames = 400
+
+    sent = [(await exchange.send(append(f"jobs/{n}", b"x")))[0] for n in range(frames)]
+    for each in sent:
+        assert (await each).HasField("append")
+
+    assert exchange.frames < frames / 2
+    assert (await storage.info()).commits - before < frames / 2
+
+
+async def test_a_broker_that_stops_writing_gets_its_answers_and_the_end_of_the_stream(
+    exchange: ExchangeClient,
+) -> None:
+    (result,) = await exchange.send(append("jobs", b"x"))
+
+    await exchange.done_writing()
+
+    assert (await result).HasField("append")
+    assert isinstance(await exchange.ended, errors.Unavailable)
+
+
+async def test_a_broker_that_never_reads_is_no_longer_read_from_and_holds_up_nobody(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """Its answers wait in a bounded number of frames; the exchange beside it goes on."""
+    frames_max = 200
+    epoch = (await storage.info()).broker_epoch
+    deaf: Any = storage.storage.Exchange()
+    await deaf.write(ExchangeRequest(bind=Bind(partition=0, broker_epoch=epoch)))
+    frame = ExchangeRequest(operations=[append("jobs", bytes(1_000_000)), reserve("jobs")])
+
+    written = 0
+    with suppress(TimeoutError):  # the only sign of a stream that is not read from
+        while written < frames_max:
+            await SystemClock().wait_for(deaf.write(frame), 2000)
+            written += 1
+    beside = await exchange.ask(append("jobs/beside", b"x"))
+
+    deaf.cancel()
+    assert 0 < written < frames_max
+    assert beside.queue_id
