@@ -5,7 +5,6 @@ import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import grpc
 
@@ -124,19 +123,11 @@ def build_workshop(
             settings, links, topics, leases, feeds, ownerships, EvictionMarkers()
         ),
     )
-    timers = {
-        number: ExpiryTimer(link, clock, partial(_expired, directory, number))
-        for number, link in links.items()
-    }
+    timers = {number: ExpiryTimer(link, clock) for number, link in links.items()}
     listener = LinkListener(leases, feeds, workshop.subscriptions, tracking, directory, timers)
     for link in links.values():
         link.listen(listener)
     return workshop, list(timers.values())
-
-
-def _expired(directory: DeliveryDirectory, partition: int, reservation_ids: Sequence[int]) -> None:
-    for reservation_id in reservation_ids:
-        directory.ended((partition, reservation_id))
 
 
 async def _run_link(link: PartitionLink, service: BrokerService) -> None:

@@ -147,8 +147,10 @@ class DeliveryDirectory:
         if holder is not None:
             holder.revoke(key)
 
-    def reservation_ids(self, partition: int) -> list[int]:
-        return [reservation for held_in, reservation in self._holders if held_in == partition]
+    def receipts(self, partition: int) -> list[bytes]:
+        """Of everything that clients hold of a partition."""
+        held = (holder.find(key) for key, holder in self._holders.items() if key[0] == partition)
+        return [each.receipt for each in held if each is not None]
 
 
 def fill_delivery(

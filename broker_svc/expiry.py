@@ -1,11 +1,11 @@
 """Expiry: a timer per partition that asks storage to expire what is due (V1).
 
-Storage keeps the deadlines and tells the next one; this only waits for it, whatever else goes on,
-10 ms at the finest. An expiry that fails is tried again.
+Storage keeps the deadlines, tells the next one, and expires what is due with every commit; this
+only sees to it that there is a commit when nothing else happens, 10 ms at the finest. An expiry
+that fails is tried again.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 from broker_svc.partition_link import PartitionLink
 from tidemark.api.storage.v1 import exchange_pb2
@@ -19,12 +19,9 @@ RETRY_MS = 50
 class ExpiryTimer:
     """The timer of one partition. `run` serves it until cancelled."""
 
-    def __init__(
-        self, link: PartitionLink, clock: Clock, expired: Callable[[Sequence[int]], None]
-    ) -> None:
+    def __init__(self, link: PartitionLink, clock: Clock) -> None:
         self._link = link
         self._clock = clock
-        self._expired = expired
         self._due_ms: int | None = None
         self._changed = asyncio.Event()
 
@@ -44,11 +41,9 @@ class ExpiryTimer:
         operation = exchange_pb2.Operation(expire_due=exchange_pb2.ExpireDue())
         wait_ms = FINEST_MS
         try:
-            result = await self._link.call(operation)
+            await self._link.call(operation)
         except TidemarkError:
             wait_ms = RETRY_MS
-        else:
-            self._expired(result.expire_due.reservation_ids)
         if not self._changed.is_set():
             self._due_ms = self._clock.monotonic_ms() + wait_ms
 

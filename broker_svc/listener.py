@@ -28,6 +28,10 @@ class LinkListener:
     def next_deadline(self, partition: int, in_ms: int | None) -> None:
         self.timers[partition].next_deadline(in_ms)
 
+    def expired(self, partition: int, reservation_ids: Iterable[int]) -> None:
+        for reservation_id in reservation_ids:
+            self.directory.ended((partition, reservation_id))
+
     def link_up(self, partition: int) -> None:
         self.leases.reload(partition)
         self.subscriptions.link_up(partition)
@@ -36,5 +40,5 @@ class LinkListener:
     def link_down(self, partition: int) -> None:
         self.tracking.link_lost(partition)
 
-    def held_reservations(self, partition: int) -> Iterable[int]:
-        return self.directory.reservation_ids(partition)
+    def held_receipts(self, partition: int) -> Iterable[bytes]:
+        return self.directory.receipts(partition)

@@ -52,9 +52,10 @@ class Listener(Protocol):
 
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
+    def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
     def link_up(self, partition: int) -> None: ...
     def link_down(self, partition: int) -> None: ...
-    def held_reservations(self, partition: int) -> Iterable[int]: ...
+    def held_receipts(self, partition: int) -> Iterable[bytes]: ...
 
 
 class PartitionLink:
@@ -200,19 +201,22 @@ class PartitionLink:
         claimed = await self._storage.ClaimPartition(claim)
         self._held_epoch = claimed.broker_epoch
         if claimed.report_required:
-            await self._storage.ReportHeldReservations(self._report(claimed.broker_epoch))
+            report = self._report(claimed.broker_epoch)
+            reported = await self._storage.ReportHeldReservations(report)
+            if self._listener is not None:
+                self._listener.expired(self.partition, reported.gone_reservation_ids)
         return claimed.broker_epoch
 
     def _report(self, broker_epoch: int) -> Iterator[storage_pb2.ReportHeldReservationsRequest]:
         """What this broker still holds, in pages; the first names partition and epoch."""
         listener = self._listener
-        held = [] if listener is None else list(listener.held_reservations(self.partition))
+        held = [] if listener is None else list(listener.held_receipts(self.partition))
         yield storage_pb2.ReportHeldReservationsRequest(
             partition=self.partition, broker_epoch=broker_epoch
         )
         for at in range(0, len(held), _HELD_PER_PAGE):
             page = held[at : at + _HELD_PER_PAGE]
-            yield storage_pb2.ReportHeldReservationsRequest(reservation_ids=page)
+            yield storage_pb2.ReportHeldReservationsRequest(receipts=page)
 
     async def _exchange(self, broker_epoch: int) -> None:
         stream: Stream = self._storage.Exchange()
@@ -284,6 +288,7 @@ class PartitionLink:
             # Storage has opened the partition anew: it knows of nobody who waits. That it was
             # closed for a moment need not have been told.
             listener.link_up(self.partition)
+        listener.expired(self.partition, frame.expired_reservation_ids)
         for event in frame.ready:
             listener.queue_ready(self.partition, event.lmq_name, event.group)
         if frame.HasField("next_deadline"):

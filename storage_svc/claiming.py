@@ -15,7 +15,7 @@ from storage_svc.operations import (
     DropTopic,
     PutTopic,
     ReleaseUnreported,
-    Removed,
+    Reported,
     TopicStored,
 )
 from storage_svc.reservations import Ending
@@ -47,14 +47,15 @@ async def claim(unit: Unit, operation: ClaimPartition) -> Claimed:
     return Claimed(unit.memory.counters.broker_epoch, same)
 
 
-async def release_unreported(unit: Unit, operation: ReleaseUnreported) -> Removed:
-    """Hand out again what the owner was given but never heard of."""
+async def release_unreported(unit: Unit, operation: ReleaseUnreported) -> Reported:
+    """Hand out again what the owner was given but never heard of; tell it what is gone."""
     incarnation = unit.memory.claim.incarnation
     released = 0
+    ended = dict(operation.held)
     keys = [key async for key, _ in unit.memory.handles.scan_all(Table.DEADLINES, b"", None)]
     for key in keys:
         _, queue_id, reservation_id = read_u64x3(key)
-        if reservation_id in operation.reservation_ids:
+        if ended.pop(reservation_id, None) is not None:
             continue
         stored = rows.reservation_key(queue_id, reservation_id)
         (value,) = await unit.memory.engine.load(Table.RESERVATIONS, [stored])
@@ -65,7 +66,14 @@ async def release_unreported(unit: Unit, operation: ReleaseUnreported) -> Remove
             handle, reservation = found
             handle.state.settle(reservation, (), Ending.RELEASE, unit.now_ms, unit.journal)
             released += 1
-    return Removed(released)
+    gone = [each for each, queue_id in ended.items() if await _is_gone(unit, queue_id, each)]
+    return Reported(released, tuple(gone))
+
+
+async def _is_gone(unit: Unit, queue_id: int, reservation_id: int) -> bool:
+    """Whether nobody can settle it any more, not even by repeating a lost settlement (V6)."""
+    found = await find_reservation(unit, queue_id, reservation_id)
+    return found is None or found[1].expired
 
 
 async def put_topic(unit: Unit, operation: PutTopic) -> TopicStored:

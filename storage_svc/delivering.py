@@ -113,7 +113,6 @@ async def extend(unit: Unit, operation: Extend) -> Settled:
 
 async def expire_due(unit: Unit, operation: ExpireDue) -> Expired:
     """Expire what is due, from where the index is known to begin to the first not due (V5)."""
-    expired = []
     messages = 0
     engine = unit.memory.engine
     for table in (Table.DEADLINES, Table.DELAYS):
@@ -124,15 +123,13 @@ async def expire_due(unit: Unit, operation: ExpireDue) -> Expired:
                 deadline_ms, queue_id, reservation_id = read_u64x3(key)
                 action = ExpireReservation(queue_id, reservation_id, deadline_ms)
                 acted = await expire_reservation(unit, action)
-                if acted.outcome is ActionOutcome.DONE:
-                    expired.append(reservation_id)
             else:
                 acted = await ready_delayed(unit, delay_of(key))
             messages += acted.messages
         if len(due) < operation.limit:
             # Entries are only added for the time to come, so nothing will lie before it again.
             unit.memory.marks[table] = unit.now_ms
-    return Expired(tuple(expired), messages)
+    return Expired(messages)
 
 
 async def expire_reservation(unit: Unit, operation: ExpireReservation) -> Acted:
@@ -148,6 +145,7 @@ async def expire_reservation(unit: Unit, operation: ExpireReservation) -> Acted:
     if not reservation.live or reservation.deadline_ms != operation.expected_deadline_ms:
         return Acted(ActionOutcome.STALE)
     changed = handle.state.settle(reservation, (), Ending.EXPIRED, unit.now_ms, unit.journal)
+    unit.journal.expired.append(reservation.reservation_id)
     _expired.add(1)
     messages = sum(end - start for start, end in changed)
     run = reservation.slice.run

@@ -8,11 +8,13 @@ goes into the next one. It ends when the broker is fenced.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from storage_svc import wire
 from storage_svc.operations import Operation, Reserved, Result
-from storage_svc.partition import Partition, Watcher
+from storage_svc.partition import Partition
+from storage_svc.watching import Watcher
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import ShuttingDown, TidemarkError
 
@@ -27,7 +29,6 @@ UNSENT_RESULTS_MAX = 20_000
 
 _Answered = tuple[int, Result]
 """A request id and what became of it."""
-_Answer = tuple[list[int], asyncio.Future[list[Result]], list[_Answered]]
 
 
 class Exchange:
@@ -37,11 +38,15 @@ class Exchange:
         self._partition = partition
         self._broker_epoch = broker_epoch
         self._stopping = stopping
-        self._answering: asyncio.Queue[_Answer] = asyncio.Queue(FRAMES_IN_FLIGHT_MAX)
+        self._under_way = 0
+        self._room = asyncio.Event()
+        """Set while another frame may be taken."""
+        self._answered_all = asyncio.Event()
         self._unsent = _Unsent()
         self._ended = False
         self._failure: Exception | None = None
         self._watcher: Watcher
+        self._make_room()
 
     async def frames(
         self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
@@ -51,7 +56,6 @@ class Exchange:
         taking = asyncio.create_task(self._or_fail(self._take(requests)))
         tasks = [
             taking,
-            asyncio.create_task(self._or_fail(self._answer())),
             asyncio.create_task(self._or_fail(self._stop(taking))),
         ]
         try:
@@ -86,15 +90,16 @@ class Exchange:
         """The service is stopping: answer what was taken, then end the stream."""
         await self._stopping.wait()
         taking.cancel()
-        await self._answering.join()
+        await self._answered_all.wait()
         raise ShuttingDown("the storage service is stopping")
 
     async def _take(self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]) -> None:
         """Submit frames as they come."""
         async for request in requests:
             self._check_fence()
-            await self._answering.put(self._submit(request))
-        await self._answering.join()
+            await self._room.wait()
+            self._submit(request)
+        await self._answered_all.wait()
         self._ended = True
         self._watcher.changed.set()
 
@@ -103,7 +108,7 @@ class Exchange:
         if self._partition.is_open:
             self._partition.check_epoch(self._broker_epoch)
 
-    def _submit(self, request: exchange_pb2.ExchangeRequest) -> _Answer:
+    def _submit(self, request: exchange_pb2.ExchangeRequest) -> None:
         """Submit what can be done, refuse the rest at once; one bad operation spoils no other."""
         request_ids: list[int] = []
         operations: list[Operation] = []
@@ -117,28 +122,44 @@ class Exchange:
                 continue
             request_ids.append(each.request_id)
             callers.append(each.traceparent)
+        self._under_way += 1
+        self._make_room()
         results = self._partition.submit(operations, callers, self._broker_epoch)
-        return request_ids, results, refused
+        results.add_done_callback(partial(self._answered, request_ids, refused))
 
-    async def _answer(self) -> None:
-        """Gather results in the order of their frames, each once its commit is durable."""
-        while True:
-            request_ids, pending, refused = await self._answering.get()
-            await self._unsent.room.wait()
-            try:
-                results = await pending
-            except TidemarkError as error:
-                results = [error] * len(request_ids)
-            self._unsent.add(zip(request_ids, results, strict=True))
-            self._unsent.add(refused)
-            self._answering.task_done()
-            self._watcher.changed.set()
+    def _answered(
+        self,
+        request_ids: list[int],
+        refused: list[_Answered],
+        pending: asyncio.Future[list[Result]],
+    ) -> None:
+        """The commit of a frame is durable, or has failed: its results go with the next frame."""
+        error = pending.exception()
+        if error is None:
+            results = pending.result()
+        else:
+            assert isinstance(error, TidemarkError), "a partition fails with errors of ours"
+            results = [error] * len(request_ids)
+        self._unsent.add(zip(request_ids, results, strict=True))
+        self._unsent.add(refused)
+        self._under_way -= 1
+        self._make_room()
+        self._watcher.changed.set()
+
+    def _make_room(self) -> None:
+        """Take frames while few of them are under way, and what is answered is read."""
+        _set_if(self._room, self._under_way < FRAMES_IN_FLIGHT_MAX and not self._unsent.full)
+        _set_if(self._answered_all, not self._under_way)
 
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
         """Results, what became ready, when the next deadline is, how the partition is."""
         watcher = self._watcher
         frame = exchange_pb2.ExchangeResponse()
         self._unsent.move_to(frame)
+        self._make_room()
+        if not len(self._unsent):  # whatever handed them out has been told before
+            frame.expired_reservation_ids.extend(watcher.expired)
+            watcher.expired.clear()
         ready, watcher.ready = watcher.ready, {}
         for lmq_name, group in ready:
             frame.ready.add(lmq_name=lmq_name, group=group)
@@ -160,17 +181,19 @@ class _Unsent:
     def __init__(self) -> None:
         self._results: deque[_Answered] = deque()
         self._bytes = 0
-        self.room = asyncio.Event()
-        self.room.set()
 
     def __len__(self) -> int:
         return len(self._results)
+
+    @property
+    def full(self) -> bool:
+        """Whether the broker has to read before it may ask for more."""
+        return self._bytes > RESPONSE_BYTES_MAX or len(self._results) > UNSENT_RESULTS_MAX
 
     def add(self, results: Iterable[_Answered]) -> None:
         for each in results:
             self._results.append(each)
             self._bytes += _body_bytes(each[1])
-        self._make_room()
 
     def move_to(self, frame: exchange_pb2.ExchangeResponse) -> None:
         """As many as fit a frame, at least one if there is one."""
@@ -185,13 +208,13 @@ class _Unsent:
             # Written in place: a result that is appended is copied, bodies and all.
             wire.write_result(frame.results.add(request_id=request_id), result)
         self._bytes -= frame_bytes
-        self._make_room()
 
-    def _make_room(self) -> None:
-        if self._bytes > RESPONSE_BYTES_MAX or len(self._results) > UNSENT_RESULTS_MAX:
-            self.room.clear()
-        else:
-            self.room.set()
+
+def _set_if(event: asyncio.Event, condition: bool) -> None:
+    if condition:
+        event.set()
+    else:
+        event.clear()
 
 
 def _body_bytes(result: Result) -> int:

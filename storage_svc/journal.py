@@ -40,6 +40,8 @@ class BatchJournal:
         """Last outbox sequences by destination that this commit gave."""
         self.high_water: dict[tuple[int, str], int] = {}
         """Marks of outbox sources that this commit raised."""
+        self.expired: list[int] = []
+        """Reservations that expire with this commit."""
         self.touched: set[int] = set()
         """Queues that this commit changes: what the engine has of them is not the truth."""
         self.removed_names: set[str] = set()

@@ -5,6 +5,7 @@ that fails is answered with the error itself in place of its result, so that one
 spoils the frame it came in.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -145,15 +146,14 @@ class Settled(NamedTuple):
 
 
 class ExpireDue(NamedTuple):
-    """Expire reservations and end delays that are due by partition time."""
+    """Expire reservations and end delays that are due by partition time, up to a limit."""
 
-    limit: int = 10_000
+    limit: int = 1000
 
 
 class Expired(NamedTuple):
-    """What was due."""
+    """What was due, in messages."""
 
-    reservation_ids: tuple[int, ...]
     messages: int
 
 
@@ -301,7 +301,16 @@ class Claimed(NamedTuple):
 class ReleaseUnreported(NamedTuple):
     """Release what the owner's incarnation holds and did not report: its answers were lost."""
 
-    reservation_ids: frozenset[int]
+    held: Mapping[int, int]
+    """The reservations of the report, each with its queue."""
+
+
+class Reported(NamedTuple):
+    """The report was taken."""
+
+    released: int
+    gone: tuple[int, ...]
+    """Reservations of the report that expired, or are not known any more."""
 
 
 class PutTopic(NamedTuple):
@@ -532,6 +541,7 @@ Result = (
     | Acted
     | RetentionApplied
     | Claimed
+    | Reported
     | TopicStored
     | TidemarkError
 )

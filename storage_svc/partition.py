@@ -10,22 +10,23 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from storage_svc import ledger, spans
+from storage_svc import delivering, ledger, spans
 from storage_svc.deadlines import Deadlines
 from storage_svc.dispatch import HANDLERS
 from storage_svc.engines.engine import Engine, Engines, Identity, Reader, Table
 from storage_svc.engines.keys import read_u64, successor
 from storage_svc.handles import Handles
 from storage_svc.health import FaultReason, Health
-from storage_svc.journal import BatchJournal, QueueGroup
+from storage_svc.journal import BatchJournal
 from storage_svc.lifecycle_watch import NEVER_SILENT, LifecycleWatch, Silence
-from storage_svc.operations import Append, KeepHouse, Operation, Result
+from storage_svc.operations import Append, ExpireDue, KeepHouse, Operation, Result
 from storage_svc.partition_time import PartitionTime
 from storage_svc.producers import Producers
 from storage_svc.topics import Topics
 from storage_svc.unit import Memory, Unit
+from storage_svc.watching import Watcher
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -68,29 +69,6 @@ class _Frame:
     broker_epoch: int | None  # None: not from a broker
     results: asyncio.Future[list[Result]]
     body_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class Watcher:
-    """What one exchange wants to hear once it is durable. Read and cleared by the exchange."""
-
-    broker_epoch: int
-    ready: dict[QueueGroup, None] = field(default_factory=dict)
-    next_deadline_changed: bool = True
-    told_deadline_ms: int | None = None
-    health_changed: bool = True
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def deadline_moved(self, earliest_ms: int | None, now_ms: int) -> bool:
-        """Whether the broker must hear of it: it would wake too late, or for nothing again.
-
-        That the earliest deadline went away is told when it would have come: messages are settled
-        all the time, and none of that is news.
-        """
-        told_ms = self.told_deadline_ms
-        if told_ms is None or told_ms <= now_ms:
-            return earliest_ms != told_ms
-        return earliest_ms is not None and earliest_ms < told_ms
 
 
 class Partition:
@@ -216,7 +194,7 @@ class Partition:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `ExpireDue` would find something; None if nothing waits."""
+        """When something expires; None if nothing waits."""
         return self._deadlines.earliest_ms()
 
     @property
@@ -296,6 +274,8 @@ class Partition:
         unit = self._unit()
         with spans.commit(self.number, [caller for each in frames for caller in each.callers]):
             results = [await self._apply_frame(unit, frame) for frame in frames]
+            if self.driven and self._is_due(unit.now_ms):
+                await delivering.expire_due(unit, ExpireDue())
             batch = unit.journal.finish()
             if len(batch):
                 unit.count()
@@ -324,6 +304,10 @@ class Partition:
             self.health.refusal(self.number),
             self._time_refusal(),
         )
+
+    def _is_due(self, now_ms: int) -> bool:
+        earliest_ms = self._deadlines.earliest_ms()
+        return earliest_ms is not None and earliest_ms <= now_ms
 
     def _time_refusal(self) -> TidemarkError | None:
         if not self._time.suspicious:
@@ -358,13 +342,12 @@ class Partition:
             unit.memory.lower_mark(table, time_ms)
             self.lifecycle.due(table, time_ms)
         earliest_ms = self._deadlines.earliest_ms()
-        epoch = unit.memory.counters.broker_epoch
+        journal, epoch = unit.journal, unit.memory.counters.broker_epoch
         for watcher in self._watchers:
-            watcher.ready.update(unit.journal.ready_queues)
-            moved = watcher.deadline_moved(earliest_ms, unit.now_ms)
-            watcher.next_deadline_changed = watcher.next_deadline_changed or moved
-            if watcher.ready or moved or watcher.broker_epoch != epoch:
-                watcher.changed.set()
+            if watcher.broker_epoch == epoch:
+                watcher.committed(journal.ready_queues, journal.expired, earliest_ms, unit.now_ms)
+            else:
+                watcher.changed.set()  # it is fenced, and ends
 
     # --- faults --------------------------------------------------------------------------------
 

@@ -79,6 +79,11 @@ class Reservation:
         """Whether any of its messages is still in the consumer's hands."""
         return bool(self.open)
 
+    @property
+    def expired(self) -> bool:
+        """Whether what was open at its deadline went back."""
+        return not self.open and self.done[-1][2] is Ending.EXPIRED
+
     def check_live(self) -> None:
         """Raise why it is not, if it is not."""
         if not self.open:

@@ -29,6 +29,7 @@ from tidemark.errors import (
     PartitionNotFound,
 )
 from tidemark.names import LmqName
+from tidemark.receipts import Receipt
 from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -117,11 +118,12 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         async for page in request_iterator:
             held |= _held(page)
             if len(held) > _HELD_MAX:
-                raise InvalidArgument(f"at most {_HELD_MAX} reservations", field="reservation_ids")
-        operation = op.ReleaseUnreported(frozenset(held))
-        released = await partition.call(operation, first.broker_epoch)
-        assert isinstance(released, op.Removed)
-        return storage_pb2.ReportHeldReservationsResponse(released=released.messages)
+                raise InvalidArgument(f"at most {_HELD_MAX} reservations", field="receipts")
+        reported = await partition.call(op.ReleaseUnreported(held), first.broker_epoch)
+        assert isinstance(reported, op.Reported)
+        return storage_pb2.ReportHeldReservationsResponse(
+            released=reported.released, gone_reservation_ids=reported.gone
+        )
 
     async def Exchange(
         self, request_iterator: AsyncIterator[Any], context: Context
@@ -292,12 +294,12 @@ def _scan_kind(kind: int) -> ScanKind:
         raise InvalidArgument("a scan looks for one of the closed set", field="kind") from None
 
 
-def _held(page: storage_pb2.ReportHeldReservationsRequest) -> set[int]:
-    if len(page.reservation_ids) > _HELD_PER_PAGE_MAX:
-        raise InvalidArgument(
-            f"at most {_HELD_PER_PAGE_MAX} reservations a page", field="reservation_ids"
-        )
-    return set(page.reservation_ids)
+def _held(page: storage_pb2.ReportHeldReservationsRequest) -> dict[int, int]:
+    """The reservations of a page, each with its queue."""
+    if len(page.receipts) > _HELD_PER_PAGE_MAX:
+        raise InvalidArgument(f"at most {_HELD_PER_PAGE_MAX} receipts a page", field="receipts")
+    receipts = map(Receipt.decode, page.receipts)
+    return {each.reservation_id: each.queue_id for each in receipts}
 
 
 def _page_size(asked: int, default: int = limits.PAGE_SIZE_DEFAULT) -> int:

@@ -114,9 +114,8 @@ def _settle(proto: exchange_pb2.SettleReservation) -> op.Operation:
     )
 
 
-def _expire_due(proto: exchange_pb2.ExpireDue) -> op.Operation:
-    default = op.ExpireDue()
-    return op.ExpireDue(min(proto.limit, default.limit)) if proto.limit else default
+def _expire_due(_: exchange_pb2.ExpireDue) -> op.Operation:
+    return op.ExpireDue()
 
 
 def _take_ownership(proto: exchange_pb2.TakeOwnership) -> op.Operation:
@@ -278,7 +277,6 @@ def write_result(proto: exchange_pb2.OperationResult, result: op.Result) -> None
             outcome = topic_pb2.EvictionOutcome.Value(f"EVICTION_OUTCOME_{result.value}")
             proto.unmaterialize.outcome = outcome
         case op.Expired():
-            proto.expire_due.reservation_ids.extend(result.reservation_ids)
             proto.expire_due.messages = result.messages
         case op.Ownership():
             proto.ownership.client_id = result.client_id

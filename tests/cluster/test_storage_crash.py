@@ -94,7 +94,7 @@ class Client:
         self.deliveries: Counter[bytes] = Counter()  # that arrived here
         self.attempts: Counter[bytes] = Counter()
         self.acked: set[bytes] = set()
-        self.in_hand: dict[bytes, int] = {}  # message -> reservation id
+        self.in_hand: dict[bytes, bytes] = {}  # message -> receipt
         self._fresh: dict[Lane, int] = {}  # last message that was handed out for the first time
         self._sequence = 0
         self._rng = rng
@@ -145,7 +145,7 @@ class Client:
             seen = self.deliveries[each]
             assert slice_.delivery_count > seen, f"{each!r} came {seen} times before"
             assert slice_.attempt_count == self.attempts[each], each
-            self.in_hand[each] = slice_.reservation_id
+            self.in_hand[each] = slice_.receipt
             self.deliveries[each] += 1
         numbers = [number_of(lane, each) for each in messages]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

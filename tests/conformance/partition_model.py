@@ -430,7 +430,7 @@ class PartitionModel:
         for at_ms, queue_id, group_name, start in delays[: asked.limit]:
             ready = op.ReadyDelayed(queue_id, group_name, start, at_ms)
             messages += self._ready_delayed(ready, None).messages
-        return op.Expired(tuple(each[2] for each in due[: asked.limit]), messages)
+        return op.Expired(messages)
 
     def _expire_reservation(self, asked: op.ExpireReservation, _: Result | None) -> Acted:
         if asked.expected_deadline_ms > self.now_ms:

@@ -111,6 +111,7 @@ class ExchangeClient:
         self._waiting: dict[int, asyncio.Future[OperationResult]] = {}
         self._reading = asyncio.create_task(self._read())
         self.ready: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.expired: asyncio.Queue[int] = asyncio.Queue()
         self.deadlines: asyncio.Queue[int | None] = asyncio.Queue()
         self.healths: asyncio.Queue[PartitionHealth] = asyncio.Queue()
         self.ended: asyncio.Future[TidemarkError] = asyncio.get_running_loop().create_future()
@@ -169,6 +170,8 @@ class ExchangeClient:
         self.frames += bool(frame.results)
         for result in frame.results:
             self._waiting.pop(result.request_id).set_result(result)
+        for reservation_id in frame.expired_reservation_ids:
+            self.expired.put_nowait(reservation_id)
         for each in frame.ready:
             self.ready.put_nowait((each.lmq_name, each.group))
         if frame.HasField("next_deadline"):
@@ -274,14 +277,13 @@ class StorageClient:
         return list((await self.owner.DelegateActions(request)).results)
 
     async def report_held(
-        self, broker_epoch: int, held: Iterable[int] = (), partition: int = 0
-    ) -> int:
-        """How many reservations the report released."""
+        self, broker_epoch: int, receipts: Iterable[bytes] = (), partition: int = 0
+    ) -> Any:
+        """Tell storage what the broker still holds."""
         page = storage_pb2.ReportHeldReservationsRequest(
-            partition=partition, broker_epoch=broker_epoch, reservation_ids=held
+            partition=partition, broker_epoch=broker_epoch, receipts=receipts
         )
-        released: int = (await self.storage.ReportHeldReservations(iter([page]))).released
-        return released
+        return await self.storage.ReportHeldReservations(iter([page]))
 
 
 class RunningStorage(StorageClient):

@@ -119,8 +119,8 @@ def test_reservation_ids_of_two_partitions_do_not_meet(directory: DeliveryDirect
     directory.ended((0, 7))
 
     assert [len(holder) for holder in holders] == [0, 1]
-    assert directory.reservation_ids(1) == [7]
-    assert directory.reservation_ids(0) == []
+    assert directory.receipts(1) == [delivery.receipt for delivery in holders[1]]
+    assert directory.receipts(0) == []
 
 
 def test_one_connection_holds_the_same_reservation_id_of_two_partitions(

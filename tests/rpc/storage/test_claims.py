@@ -4,17 +4,26 @@ from typing import Any
 
 import pytest
 
+from tests.rpc.storage.unowned_partition import undriven
 from tests.rpc.storage_client import (
     INCARNATION,
     ExchangeClient,
     RunningStorage,
     append,
+    operation,
     reserve,
+    reserved,
     settle,
 )
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING
-from tidemark.api.storage.v1.storage_pb2 import ReportHeldReservationsRequest
+from tidemark.api.storage.v1.exchange_pb2 import RemoveQueue
+from tidemark.api.storage.v1.storage_pb2 import (
+    SCAN_KIND_EXPIRED_RESERVATIONS,
+    ReportHeldReservationsRequest,
+)
+from tidemark.clock import ManualClock
+from tidemark.receipts import Receipt
 
 
 async def test_every_claim_raises_the_epoch_also_over_restarts(storage: RunningStorage) -> None:
@@ -72,10 +81,10 @@ async def test_what_the_same_incarnation_does_not_report_is_released_without_an_
     kept, lost = await exchange.ask_all(reserve("jobs/a"), reserve("jobs/b"))
 
     claimed = await storage.claim()
-    released = await storage.report_held(claimed.broker_epoch, [kept.slices[0].reservation_id])
+    reported = await storage.report_held(claimed.broker_epoch, [kept.slices[0].receipt])
 
     assert claimed.report_required
-    assert released == 1
+    assert (reported.released, list(reported.gone_reservation_ids)) == (1, [])
     async with storage.bound(0, claimed.broker_epoch) as again:
         (back,) = (await again.ask(reserve("jobs/b"))).slices
         assert (back.attempt_count, back.delivery_count) == (0, 2)
@@ -89,12 +98,12 @@ async def test_a_report_may_come_in_pages(
 ) -> None:
     await exchange.ask_all(*(append(f"jobs/{n}", b"x") for n in range(4)))
     held = await exchange.ask_all(*(reserve(f"jobs/{n}") for n in range(4)))
-    ids = [each.slices[0].reservation_id for each in held]
+    receipts = [each.slices[0].receipt for each in held]
     epoch = (await storage.claim()).broker_epoch
 
     pages = [
-        ReportHeldReservationsRequest(broker_epoch=epoch, reservation_ids=ids[:1]),
-        ReportHeldReservationsRequest(reservation_ids=ids[1:3]),
+        ReportHeldReservationsRequest(broker_epoch=epoch, receipts=receipts[:1]),
+        ReportHeldReservationsRequest(receipts=receipts[1:3]),
     ]
     answer = await storage.storage.ReportHeldReservations(iter(pages))
 
@@ -109,9 +118,9 @@ async def test_reservations_of_another_incarnation_are_not_released_by_a_report(
     (got,) = (await exchange.ask(reserve("jobs"))).slices
 
     claimed = await storage.claim(incarnation=INCARNATION + 1)
-    released = await storage.report_held(claimed.broker_epoch)
+    reported = await storage.report_held(claimed.broker_epoch)
 
-    assert (claimed.report_required, released) == (False, 0)
+    assert (claimed.report_required, reported.released) == (False, 0)
     async with storage.bound(0, claimed.broker_epoch) as again:
         assert (await again.ask(settle(got.receipt))).messages == 1
 
@@ -133,7 +142,36 @@ async def test_a_report_is_refused_from_the_fenced_and_for_partitions_elsewhere(
 async def test_a_page_of_a_report_is_bounded(storage: RunningStorage) -> None:
     """S3."""
     epoch = (await storage.claim()).broker_epoch
-    assert await storage.report_held(epoch, range(10_000)) == 0
+    receipts = [Receipt(0, 1, number).encode() for number in range(10_001)]
+    assert (await storage.report_held(epoch, receipts[1:])).released == 0
 
     with pytest.raises(errors.InvalidArgument):
-        await storage.report_held(epoch, range(10_001))
+        await storage.report_held(epoch, receipts)
+    with pytest.raises(errors.InvalidArgument):
+        await storage.report_held(epoch, [b"not a receipt"])
+
+
+async def test_a_report_is_told_what_nobody_can_settle_any_more(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V6: what expired while the link was down; a settlement whose answer was lost is repeated."""
+    names = [f"jobs/{name}" for name in ("expired", "settled", "running", "removed")]
+    await exchange.ask_all(*(append(name, b"x") for name in names))
+    held = [await reserved(exchange, name, visibility_ms=60_000) for name in names[1:]]
+    held.insert(0, await reserved(exchange, names[0], visibility_ms=500))
+    await exchange.ask_all(
+        settle(held[1].receipt), operation(remove_queue=RemoveQueue(lmq_name=names[3]))
+    )
+    await exchange.close()
+    await undriven(storage)
+    await clock.advance_ms(500)
+    await storage.delegate(*await storage.due(SCAN_KIND_EXPIRED_RESERVATIONS))
+
+    epoch = (await storage.claim()).broker_epoch
+    reported = await storage.report_held(epoch, [each.receipt for each in held])
+
+    gone = [held[0].reservation_id, held[3].reservation_id]
+    assert sorted(reported.gone_reservation_ids) == sorted(gone)
+    async with storage.bound(0, epoch) as again:
+        assert (await again.ask(settle(held[1].receipt))).messages == 0
+        assert (await again.ask(settle(held[2].receipt))).messages == 1

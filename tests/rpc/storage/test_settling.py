@@ -2,6 +2,8 @@
 
 import pytest
 
+from storage_svc import operations as op
+from storage_svc.deadlines import BUCKET_MS
 from tests.rpc.storage_client import (
     ExchangeClient,
     append,
@@ -39,7 +41,7 @@ async def test_an_ack_before_the_deadline_prevents_redelivery(
     expired = await exchange.ask(EXPIRE_DUE)
 
     assert settled.messages == 2
-    assert (expired.messages, list(expired.reservation_ids)) == (0, [])
+    assert (expired.messages, exchange.expired.qsize()) == (0, 0)
     assert not (await exchange.ask(reserve("jobs"))).slices
 
 
@@ -128,7 +130,7 @@ async def test_a_settlement_after_expiry_is_refused_and_changes_nothing(
     )
     again = await reserved(exchange, "jobs")
 
-    assert (list(expired.reservation_ids), expired.messages) == ([got.reservation_id], 1)
+    assert (await exchange.expired.get(), expired.messages) == (got.reservation_id, 1)
     assert all(isinstance(each, errors.ReservationExpired) for each in late)
     assert (again.attempt_count, again.delivery_count) == (1, 2)
 
@@ -154,19 +156,52 @@ async def test_an_extended_reservation_expires_later(
     assert (early.messages, still_early.messages, due.messages) == (0, 0, 1)
 
 
-async def test_expiry_takes_no_more_than_it_is_asked_to(
+async def test_every_commit_under_an_exchange_expires_what_is_due(
     exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """V5."""
-    for name in ("jobs/a", "jobs/b", "jobs/c"):
-        await exchange.ask(append(name, b"x"))
-        await exchange.ask(reserve(name, visibility_ms=50))
-    await clock.advance_ms(50)
+    """V1: nobody has to ask for it where anything else happens, in whatever queue."""
+    await exchange.ask(append("jobs/a", b"x"))
+    got = await reserved(exchange, "jobs/a", visibility_ms=50)
+    await exchange.ask(append("jobs/b", b"x"))
+    assert exchange.expired.empty()
+    await clock.advance_ms(50 + BUCKET_MS)
 
-    some = await exchange.ask(operation(expire_due=ExpireDue(limit=2)))
-    rest = await exchange.ask(EXPIRE_DUE)
+    await exchange.ask(append("jobs/b", b"y"))
 
-    assert (len(some.reservation_ids), len(rest.reservation_ids)) == (2, 1)
+    assert await exchange.expired.get() == got.reservation_id
+    assert (await reserved(exchange, "jobs/a")).attempt_count == 1
+
+
+async def test_a_settlement_in_the_commit_that_would_expire_it_comes_first(
+    exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V6: it is late, and nobody else has the message yet."""
+    await exchange.ask(append("jobs", b"x"))
+    got = await reserved(exchange, "jobs", visibility_ms=50)
+    await clock.advance_ms(50 + BUCKET_MS)
+
+    settled = await exchange.ask(settle(got.receipt))
+
+    assert settled.messages == 1
+    assert exchange.expired.empty()
+
+
+async def test_a_commit_expires_a_bounded_number_and_the_next_goes_on(
+    exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V5, S3: however many are due at once, nobody waits for all of them."""
+    limit = op.ExpireDue().limit
+    await exchange.ask(append("jobs", *[b"x"] * (limit + 1)))
+    one = reserve("jobs", max_messages=1, visibility_ms=50)
+    await exchange.ask_all(*[one] * (limit + 1))
+    await clock.advance_ms(50 + BUCKET_MS)
+
+    await exchange.ask(append("jobs/other", b"x"))
+    first = [await exchange.expired.get() for _ in range(limit)]
+    assert exchange.expired.empty()
+    await exchange.ask(append("jobs/other", b"x"))
+
+    assert len({*first, await exchange.expired.get()}) == limit + 1
 
 
 async def test_receipts_that_stand_for_nothing_are_refused(exchange: ExchangeClient) -> None:

@@ -130,6 +130,7 @@ class ExchangeResponse(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     NEXT_DEADLINE_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
+    EXPIRED_RESERVATION_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationResult]:
         """Results, matched by request id. Their order means nothing."""
@@ -148,6 +149,12 @@ class ExchangeResponse(_message.Message):
     def health(self) -> _partition_pb2.PartitionHealth:
         """The partition's health, when it has changed, and in the first frame."""
 
+    @_builtins.property
+    def expired_reservation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Reservations that have expired, in whatever way; the broker drops their delivery tags. Told after
+        the result that handed them out.
+        """
+
     def __init__(
         self,
         *,
@@ -155,10 +162,11 @@ class ExchangeResponse(_message.Message):
         ready: _abc.Iterable[Global___QueueReady] | None = ...,
         next_deadline: Global___NextDeadline | None = ...,
         health: _partition_pb2.PartitionHealth | None = ...,
+        expired_reservation_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "next_deadline", b"next_deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "next_deadline", b"next_deadline", "ready", b"ready", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expired_reservation_ids", b"expired_reservation_ids", "health", b"health", "next_deadline", b"next_deadline", "ready", b"ready", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -823,21 +831,18 @@ Global___SettleReservationResult: _TypeAlias = SettleReservationResult  # noqa: 
 
 @_typing.final
 class ExpireDue(_message.Message):
-    """Expires reservations and ends delays that are due by partition time."""
+    """Expires reservations and ends delays that are due by partition time. Every commit under an exchange
+    does so at its end; this makes sure that there is one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LIMIT_FIELD_NUMBER: _builtins.int
-    limit: _builtins.int
-    """Most entries to take in this commit. Default 0: 10 000."""
     def __init__(
         self,
-        *,
-        limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -845,27 +850,21 @@ Global___ExpireDue: _TypeAlias = ExpireDue  # noqa: Y015
 
 @_typing.final
 class ExpireDueResult(_message.Message):
-    """What was due."""
+    """What was due. Which reservations expired is told by `expired_reservation_ids`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RESERVATION_IDS_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
     """Messages that became ready."""
-    @_builtins.property
-    def reservation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Reservations that expired; the broker drops their delivery tags."""
-
     def __init__(
         self,
         *,
-        reservation_ids: _abc.Iterable[_builtins.int] | None = ...,
         messages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "reservation_ids", b"reservation_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

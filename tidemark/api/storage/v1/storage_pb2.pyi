@@ -207,25 +207,25 @@ class ReportHeldReservationsRequest(_message.Message):
 
     PARTITION_FIELD_NUMBER: _builtins.int
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
-    RESERVATION_IDS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition. In the first page."""
     broker_epoch: _builtins.int
     """The epoch of the claim. In the first page."""
     @_builtins.property
-    def reservation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At most 10 000 reservations a page."""
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Receipts of what the broker holds. At most 10 000 a page."""
 
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         broker_epoch: _builtins.int = ...,
-        reservation_ids: _abc.Iterable[_builtins.int] | None = ...,
+        receipts: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "partition", b"partition", "reservation_ids", b"reservation_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "partition", b"partition", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,16 +238,25 @@ class ReportHeldReservationsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
+    GONE_RESERVATION_IDS_FIELD_NUMBER: _builtins.int
     released: _builtins.int
     """Reservations of the same incarnation that were released."""
+    @_builtins.property
+    def gone_reservation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Reservations of the report that have expired meanwhile, or are not known any more; the broker
+        drops their delivery tags. One that was settled keeps its tag: the answer may have been lost, and
+        the settlement is repeated.
+        """
+
     def __init__(
         self,
         *,
         released: _builtins.int = ...,
+        gone_reservation_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone_reservation_ids", b"gone_reservation_ids", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
