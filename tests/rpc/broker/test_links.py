@@ -20,12 +20,16 @@ from tests.rpc.broker.local_broker import (
     until,
     until_share,
 )
-from tests.rpc.idle.gated_storage import GatedStorage, gated_storage
+from tests.rpc.idle.gated_storage import GatedLink, GatedStorage, gated_storage
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE, DelegateActionsRequest
+from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
+from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_EXPIRED_RESERVATIONS, ScanPartitionRequest
 from tidemark.client.session import Session, open_session
-from tidemark.clock import SystemClock
-from tidemark.errors import NotOwner, TidemarkError, Unavailable
+from tidemark.clock import ManualClock, SystemClock
+from tidemark.errors import NotOwner, TidemarkError, Unavailable, UnknownDeliveryTag
+from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
 
 # --- links that break -----------------------------------------------------------------------------
@@ -155,6 +159,70 @@ async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
     assert payloads_of([delivery]) == [b"lost"]
     assert delivery.attempt_count == 0
     assert (await session.settle(held.delivery_tag, Ack())).messages == 1
+
+
+async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer(
+    start_gated: Callable[..., Awaitable[Gated]], clock: ManualClock
+) -> None:
+    """V6, I4: its tag would keep the queue from going idle for as long as the client stays."""
+    local, gates = await start_gated(1, clock=clock, topic={"visibility_timeout_ms": 1000})
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=2)
+    await consumer.subscribe("orders/x")
+    await session.publish("orders/x", [b"1"])
+    (held,) = await take(consumer, 1)
+
+    await break_and_hold(link, clock)
+    await clock.advance_ms(1000)
+    await sweep_expired(local)
+    await break_and_hold(link, clock)
+    link.requests.let_go()
+
+    async def is_dropped() -> bool:
+        try:
+            await session.settle(held.delivery_tag, Ack())
+        except UnknownDeliveryTag:
+            return True
+        except Unavailable:  # the link is not up yet
+            return False
+        raise AssertionError("what has expired cannot be settled")
+
+    await until(is_dropped)
+    (again,) = await take(consumer, 1)
+    assert (again.attempt_count, again.delivery_count) == (1, 2)
+
+
+async def break_and_hold(link: GatedLink, clock: ManualClock) -> None:
+    """Break a link; the broker claims again and reports, but does not get further than that."""
+    link.requests.close()
+    await link.break_now()
+    held = asyncio.create_task(link.requests.until_held())
+
+    async def is_held() -> bool:
+        await clock.advance_ms(10)
+        return held.done()
+
+    await until(is_held)
+
+
+async def sweep_expired(local: LocalBroker) -> None:
+    """Do what lifecycle does for a partition without a broker."""
+    scan = ScanPartitionRequest(partition=0, kind=SCAN_KIND_EXPIRED_RESERVATIONS)
+    facts = (await local.storage.ScanPartition(scan)).facts
+    actions = [fact.action for fact in facts]
+    request = DelegateActionsRequest(partition=0, actions=actions)
+    async with open_channel(local.storage_server.address) as channel:
+        owner = OwnerServiceStub(channel)
+
+        async def is_done() -> bool:
+            try:
+                results = (await owner.DelegateActions(request)).results
+            except NotOwner:  # storage has not noticed yet that the exchange is gone
+                return False
+            return [each.outcome for each in results] == [ACTION_OUTCOME_DONE]
+
+        await until(is_done)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_takeover_blocks_nobody(
