@@ -281,8 +281,7 @@ class SessionClient(Client):
 
     async def heartbeat(self) -> None:
         session, _ = await self._connected()
-        session.heartbeat()
-        session._parts.heartbeat.held.append(self._reported())  # the client has no words for it yet
+        session.heartbeat([self._reported()])
 
     async def leave(self) -> None:
         """The connection ends without a word; what it believes it goes on believing."""

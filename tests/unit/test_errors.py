@@ -92,6 +92,15 @@ def test_an_error_survives_pickling_as_spark_workers_do(error: type[TidemarkErro
     )
 
 
+@EACH
+def test_an_error_bears_the_name_of_the_package_that_callers_import(
+    error: type[TidemarkError],
+) -> None:
+    """Tracebacks and spans show it: where a class is defined is nobody's business."""
+    assert error.__module__ == "tidemark.errors"
+    assert error.__name__ in errors.__all__
+
+
 def test_a_retry_of_one_error_overrides_that_of_its_class() -> None:
     revived = from_status(to_status(errors.QueueFull("full", retry_after_ms=12_345)))
 

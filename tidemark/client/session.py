@@ -1,23 +1,20 @@
 """One session with a broker: publish, consume and settle over a single stream.
 
-Owns the stream and matches answers to those who wait for them. What is to be sent while a frame is
-being written goes into the next one, without a timer. It never reconnects and never repeats: when
-the stream ends, everybody who waits is told why.
+Owns the stream: takes answers and deliveries to those who wait for them, and sends. What is to be
+sent while a frame is being written goes into the next one, without a timer. It never reconnects and
+never repeats: when the stream ends, everybody who waits is told why.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Self
 
 import grpc
 
-from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import (
-    Delivery,
     Message,
     MessageBatch,
     PublishReceipt,
@@ -26,6 +23,9 @@ from tidemark.api.broker.v1.message_pb2 import (
     Settlement,
     SettleResult,
 )
+from tidemark.client.consumer import Consumer, Taker
+from tidemark.client.frames import Outgoing
+from tidemark.client.waiting import Waiting
 from tidemark.client.wire import (
     Action,
     Range,
@@ -38,13 +38,9 @@ from tidemark.client.wire import (
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
 
-_RUN_OVERHEAD_BYTES: Final = 1024
-_ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
-_REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
+__all__ = ["Consumer", "Session", "Taker", "open_session"]
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 async def open_session(
@@ -68,13 +64,6 @@ async def open_session(
         await channel.close()
         raise
     return Session(channel, call, frames, first)
-
-
-class Taker(Protocol):
-    """Who takes the deliveries of one consumer."""
-
-    def take(self, delivery: Delivery) -> None: ...
-    def end(self, error: TidemarkError) -> None: ...
 
 
 class Session:
@@ -105,14 +94,13 @@ class Session:
         self._ended: TidemarkError | None = None
         self._closing = False
         self._last_id = 0
-        self._publishes = _Waiting[message_pb2.PublishResult]()
-        self._settles = _Waiting[SettleResult]()
-        self._syncs = _Waiting[subscription_pb2.SubscriptionSyncResult]()
-        self._opens = _Waiting[broker_pb2.OpenPublisherResult]()
+        self._publishes = Waiting[message_pb2.PublishResult]()
+        self._settles = Waiting[SettleResult]()
+        self._syncs = Waiting[subscription_pb2.SubscriptionSyncResult]()
+        self._opens = Waiting[broker_pb2.OpenPublisherResult]()
         self._consumers: dict[int, Taker] = {}
         self._last_consumer_id = 0
-        self._runs: deque[PublishRun] = deque()
-        self._parts = broker_pb2.SessionRequest()
+        self._outgoing = Outgoing()
         self._something = asyncio.Event()
         self._reader = asyncio.create_task(self._read(first))
         self._writer = asyncio.create_task(self._write())
@@ -187,13 +175,13 @@ class Session:
     def submit(self, run: PublishRun) -> "asyncio.Future[message_pb2.PublishResult]":
         """Send a run as it is, after all that were submitted before; its result comes later."""
         run.request_id = self._next_id()
-        self._runs.append(run)
+        self._outgoing.runs.append(run)
         return self._publishes.expect(run.request_id)
 
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
         """Have a queue materialized before the first run."""
         request_id = self._next_id()
-        self._parts.open_publishers.add(request_id=request_id, lmq_name=lmq_name)
+        self._outgoing.parts.open_publishers.add(request_id=request_id, lmq_name=lmq_name)
         result = await self._opens.expect(request_id)
         check(result)
         return result
@@ -201,13 +189,13 @@ class Session:
     def destroy_publisher(self, publisher_id: int) -> None:
         """Destroy a publisher; an unknown one is told in `errors`."""
         self._check_open()
-        self._parts.destroy_publishers.append(publisher_id)
+        self._outgoing.parts.destroy_publishers.append(publisher_id)
 
     # --- consuming -----------------------------------------------------------------------------
 
     def open_consumer(
         self, group: str = "", *, credit: int = 0, visibility_ms: int = 0
-    ) -> "Consumer":
+    ) -> Consumer:
         """A consumer without queues; a failure to open it is told in `errors`."""
         consumer = Consumer(self, self._last_consumer_id + 1, group)
         self.open_taker(consumer, group, credit=credit, visibility_ms=visibility_ms)
@@ -221,19 +209,19 @@ class Session:
         self._last_consumer_id += 1
         consumer_id = self._last_consumer_id
         self._consumers[consumer_id] = taker
-        self._parts.open_consumers.add(
+        self._outgoing.parts.open_consumers.add(
             consumer_id=consumer_id, group=group, credit=credit, visibility_ms=visibility_ms
         )
         return consumer_id
 
     def give_credit(self, consumer_id: int, messages: int) -> None:
         self._check_open()
-        self._parts.credits.add(consumer_id=consumer_id, messages=messages)
+        self._outgoing.parts.credits.add(consumer_id=consumer_id, messages=messages)
 
     def close_consumer(self, consumer_id: int) -> None:
         """Forget a consumer; what is still on its way to it goes back."""
         self._check_open()
-        self._parts.credits.add(consumer_id=consumer_id, close=True)
+        self._outgoing.parts.credits.add(consumer_id=consumer_id, close=True)
         consumer = self._consumers.pop(consumer_id, None)
         if consumer is not None:
             consumer.end(Unavailable("the consumer was closed"))
@@ -243,7 +231,7 @@ class Session:
     ) -> subscription_pb2.SubscriptionSyncResult:
         """Change or confirm subscriptions; reasons are in the single results."""
         sync.request_id = self._next_id()
-        self._parts.syncs.append(sync)
+        self._outgoing.parts.syncs.append(sync)
         return await self._syncs.expect(sync.request_id)
 
     # --- settling ------------------------------------------------------------------------------
@@ -259,19 +247,19 @@ class Session:
     def submit_settlement(self, settlement: Settlement) -> "asyncio.Future[SettleResult]":
         """Send a settlement as it is; its result comes later."""
         settlement.request_id = self._next_id()
-        self._parts.settlements.append(settlement)
+        self._outgoing.parts.settlements.append(settlement)
         return self._settles.expect(settlement.request_id)
 
     def settle_nowait(self, target: Target, action: Action, ranges: Iterable[Range] = ()) -> None:
         """Settle; only a failure is told, in `failed_settlements`."""
         self._check_open()
-        self._parts.settlements.append(settlement_of(target, action, ranges))
+        self._outgoing.parts.settlements.append(settlement_of(target, action, ranges))
 
     def heartbeat(self, held: Iterable[broker_pb2.HeldSubscriptions] = ()) -> None:
         """Tell the broker that the client is alive, and what it believes to own."""
         self._check_open()
-        self._parts.heartbeat.SetInParent()
-        self._parts.heartbeat.held.extend(held)
+        self._outgoing.parts.heartbeat.SetInParent()
+        self._outgoing.parts.heartbeat.held.extend(held)
 
     # --- the stream ----------------------------------------------------------------------------
 
@@ -312,19 +300,8 @@ class Session:
     def _next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that gathered, as far as it fits a frame."""
         more = self.prepare is not None and not self._closing and self.prepare()
-        frame, self._parts = self._parts, broker_pb2.SessionRequest()
-        if len(frame.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
-            rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
-            self._parts.settlements.extend(rest)
-            del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
-        room_bytes = limits.FRAME_BYTES_MAX - frame.ByteSize()
-        runs = self._runs
-        while runs and len(frame.runs) < limits.FRAME_RUNS_MAX:
-            room_bytes -= runs[0].batch.ByteSize() + _RUN_OVERHEAD_BYTES
-            if frame.runs and room_bytes < 0:
-                break
-            frame.runs.append(runs.popleft())
-        if not runs and not self._parts.settlements and not more and not self._closing:
+        frame = self._outgoing.next_frame()
+        if not self._outgoing.has_rest and not more and not self._closing:
             self._something.clear()
         return frame
 
@@ -376,94 +353,3 @@ class Session:
             waiting.fail(error)
         for consumer in self._consumers.values():
             consumer.end(error)
-
-
-class Consumer:
-    """A group and a credit. Iterate over it for deliveries, in batches as they arrive."""
-
-    def __init__(self, session: Session, consumer_id: int, group: str) -> None:
-        self.consumer_id = consumer_id
-        self.group = group
-        self._session = session
-        self._arrived: list[Delivery] = []
-        self._something = asyncio.Event()
-        self._ended: TidemarkError | None = None
-
-    async def subscribe(
-        self, *lmq_names: str, start: subscription_pb2.StartPosition | None = None
-    ) -> None:
-        """Draw from queues; raises the first reason why one of them can not be."""
-        await self._sync(_ADD, lmq_names, start)
-
-    async def unsubscribe(self, *lmq_names: str) -> None:
-        await self._sync(_REMOVE, lmq_names)
-
-    def give_credit(self, messages: int) -> None:
-        """Allow that many messages in addition."""
-        self._session.give_credit(self.consumer_id, messages)
-
-    def close(self) -> None:
-        """No further deliveries; what arrived can still be taken and settled."""
-        self._session.close_consumer(self.consumer_id)
-
-    async def deliveries(self) -> list[Delivery]:
-        """Whatever has arrived, at least one; raises why none will once the session has ended."""
-        while not self._arrived:
-            if self._ended is not None:
-                raise self._ended
-            self._something.clear()
-            await self._something.wait()
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    async def __aiter__(self) -> AsyncIterator[list[Delivery]]:
-        while True:
-            yield await self.deliveries()
-
-    def take(self, delivery: Delivery) -> None:
-        self._arrived.append(delivery)
-        self._something.set()
-
-    def end(self, error: TidemarkError) -> None:
-        self._ended = error
-        self._something.set()
-
-    async def _sync(
-        self,
-        mode: subscription_pb2.SyncMode.ValueType,
-        lmq_names: Iterable[str],
-        start: subscription_pb2.StartPosition | None = None,
-    ) -> None:
-        sync = subscription_pb2.SubscriptionSync(
-            group=self.group, mode=mode, consumer_id=self.consumer_id
-        )
-        for lmq_name in lmq_names:
-            sync.entries.add(lmq_name=lmq_name, start=start)
-        for result in (await self._session.sync(sync)).results:
-            check(result)
-
-
-class _Waiting(Generic[T]):
-    """Those who wait for an answer, by the number of what they asked."""
-
-    def __init__(self) -> None:
-        self._futures: dict[int, asyncio.Future[T]] = {}
-
-    def expect(self, request_id: int) -> "asyncio.Future[T]":
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._futures[request_id] = future
-        return future
-
-    def answer(self, request_id: int, result: T) -> bool:
-        """Whether somebody waited for it."""
-        future = self._futures.pop(request_id, None)
-        if future is not None and not future.done():
-            future.set_result(result)
-        return future is not None
-
-    def fail(self, error: TidemarkError) -> None:
-        futures, self._futures = self._futures, {}
-        for future in futures.values():
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # looked at: whoever asked may be gone

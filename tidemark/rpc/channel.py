@@ -35,7 +35,7 @@ OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Channels to one address share neither connection nor backoff.
     ("grpc.use_local_subchannel_pool", 1),
-    # Only settings.py reads the environment, and a proxy is never on the way between services.
+    # Only settings/ reads the environment, and a proxy is never on the way between services.
     ("grpc.enable_http_proxy", 0),
 )
 

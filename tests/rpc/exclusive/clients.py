@@ -73,9 +73,7 @@ class SessionClient:
 
     async def report(self, held: Mapping[str, int]) -> list[UnsubscribeNotice]:
         known = len(self.session.unsubscribed)
-        self.session.heartbeat()
-        frame = self.session._parts.heartbeat  # the client has no words for it yet
-        frame.held.append(_held(self.consumer.group, held))
+        self.session.heartbeat([_held(self.consumer.group, held)])
         await self.round_trip()
         return self.session.unsubscribed[known:]
 

@@ -1,0 +1,45 @@
+"""Frames to the broker: what gathers while one is being written, and how much of it fits the next.
+
+Pure: it sends nothing and waits for nothing.
+"""
+
+from collections import deque
+from typing import Final
+
+from tidemark import limits
+from tidemark.api.broker.v1 import broker_pb2
+from tidemark.api.broker.v1.message_pb2 import PublishRun
+
+_RUN_OVERHEAD_BYTES: Final = 1024
+
+
+class Outgoing:
+    """What is to be sent: runs in the order in which they were submitted, and everything else."""
+
+    __slots__ = ("parts", "runs")
+
+    def __init__(self) -> None:
+        self.parts = broker_pb2.SessionRequest()
+        """Everything but runs."""
+        self.runs: deque[PublishRun] = deque()
+
+    def next_frame(self) -> broker_pb2.SessionRequest:
+        """Everything that gathered, as far as it fits a frame; the rest stays."""
+        frame, self.parts = self.parts, broker_pb2.SessionRequest()
+        if len(frame.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
+            rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
+            self.parts.settlements.extend(rest)
+            del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
+        room_bytes = limits.FRAME_BYTES_MAX - frame.ByteSize()
+        runs = self.runs
+        while runs and len(frame.runs) < limits.FRAME_RUNS_MAX:
+            room_bytes -= runs[0].batch.ByteSize() + _RUN_OVERHEAD_BYTES
+            if frame.runs and room_bytes < 0:
+                break
+            frame.runs.append(runs.popleft())
+        return frame
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the last frame left something over."""
+        return bool(self.runs or self.parts.settlements)

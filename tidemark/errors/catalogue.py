@@ -1,0 +1,36 @@
+"""The catalogue: every reason there is, by its name, and what each one says about itself.
+
+The wire revives errors by it, and docs/ERRORS.md is printed from it.
+"""
+
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+# Imported for what they define: a class joins the catalogue by being a child of a branch.
+from tidemark.errors import availability, existence, ownership, requests, rights, stored_data  # noqa: F401
+from tidemark.errors.tree import ClientError, ServiceError, TidemarkError
+
+_ACTION: Final = "What to do:"
+
+
+def _concrete() -> tuple[type[TidemarkError], ...]:
+    found = [*ClientError.__subclasses__(), *ServiceError.__subclasses__()]
+    return tuple(sorted(found, key=lambda error: error.reason))
+
+
+ALL: Final[tuple[type[TidemarkError], ...]] = _concrete()
+"""Every error that can be raised, sorted by reason."""
+
+BY_REASON: Final[Mapping[str, type[TidemarkError]]] = MappingProxyType(
+    {error.reason: error for error in ALL}
+)
+
+
+def meaning_and_action(error: type[TidemarkError]) -> tuple[str, str]:
+    """What an error means and what to do about it, each on one line: its docstring's halves."""
+    meaning, found, action = inspect.cleandoc(error.__doc__ or "").partition(_ACTION)
+    if not (found and meaning.strip() and action.strip()):
+        raise ValueError(f"the docstring of {error.__name__} does not say '{_ACTION}'")
+    return " ".join(meaning.split()), " ".join(action.split())

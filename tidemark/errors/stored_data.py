@@ -1,0 +1,35 @@
+"""The data on disk cannot be used. An operator has to act: nothing here passes by itself."""
+
+from grpc import StatusCode
+
+from tidemark.errors.tree import ServiceError
+
+
+class FormatNotSupported(ServiceError):
+    """The data was written in a format that this version cannot read.
+
+    What to do: run the version that wrote it, or follow the upgrade notes.
+    """
+
+    reason = "FORMAT_NOT_SUPPORTED"
+    code = StatusCode.FAILED_PRECONDITION
+
+
+class DataCorrupt(ServiceError):
+    """Stored data fails its checksum or cannot be decoded.
+
+    What to do: keep the file named by `file`, restore from a copy, and check the disk.
+    """
+
+    reason = "DATA_CORRUPT"
+    code = StatusCode.DATA_LOSS
+
+
+class DataDirectoryInUse(ServiceError):
+    """Another process has the data directory open.
+
+    What to do: stop the other process, or choose another directory.
+    """
+
+    reason = "DATA_DIRECTORY_IN_USE"
+    code = StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,38 @@
+"""Settings: the only package that reads the environment.
+
+Each setting is declared once, with its variable, default, meaning and what it accepts; services
+get frozen values and `docs/CONFIG.md` is printed from the same declarations. A process keeps the
+settings it started with: nothing here watches for changes.
+
+To add a setting, add a field with `setting(...)` to the class of its service, in the module of that
+name. Everybody else imports from here.
+"""
+
+from tidemark.settings.broker import BrokerSettings
+from tidemark.settings.client import ClientSettings
+from tidemark.settings.declaring import Settings, load_or_exit, part, setting
+from tidemark.settings.environment import keep_grpc_out_of_forks
+from tidemark.settings.known import PREFIX, SERVICES, unknown_variables
+from tidemark.settings.lifecycle import LifecycleSettings
+from tidemark.settings.retention import RetentionSettings
+from tidemark.settings.service import ServiceSettings
+from tidemark.settings.storage import StorageSettings
+from tidemark.settings.telemetry import TelemetrySettings
+
+__all__ = [
+    "PREFIX",
+    "SERVICES",
+    "BrokerSettings",
+    "ClientSettings",
+    "LifecycleSettings",
+    "RetentionSettings",
+    "ServiceSettings",
+    "Settings",
+    "StorageSettings",
+    "TelemetrySettings",
+    "keep_grpc_out_of_forks",
+    "load_or_exit",
+    "part",
+    "setting",
+    "unknown_variables",
+]

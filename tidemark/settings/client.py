@@ -1,0 +1,27 @@
+"""Settings of the command line: where the services are reached."""
+
+from dataclasses import dataclass
+
+from tidemark.settings.declaring import Settings, setting
+from tidemark.settings.service import address_of_lifecycle, address_of_storage
+from tidemark.variables import Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings(Settings):
+    """The command line, `tidemark ...`."""
+
+    address: str = setting(
+        "TIDEMARK_ADDRESS",
+        Address(),
+        default="127.0.0.1:7400",
+        doc="Where a broker is reached.",
+    )
+    storage_address: str = address_of_storage()
+    lifecycle_address: str = address_of_lifecycle()
+    jobs_address: str = setting(
+        "TIDEMARK_JOBS_ADDRESS",
+        Address(),
+        default="127.0.0.1:7430",
+        doc="Where the scheduler of retention and eviction is reached.",
+    )

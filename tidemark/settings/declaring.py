@@ -1,0 +1,62 @@
+"""Declaring settings: a field of a frozen dataclass is a variable of the environment.
+
+Knows how such a class is filled and listed, and no setting in particular.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeVar
+
+from tidemark.settings.environment import given_or_own
+from tidemark.variables import Kind, SettingsError, Variable
+
+T = TypeVar("T")
+
+
+def setting(name: str, kind: Kind[T], *, default: T, doc: str) -> Any:
+    """A dataclass field that is filled from the variable `name`."""
+    return field(default=default, metadata={"variable": Variable(name, kind, default, doc)})
+
+
+def part(settings: type["Settings"]) -> Any:
+    """A dataclass field that holds settings shared with other services."""
+    return field(default_factory=settings, metadata={"part": settings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The base of all settings: knows how to fill its fields and how to list them."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Raises SettingsError for the first value that cannot be used."""
+        environ = given_or_own(environ)
+        values: dict[str, Any] = {}
+        for each in fields(cls):
+            if "part" in each.metadata:
+                values[each.name] = each.metadata["part"].from_environment(environ)
+            else:
+                values[each.name] = each.metadata["variable"].read(environ)
+        return cls(**values)
+
+    @classmethod
+    def variables(cls) -> Iterator[Variable[Any]]:
+        """Every variable this class reads, in the order of declaration."""
+        for each in fields(cls):
+            if "part" in each.metadata:
+                yield from each.metadata["part"].variables()
+            else:
+                yield each.metadata["variable"]
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_or_exit(settings: type[S]) -> S:
+    """For `__main__`: the settings, or one line on stderr and exit status 2."""
+    try:
+        return settings.from_environment()
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None

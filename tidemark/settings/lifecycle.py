@@ -1,0 +1,51 @@
+"""Settings of the lifecycle service: how often it sweeps, and how long it waits."""
+
+from dataclasses import dataclass
+
+from tidemark import limits
+from tidemark.settings.declaring import setting
+from tidemark.settings.service import ServiceSettings, address_of_storage
+from tidemark.variables import LISTEN, Address, Integer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleSettings(ServiceSettings):
+    """The lifecycle service, `python -m lifecycle_svc`."""
+
+    listen: str = setting(
+        "TIDEMARK_LIFECYCLE_LISTEN",
+        LISTEN,
+        default="127.0.0.1:7420",
+        doc="Where the lifecycle service listens; port 0 takes a free one.",
+    )
+    advertise: str = setting(
+        "TIDEMARK_LIFECYCLE_ADVERTISE",
+        Address(),
+        default="",
+        doc="Where storage reaches this replica; empty is the address it listens on.",
+    )
+    storage_address: str = address_of_storage()
+    sweep_interval_ms_max: int = setting(
+        "TIDEMARK_SWEEP_INTERVAL_MS_MAX",
+        Integer(100, 3_600_000, unit="ms"),
+        default=60_000,
+        doc="Ceiling between two sweeps of a partition in which nothing is due.",
+    )
+    sweep_interval_ms_min: int = setting(
+        "TIDEMARK_SWEEP_INTERVAL_MS_MIN",
+        Integer(1, 60_000, unit="ms"),
+        default=20,
+        doc="Shortest time between two sweeps of a partition: what is due meanwhile is one sweep.",
+    )
+    sweep_lease_ms: int = setting(
+        "TIDEMARK_SWEEP_LEASE_MS",
+        Integer(1_000, limits.SWEEP_LEASE_MS_MAX, unit="ms"),
+        default=15_000,
+        doc="Time after which another replica takes over the partitions of a dead one.",
+    )
+    sweep_timeout_ms: int = setting(
+        "TIDEMARK_SWEEP_TIMEOUT_MS",
+        Integer(100, 600_000, unit="ms"),
+        default=10_000,
+        doc="How long a sweep waits for one answer before it counts as failed.",
+    )

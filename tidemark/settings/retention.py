@@ -1,0 +1,93 @@
+"""Settings of retention and eviction: when passes run, how much they do, and on which Spark."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark import limits
+from tidemark.settings.declaring import setting
+from tidemark.settings.service import ServiceSettings, address_of_storage
+from tidemark.variables import LISTEN, Integer, Pairs, Text
+
+_INTERVAL: Final = Integer(1_000, 86_400_000, unit="ms")
+_BATCH_SIZE: Final = Integer(1, limits.RETENTION_ROWS_MAX)
+_PASS_LIMIT: Final = Integer(0, 10**15)
+_DAYS: Final = Integer(0, 36_500)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings(ServiceSettings):
+    """Retention and eviction, `python -m spark_batch`."""
+
+    listen: str = setting(
+        "TIDEMARK_RETENTION_LISTEN",
+        LISTEN,
+        default="127.0.0.1:7430",
+        doc="Where the scheduler of the passes listens; port 0 takes a free one.",
+    )
+    storage_address: str = address_of_storage()
+    retention_interval_ms: int = setting(
+        "TIDEMARK_RETENTION_INTERVAL",
+        _INTERVAL,
+        default=300_000,
+        doc="Time from the end of a retention pass to the next.",
+    )
+    retention_batch_size: int = setting(
+        "TIDEMARK_RETENTION_BATCH_SIZE",
+        _BATCH_SIZE,
+        default=1_000,
+        doc="Planned deletions in one call of a retention pass.",
+    )
+    retention_pass_limit: int = setting(
+        "TIDEMARK_RETENTION_PASS_LIMIT",
+        _PASS_LIMIT,
+        default=0,
+        doc="Messages and queues after which a retention pass ends, oldest first; 0 is no limit.",
+    )
+    partition_cleanup_days: int = setting(
+        "TIDEMARK_PARTITION_CLEANUP_DAYS",
+        _DAYS,
+        default=7,
+        doc="Days without messages and activity after which a queue is removed; 0 is off.",
+    )
+    metrics_retention_days: int = setting(
+        "TIDEMARK_METRICS_RETENTION_DAYS",
+        _DAYS,
+        default=90,
+        doc="Days after which consumption records, metrics and history are removed; 0 is off.",
+    )
+    eviction_interval_ms: int = setting(
+        "TIDEMARK_EVICTION_INTERVAL",
+        _INTERVAL,
+        default=60_000,
+        doc="Time from the end of an eviction pass to the next.",
+    )
+    eviction_batch_size: int = setting(
+        "TIDEMARK_EVICTION_BATCH_SIZE",
+        _BATCH_SIZE,
+        default=1_000,
+        doc="Planned deletions in one call of an eviction pass.",
+    )
+    eviction_pass_limit: int = setting(
+        "TIDEMARK_EVICTION_PASS_LIMIT",
+        _PASS_LIMIT,
+        default=0,
+        doc="Messages after which an eviction pass ends, oldest first; 0 is no limit.",
+    )
+    spark_master: str = setting(
+        "TIDEMARK_SPARK_MASTER",
+        Text("the master of a Spark cluster"),
+        default="local[*]",
+        doc="Where Spark runs: `local[*]` is this machine, `spark://host:port` a cluster.",
+    )
+    spark_options: str = setting(
+        "TIDEMARK_SPARK_OPTIONS",
+        Pairs(),
+        default="",
+        doc="Further settings of Spark.",
+    )
+    java_home: str = setting(
+        "JAVA_HOME",
+        Text("the path of a directory"),
+        default="",
+        doc="The Java that runs Spark; unset, the first on the path, else the packaged one.",
+    )

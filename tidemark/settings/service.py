@@ -1,0 +1,52 @@
+"""Settings that every service needs, and those by which services find each other."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidemark import limits
+from tidemark.settings.declaring import Settings, part, setting
+from tidemark.settings.telemetry import TelemetrySettings
+from tidemark.variables import Address, Identifier, Integer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings(Settings):
+    """What every service needs."""
+
+    cluster_id: str = setting(
+        "TIDEMARK_CLUSTER_ID",
+        Identifier(),
+        default="tidemark",
+        doc="Name of the cluster. Kept with the data; data of another cluster is refused.",
+    )
+    partitions: int = setting(
+        "TIDEMARK_PARTITIONS",
+        Integer(1, limits.PARTITIONS_MAX),
+        default=4,
+        doc="Number of partitions, the same for all services. Fixed once data is stored.",
+    )
+    shutdown_grace_ms: int = setting(
+        "TIDEMARK_SHUTDOWN_GRACE_MS",
+        Integer(0, 600_000, unit="ms"),
+        default=10_000,
+        doc="How long a stopping service lets open calls finish.",
+    )
+    telemetry: TelemetrySettings = part(TelemetrySettings)  # noqa: RUF009 - a field
+
+
+def address_of_storage() -> Any:
+    return setting(
+        "TIDEMARK_STORAGE_ADDRESS",
+        Address(),
+        default="127.0.0.1:7410",
+        doc="Where the storage service is reached.",
+    )
+
+
+def address_of_lifecycle() -> Any:
+    return setting(
+        "TIDEMARK_LIFECYCLE_ADDRESS",
+        Address(),
+        default="127.0.0.1:7420",
+        doc="Where the lifecycle service is reached.",
+    )

@@ -1,0 +1,91 @@
+"""Settings of logs, traces and metrics, the same in every service."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidemark.settings.declaring import Settings, setting
+from tidemark.variables import LISTEN, Choice, Switch, Text
+
+_COLLECTOR: Final = Text("a URL, such as http://collector:4317")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings(Settings):
+    """Logs, traces and metrics. Variables that begin with OTEL_ are OpenTelemetry's own; only those
+    that decide whether something is exported are read here, the rest by its SDK."""
+
+    log_level: str = setting(
+        "TIDEMARK_LOG_LEVEL",
+        Choice(("debug", "info", "warning", "error")),
+        default="info",
+        doc="The least severe log lines that are written.",
+    )
+    log_format: str = setting(
+        "TIDEMARK_LOG_FORMAT",
+        Choice(("json", "text")),
+        default="json",
+        doc="One JSON object per line for machines, or text for people.",
+    )
+    metrics_listen: str = setting(
+        "TIDEMARK_METRICS_LISTEN",
+        LISTEN,
+        default="",
+        doc="Where Prometheus may scrape metrics; empty is off.",
+    )
+    otel_sdk_disabled: bool = setting(
+        "OTEL_SDK_DISABLED",
+        Switch(),
+        default=False,
+        doc="Turns off all traces and metrics, whatever else is set.",
+    )
+    otlp_endpoint: str = setting(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        _COLLECTOR,
+        default="",
+        doc="Collector that gets traces and metrics over OTLP/gRPC; empty is off.",
+    )
+    otlp_traces_endpoint: str = setting(
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        _COLLECTOR,
+        default="",
+        doc="Collector for traces, if it is another one.",
+    )
+    otlp_metrics_endpoint: str = setting(
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+        _COLLECTOR,
+        default="",
+        doc="Collector for metrics, if it is another one.",
+    )
+    traces_exporter: str = setting(
+        "OTEL_TRACES_EXPORTER",
+        Choice(("otlp", "none")),
+        default="otlp",
+        doc="`none` keeps traces from a collector that is set for both.",
+    )
+    metrics_exporter: str = setting(
+        "OTEL_METRICS_EXPORTER",
+        Choice(("otlp", "none")),
+        default="otlp",
+        doc="`none` keeps metrics from a collector that is set for both.",
+    )
+    traces_sampler: str = setting(
+        "OTEL_TRACES_SAMPLER",
+        Text("the name of a sampler, such as parentbased_always_on"),
+        default="",
+        doc="Which traces are kept, with OTEL_TRACES_SAMPLER_ARG for a ratio. Unset, the caller's "
+        "decision is followed, and one in a hundred of the traces that begin here is kept.",
+    )
+
+    @property
+    def traces_endpoint(self) -> str:
+        """Where spans go; empty when nothing is traced."""
+        if self.otel_sdk_disabled or self.traces_exporter == "none":
+            return ""
+        return self.otlp_traces_endpoint or self.otlp_endpoint
+
+    @property
+    def metrics_endpoint(self) -> str:
+        """Where metrics are pushed; empty when they are not."""
+        if self.otel_sdk_disabled or self.metrics_exporter == "none":
+            return ""
+        return self.otlp_metrics_endpoint or self.otlp_endpoint
