@@ -34,6 +34,8 @@ ANSWERS_WITHIN_MS: Final = 10_000
 TOPIC: Final = "orders"
 PLAIN: Final = TOPIC
 """The plain queue of the topic."""
+QUEUE: Final = "orders/x"
+"""A lite queue of the topic."""
 
 T = TypeVar("T")
 
@@ -231,6 +233,12 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 def reason_of(result: message_pb2.PublishResult | message_pb2.SettleResult) -> str:
     """The reason of a refusal; "" for a success."""
     return from_status(result.error).reason if result.HasField("error") else ""
+
+
+async def groups(local: LocalBroker, lmq_name: str = QUEUE) -> list[topic_pb2.Group]:
+    """The groups of a queue, as operators see them."""
+    request = topic_pb2.ListGroupsRequest(lmq_name=lmq_name)
+    return list((await local.topics.ListGroups(request)).groups)
 
 
 async def until_share(session: Session, *partitions: int) -> None:

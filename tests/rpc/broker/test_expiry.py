@@ -9,6 +9,7 @@ import pytest
 from broker_svc.expiry import FINEST_MS
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
+    QUEUE,
     LocalBroker,
     in_time,
     payloads_of,
@@ -22,7 +23,6 @@ from tidemark.api.broker.v1.message_pb2 import Ack, Extend
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import ReservationExpired, TidemarkError, UnknownDeliveryTag
 
-QUEUE = "orders/x"
 T = TypeVar("T")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
+    QUEUE,
     LocalBroker,
     in_time,
     payloads_of,
@@ -30,7 +31,6 @@ from tidemark.errors import (
 from tidemark.receipts import Receipt
 from tidemark.rpc import from_status
 
-QUEUE = "orders/x"
 EXCLUSIVE = topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE
 CONTROL_CHARACTERS = ["\x00", "\n", "\x1b[2J", "\x7f", "\u202e", "\u2028"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
+    QUEUE,
     LocalBroker,
     in_time,
     payloads_of,
@@ -27,7 +28,6 @@ from tidemark.errors import (
     TopicNotFound,
 )
 
-QUEUE = "orders/x"
 HOUR_MS = 3_600_000
 
 

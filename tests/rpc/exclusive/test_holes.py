@@ -4,69 +4,27 @@ The numbers are those of the list in docs/EXCLUSIVE_QUEUES.md.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
-from storage_svc.engines.rocksdb import RocksEngines
-from tests.conformance.faulty_engine import Fault, FaultyEngines
-from tests.rpc.broker.local_broker import in_time, payloads_of, run_of, until
-from tests.rpc.exclusive.clients import (
-    ACTIVE,
-    ADD,
-    EVICTED,
-    NOT_SUBSCRIBED,
-    TRANSFERRING,
-    Client,
-    resync,
-    subscribe,
+from tests.rpc.broker.local_broker import in_time, payloads_of, run_of
+from tests.rpc.exclusive.clients import ACTIVE, EVICTED, NOT_SUBSCRIBED, resync, subscribe
+from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient
+from tests.rpc.exclusive.held_takeovers import (
+    WAYS,
+    gate_of,
+    held_takeover,
+    until_gone,
+    until_transferring,
 )
-from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
-from tests.rpc.idle.gated_storage import Gate
-from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
-from tidemark.api.broker.v1.subscription_pb2 import SubscriptionEntry, SubscriptionSync
-from tidemark.errors import CommitOutcomeUnknown, Unavailable
 
 PullTask: TypeAlias = "asyncio.Task[broker_pb2.PullResponse]"
 
 
-def gate_of(broker: ExclusiveBroker, way: str) -> Gate:
-    return broker.link.requests if way == "requests" else broker.link.answers
-
-
-WAYS = pytest.mark.parametrize("way", ["requests", "answers"])
-"""Whether storage hears of it late, or the broker hears late what storage has done."""
-
-
-async def until_transferring(broker: ExclusiveBroker, client_id: str) -> None:
-    """Return once the broker has sent the takeover."""
-    looking = broker.unary_client(client_id)
-
-    async def transferring() -> bool:
-        return (await looking.pull(QUEUE)).subscription_state == TRANSFERRING
-
-    await until(transferring)
-
-
-@asynccontextmanager
-async def held_takeover(
-    broker: ExclusiveBroker, client: Client, gate: Gate
-) -> AsyncIterator["asyncio.Task[int]"]:
-    """A client subscribes, and its takeover stands at the gate until the block ends."""
-    gate.close()
-    subscribing = asyncio.create_task(subscribe(client, QUEUE))
-    try:
-        await until_transferring(broker, client.client_id)
-        await in_time(gate.until_held())
-        yield subscribing
-    finally:
-        gate.let_go()
-
-
-# --- 1 ------------------------------------------------------------------------------------------
+# --- 1 --------------------------------------------------------------------------------------------
 
 
 @WAYS
@@ -138,7 +96,7 @@ async def test_nothing_is_delivered_to_anybody_during_the_transfer(broker: Exclu
     assert await ada.arrived(QUEUE) == []
 
 
-# --- 2 ------------------------------------------------------------------------------------------
+# --- 2 --------------------------------------------------------------------------------------------
 
 
 async def test_many_that_race_end_with_one_owner(
@@ -190,7 +148,7 @@ async def test_a_second_subscriber_waits_for_the_takeover_of_the_first(
     assert await ada.arrived(QUEUE) == await bob.arrived(QUEUE) == []
 
 
-# --- 3 and 4 ------------------------------------------------------------------------------------
+# --- 3 and 4 --------------------------------------------------------------------------------------
 
 
 async def test_a_stale_resync_after_a_reconnect_registers_nobody(broker: ExclusiveBroker) -> None:
@@ -230,7 +188,7 @@ async def test_a_stale_resync_after_a_broker_restart_registers_nobody(
     assert await again["ada"].arrived(QUEUE) == []
 
 
-# --- 5 and 9 ------------------------------------------------------------------------------------
+# --- 5 and 9 --------------------------------------------------------------------------------------
 
 
 async def pull_that_waits(broker: ExclusiveBroker, client_id: str) -> PullTask:
@@ -305,7 +263,7 @@ async def test_a_client_that_ignores_notices_disturbs_nobody(
     assert await deaf.arrived(QUEUE) == []
 
 
-# --- 6 ------------------------------------------------------------------------------------------
+# --- 6 --------------------------------------------------------------------------------------------
 
 
 async def test_a_repeated_subscribe_by_the_owner_changes_nothing(
@@ -343,7 +301,7 @@ async def test_a_repeated_subscribe_leaves_the_owners_waiting_pull_alone(
     assert payloads_of((await in_time(waiting)).deliveries) == [b"1"]
 
 
-# --- 7 and 8 ------------------------------------------------------------------------------------
+# --- 7 and 8 --------------------------------------------------------------------------------------
 
 
 async def test_a_stale_ack_after_everything_was_restarted_advances_nothing(
@@ -409,185 +367,3 @@ async def test_an_ack_that_comes_before_the_takeover_counts(
     await subscribing
     await broker.publish(run_of(QUEUE, b"2"))
     assert payloads_of(await bob.receive()) == [b"2"]
-
-
-# --- a takeover that is interrupted -------------------------------------------------------------
-
-
-async def test_a_takeover_that_never_arrived_leaves_the_owner(broker: ExclusiveBroker) -> None:
-    """E9: storage was read, and says so."""
-    ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
-    epoch = await subscribe(ada, QUEUE)
-
-    async with held_takeover(broker, bob, broker.link.requests) as subscribing:
-        await broker.link.break_now()
-        with pytest.raises(Unavailable):
-            await subscribing
-
-    await until_published(broker, b"1")
-    (delivery,) = await ada.receive()
-    assert (payloads_of([delivery]), delivery.epoch) == ([b"1"], epoch)
-    assert ada.session.unsubscribed == []
-    assert await subscribe(bob, QUEUE) > epoch
-
-
-async def test_a_takeover_whose_answer_was_lost_evicts_the_owner_once_storage_was_read(
-    broker: ExclusiveBroker,
-) -> None:
-    """E2, E9: the new owner has only to repeat its subscription."""
-    ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
-    epoch = await subscribe(ada, QUEUE)
-
-    async with held_takeover(broker, bob, broker.link.answers) as subscribing:
-        await broker.link.break_now()
-        with pytest.raises(Unavailable):
-            await subscribing
-
-    (notice,) = await ada.until_told()
-    assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
-    assert await subscribe(bob, QUEUE) == epoch + 1
-    await broker.publish(run_of(QUEUE, b"1"))
-    assert payloads_of(await bob.receive()) == [b"1"]
-    assert await ada.arrived(QUEUE) == []
-
-
-async def test_storage_that_restarts_in_the_middle_of_a_takeover_is_asked_who_owns(
-    broker: ExclusiveBroker,
-) -> None:
-    """E9, E10: until then nobody does."""
-    ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
-    epoch = await subscribe(ada, QUEUE)
-    await broker.publish(run_of(QUEUE, b"1"))
-    (held,) = await ada.receive()
-
-    async with held_takeover(broker, bob, broker.link.answers) as subscribing:
-        await broker.link.break_now()
-        await broker.stop_storage()
-        with pytest.raises(Unavailable):
-            await subscribing
-        assert await ada.arrived(QUEUE) == []
-        assert ada.session.unsubscribed == []
-        await broker.start_storage()
-
-    (notice,) = await ada.until_told()
-    assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
-    assert await ada.settle(held, Ack()) == "FENCED"
-    assert await subscribe(bob, QUEUE) == epoch + 1
-    assert payloads_of(await bob.receive()) == [b"1"]
-
-
-@WAYS
-async def test_a_client_that_goes_in_the_middle_of_its_takeover_blocks_nobody(
-    broker: ExclusiveBroker, kind: str, way: str
-) -> None:
-    """E9: what it asked for is carried through, as if it had gone a moment later."""
-    ada, cy = await broker.session_client("ada"), broker.unary_client("cy")
-    epoch = await subscribe(ada, QUEUE)
-    gate = gate_of(broker, way)
-    gate.close()
-    subscribing: asyncio.Future[Any]
-    if kind == "session":
-        bob = await broker.session_client("bob")
-        subscribing = asyncio.create_task(subscribe(bob, QUEUE))
-        await until_transferring(broker, "bob")
-        await bob.leave()
-    else:
-        sync = SubscriptionSync(mode=ADD, entries=[SubscriptionEntry(lmq_name=QUEUE)])
-        request = broker_pb2.SyncSubscriptionsRequest(client_id="bob", sync=sync)
-        call = broker.api.SyncSubscriptions(request)
-        subscribing = asyncio.ensure_future(call)
-        await until_transferring(broker, "bob")
-        call.cancel()
-    await asyncio.wait({subscribing})
-    assert subscribing.cancelled() or subscribing.exception() is not None
-    await until_gone(broker, "bob")
-
-    gate.let_go()
-
-    (notice,) = await ada.until_told()
-    assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
-    assert await subscribe(cy, QUEUE) > epoch + 1
-    await broker.publish(run_of(QUEUE, b"1"))
-    assert payloads_of(await cy.receive()) == [b"1"]
-
-
-async def test_a_takeover_that_was_lost_over_a_deleted_queue_is_resolved(
-    broker: ExclusiveBroker,
-) -> None:
-    """E10: storage has never heard of the group of the new queue, and epochs grow all the same."""
-    ada, bob = broker.unary_client("ada"), broker.unary_client("bob")
-    epoch = await subscribe(ada, QUEUE)
-    await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name=QUEUE))
-    await broker.publish(run_of(QUEUE, b"1"))
-
-    async with held_takeover(broker, bob, broker.link.requests) as subscribing:
-        await broker.link.break_now()
-        with pytest.raises(Unavailable):
-            await subscribing
-    await until_published(broker, b"2")
-
-    assert await subscribe(bob, QUEUE) > epoch
-    assert payloads_of(await bob.receive(2)) == [b"1", b"2"]
-
-
-@pytest.mark.parametrize("fault", Fault)
-async def test_a_takeover_whose_commit_failed_stays_in_transfer_until_storage_was_read(
-    start: Start, monkeypatch: pytest.MonkeyPatch, fault: Fault
-) -> None:
-    """E9, S2: it may have been written or not, and until then nobody is served."""
-    disks: list[FaultyEngines] = []
-
-    def faulty(*args: Any, **options: Any) -> FaultyEngines:
-        disks.append(FaultyEngines(RocksEngines(*args, **options)))
-        return disks[-1]
-
-    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
-    broker = await start()
-    (disk,) = disks
-    ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
-    epoch = await subscribe(ada, QUEUE)
-    await broker.publish(run_of(QUEUE, b"1"))
-    (held,) = await ada.receive()
-    disk.gate.clear()
-    subscribing = asyncio.create_task(subscribe(bob, QUEUE))
-    await in_time(disk.waiting.wait())
-    looking = asyncio.create_task(bob.pull(QUEUE, wait_ms=500))  # tells the state of its end
-    await until_transferring(broker, "bob")
-    broker.link.requests.close()  # for the question who owns
-
-    disk.next_commit = fault
-    disk.gate.set()
-
-    with pytest.raises(CommitOutcomeUnknown):
-        await subscribing
-    await in_time(broker.link.requests.until_held())
-    assert (await looking).subscription_state == TRANSFERRING
-    assert ada.session.unsubscribed == []
-    broker.link.requests.let_go()
-    if fault is Fault.AFTER_WRITING:
-        (notice,) = await ada.until_told()
-        assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
-        assert await ada.settle(held, Ack()) == "FENCED"
-        assert await subscribe(bob, QUEUE) == epoch + 1
-        assert payloads_of(await bob.receive()) == [b"1"]
-    else:
-        assert await ada.settle(held, Ack()) == ""
-        await broker.publish(run_of(QUEUE, b"2"))
-        assert payloads_of(await ada.receive()) == [b"2"]
-        assert ada.session.unsubscribed == []
-
-
-async def until_published(broker: ExclusiveBroker, payload: bytes) -> None:
-    """Publish as soon as the link is up again."""
-
-    async def published() -> bool:
-        (result,) = await broker.publish(run_of(QUEUE, payload))
-        return not result.HasField("error")
-
-    await until(published)
-
-
-async def until_gone(broker: ExclusiveBroker, client_id: str) -> None:
-    """Return once calls made after the client left have been served: its end was seen by then."""
-    for _ in range(3):
-        await broker.unary_client(client_id).report({})

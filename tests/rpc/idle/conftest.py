@@ -21,7 +21,7 @@ from broker_svc.service import BrokerService
 from broker_svc.topic_service import TopicService
 from broker_svc.workshop import Workshop
 from storage_svc.app import storage
-from tests.rpc.idle.gated_storage import GatedStorage, gated_storage
+from tests.rpc.idle.gated_storage import GatedLink, GatedStorage, gated_storage
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import (
     BrokerServiceStub,
@@ -163,6 +163,19 @@ class IdleBroker:
             await self.clock.advance_ms(50)
 
 
+def leases_of(broker: IdleBroker) -> int:
+    return broker.shop.tracking.leases
+
+
+async def cleaning(broker: IdleBroker, link: GatedLink) -> asyncio.Task[EvictionOutcome]:
+    """A cleanup of the idle queue whose answer waits at the gate."""
+    await broker.idle_queue()
+    link.answers.close()
+    cleanup = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    await link.answers.until_held()
+    return cleanup
+
+
 @pytest.fixture
 def storage_clock() -> ManualClock:
     return ManualClock()
@@ -204,6 +217,12 @@ async def stored(tmp_path: Path, storage_clock: ManualClock) -> AsyncIterator[Re
 async def gates(stored: RestartableStorage) -> AsyncIterator[GatedStorage]:
     async with gated_storage(stored.address, PARTITIONS) as gates:
         yield gates
+
+
+@pytest.fixture
+def link(gates: GatedStorage) -> GatedLink:
+    """The way to the partition of `QUEUE`."""
+    return gates.links[QUEUE_PARTITION]
 
 
 @pytest.fixture

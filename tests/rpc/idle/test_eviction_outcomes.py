@@ -173,6 +173,21 @@ async def test_an_idle_queue_is_evicted(broker: IdleBroker, path: str) -> None:
     assert not await broker.is_loaded()
 
 
+async def test_an_evicted_queue_is_forgotten_completely(broker: IdleBroker) -> None:
+    """I9"""
+    await broker.publish_and_leave(b"a")
+    (delivery,) = await broker.pull()
+    await broker.ack(delivery)
+    await broker.clock.advance_ms(IDLE_MS)
+
+    assert EvictionOutcome.EVICTED in await broker.shop.cleanup.run_once()
+
+    shop = broker.shop
+    left = [len(shop.tracking), len(shop.feeds), len(shop.publishers), len(shop.directory)]
+    assert left == [0, 0, 0, 0]
+    assert shop.tracking.next_candidate_ms() is None
+
+
 @pytest.mark.parametrize("path", ["direct", "automatic"])
 async def test_a_queue_that_was_deleted_is_not_present(broker: IdleBroker, path: str) -> None:
     """I4"""

@@ -1,0 +1,112 @@
+"""Eviction markers are cleared by exactly three paths (E4, E6)."""
+
+import pytest
+
+from tests.rpc.broker.local_broker import payloads_of, run_of
+from tests.rpc.exclusive.clients import (
+    ACTIVE,
+    EVICTED,
+    NOT_SUBSCRIBED,
+    REMOVE,
+    REMOVE_ALL,
+    RESYNC_REQUIRED,
+    resync,
+    subscribe,
+)
+from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
+from tidemark.api.broker.v1.subscription_pb2 import SubscriptionEntry
+from tidemark.clock import ManualClock
+
+
+async def test_subscribing_again_clears_the_marker_of_that_name_only(
+    broker: ExclusiveBroker, client: NewClient
+) -> None:
+    """E4."""
+    ada, bob = await client("ada"), await client("bob")
+    held = {name: await subscribe(ada, name) for name in (QUEUE, OTHER_QUEUE)}
+    for name in held:
+        await subscribe(bob, name)
+
+    await subscribe(ada, QUEUE)
+    await broker.publish(run_of(QUEUE, b"1"))
+
+    assert payloads_of(await ada.receive()) == [b"1"]
+    assert [notice.lmq_name for notice in await ada.report(held)] == [OTHER_QUEUE]
+
+
+async def test_a_resync_forgets_what_it_does_not_report_and_keeps_what_it_does(
+    broker: ExclusiveBroker,
+) -> None:
+    """E4, E7."""
+    ada, bob = await broker.session_client("ada"), await broker.session_client("bob")
+    held = {name: await subscribe(ada, name) for name in (QUEUE, OTHER_QUEUE)}
+    taken = {name: await subscribe(bob, name) for name in held}
+    await ada.until_told(2)
+
+    assert await resync(ada, {QUEUE: held[QUEUE]}) == [(EVICTED, taken[QUEUE])]
+
+    notices = await ada.until_told(3)
+    assert (notices[-1].lmq_name, notices[-1].state) == (QUEUE, EVICTED)
+    reader = broker.unary_client("ada")
+    assert (await reader.pull(QUEUE)).subscription_state == EVICTED
+    assert (await reader.pull(OTHER_QUEUE)).subscription_state == NOT_SUBSCRIBED
+
+
+async def test_a_disconnect_clears_all_markers_of_the_client(broker: ExclusiveBroker) -> None:
+    """E4."""
+    ada, bob = await broker.session_client("ada"), await broker.session_client("bob")
+    for name in (QUEUE, OTHER_QUEUE):
+        await subscribe(ada, name)
+        await subscribe(bob, name)
+    await subscribe(ada, "shared/a")
+    await broker.publish(run_of("shared/a", b"held"))
+    await ada.receive()
+    await subscribe(bob, "shared/a")
+
+    await ada.leave()
+
+    # What it held goes back after its markers went; another look would be another incarnation.
+    assert payloads_of(await bob.receive()) == [b"held"]
+    again = await broker.session_client("ada")
+    notices = await again.report({QUEUE: 1, OTHER_QUEUE: 1})
+    assert [notice.state for notice in notices] == [RESYNC_REQUIRED] * 2
+
+
+async def test_a_timeout_clears_all_markers_of_the_client(start: Start, clock: ManualClock) -> None:
+    """E4, E6: by the look at silent clients that there is anyway."""
+    broker = await start(clock, client_timeout_ms=5_000)
+    ada, bob = broker.unary_client("ada"), broker.unary_client("bob")
+    await subscribe(ada, QUEUE)
+    await subscribe(bob, QUEUE)
+    assert (await ada.pull(QUEUE)).subscription_state == EVICTED
+
+    for _ in range(7):
+        await clock.advance_ms(1_000)
+        await bob.report({})
+
+    assert (await ada.pull(QUEUE)).subscription_state == NOT_SUBSCRIBED
+    assert (await bob.pull(QUEUE)).subscription_state == ACTIVE
+
+
+@pytest.mark.parametrize("path", ["heartbeat", "pull", "remove", "publish", "another group"])
+async def test_nothing_else_clears_a_marker(broker: ExclusiveBroker, path: str) -> None:
+    """E4: exactly three paths."""
+    ada, bob = broker.unary_client("ada"), broker.unary_client("bob")
+    held = {QUEUE: await subscribe(ada, QUEUE)}
+    await subscribe(bob, QUEUE)
+
+    match path:
+        case "heartbeat":
+            await ada.report(held)
+            await ada.report({})
+        case "pull":
+            await ada.pull(QUEUE)
+        case "remove":
+            await ada.sync(REMOVE, SubscriptionEntry(lmq_name=QUEUE))
+        case "publish":
+            await broker.publish(run_of(QUEUE, b"1"), client_id="ada")
+        case _:
+            await subscribe(broker.unary_client("ada", "another"), QUEUE)
+            await broker.unary_client("ada", "another").sync(REMOVE_ALL)
+
+    assert (await ada.pull(QUEUE)).subscription_state == EVICTED

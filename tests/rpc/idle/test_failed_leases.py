@@ -1,0 +1,124 @@
+"""A lease that fails says why and leaves nothing, whoever asked for it (I2)."""
+
+import asyncio
+
+import pytest
+
+from broker_svc.cleanup import EvictionOutcome
+from tests.rpc.idle.conftest import (
+    IDLE_MS,
+    PARTITIONS,
+    QUEUE,
+    QUEUE_PARTITION,
+    TOPIC,
+    IdleBroker,
+    cleaning,
+    leases_of,
+    run_of,
+)
+from tests.rpc.idle.gated_storage import GatedLink, GatedStorage
+from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tidemark.api.storage.v1 import storage_pb2
+from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
+from tidemark.errors import TopicNotFound, Unavailable
+from tidemark.names import partition_of
+from tidemark.rpc import open_channel
+
+
+async def test_a_lease_on_a_queue_whose_topic_was_deleted_says_so_and_leaves_none(
+    broker: IdleBroker,
+) -> None:
+    """I2: the record that is left is forgotten after its window."""
+    await broker.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC))
+
+    with pytest.raises(TopicNotFound):
+        await broker.lease()
+
+    assert leases_of(broker) == 0
+    await broker.clock.advance_ms(IDLE_MS)
+    assert set(await broker.shop.cleanup.run_once()) == {EvictionOutcome.NOT_PRESENT}
+    assert len(broker.shop.tracking) == 0
+
+
+async def test_a_topic_deleted_while_its_queue_is_loaded_fails_all_who_wait(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2: those that share the load share its failure."""
+    link.requests.close()
+    asked = [asyncio.create_task(broker.lease("gone/a")) for _ in range(3)]
+    await link.requests.until_held()
+    assert leases_of(broker) == 3
+
+    link.requests.let_go()
+
+    for lease in asked:
+        with pytest.raises(TopicNotFound):
+            await lease
+    assert leases_of(broker) == 0
+
+
+async def test_a_lease_in_a_partition_that_has_not_heard_of_the_topic_brings_it_there(
+    broker: IdleBroker, gates: GatedStorage
+) -> None:
+    """I2: the broker that created the topic died before it could tell all partitions."""
+    topic = topic_pb2.Topic(name="late")
+    async with open_channel(gates.address) as channel:
+        put = storage_pb2.PutTopicRequest(topic=topic, create=True)
+        await StorageServiceStub(channel).PutTopic(put)
+
+    assert partition_of("late/b", PARTITIONS) == 1
+    assert await broker.pull("late/b") == []
+
+
+async def test_a_publish_whose_queue_cannot_be_loaded_leaves_no_lease(
+    broker: IdleBroker, gates: GatedStorage
+) -> None:
+    """I2: the broker still knows the topic; somebody else has deleted it."""
+    async with open_channel(gates.address) as channel:
+        delete = storage_pb2.DeleteTopicRequest(name=TOPIC)
+        await StorageServiceStub(channel).DeleteTopic(delete)
+
+    with pytest.raises(TopicNotFound):
+        await broker.publish(b"lost")
+
+    assert leases_of(broker) == 0
+    assert len(broker.shop.publishers) == 0
+
+
+async def test_a_publish_without_a_link_leaves_no_lease(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2"""
+    await link.break_now()
+    await broker.until_disconnected(QUEUE_PARTITION)
+
+    with pytest.raises(Unavailable):
+        await broker.publish(b"refused")
+
+    assert leases_of(broker) == 0
+    assert len(broker.shop.publishers) == 0
+
+
+async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2, I5: publishers live as long as their connection and no longer."""
+    cleanup = await cleaning(broker, link)  # so that a publisher must wait
+    session = broker.calls.Session()
+    await session.write(broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="hasty")))
+    await session.read()
+    await session.write(broker_pb2.SessionRequest(runs=[run_of(b"x")]))
+    await session.write(broker_pb2.SessionRequest(destroy_publishers=[1]))
+    await session.read()  # an error: both frames were taken
+    session.cancel()
+    while broker.service.sessions:
+        await broker.clock.sleep_ms(0)
+
+    link.answers.let_go()
+    await cleanup
+    await broker.shop.leases.create(QUEUE, (QUEUE_PARTITION,), IDLE_MS)  # behind the publisher's
+    for _ in range(100):  # turns in which the publisher's may be given back
+        await broker.clock.sleep_ms(0)
+
+    assert leases_of(broker) == 1
+    assert len(broker.shop.publishers) == 0
