@@ -11,7 +11,7 @@ import pytest
 
 from tests.rpc.broker.local_broker import in_time, run_of, until
 from tests.rpc.exclusive.clients import TRANSFERRING, Client, subscribe
-from tests.rpc.exclusive.conftest import QUEUE, ExclusiveBroker
+from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker
 from tests.rpc.idle.gated_storage import Gate
 
 
@@ -38,6 +38,8 @@ async def held_takeover(
     broker: ExclusiveBroker, client: Client, gate: Gate
 ) -> AsyncIterator["asyncio.Task[int]"]:
     """A client subscribes, and its takeover stands at the gate until the block ends."""
+    # Answered, so that nothing is under way for which the takeover would wait before the gate.
+    await broker.publish(run_of(OTHER_QUEUE, b"answered"))
     gate.close()
     subscribing = asyncio.create_task(subscribe(client, QUEUE))
     try:
