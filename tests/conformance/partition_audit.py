@@ -14,8 +14,8 @@ from storage_svc.handles import Handles
 from storage_svc.lanes import Slice
 from storage_svc.partition import Partition
 from storage_svc.queue_state import QueueState
-from tests.conformance.partition_model import PartitionModel
-from tests.conformance.queue_model import ModelGroup, Place, QueueModel
+from tests.conformance.model.partition import PartitionModel
+from tests.conformance.model.queue import ModelGroup, Place, QueueModel
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 
 Standings = dict[int, tuple[Place, int, int]]

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,38 +23,43 @@ from storage_svc import operations as op
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.operations import Result
-from storage_svc.partition import Partition, Watcher
+from storage_svc.partition import Partition
 from storage_svc.partition_time import FORWARD_JUMP_MS_MAX
 from storage_svc.reservations import Ending, Span
 from storage_svc.scanning import ScanKind
+from storage_svc.watching import Watcher
 from tests.conformance.faulty_engine import Fault, FaultyEngines
+from tests.conformance.model.partition import PartitionModel
 from tests.conformance.partition_audit import audit, compare_looks
-from tests.conformance.partition_model import PartitionModel
+from tests.conformance.partition_strategies import (
+    ALL,
+    RUN_MESSAGES_MAX,
+    TOPICS,
+    Run,
+    Settlement,
+    Wish,
+    administrations,
+    limits,
+    more,
+    queues,
+    runs,
+    settlements,
+    wishes,
+)
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock
 from tidemark.errors import CommitOutcomeUnknown
 from tidemark.receipts import Receipt
-from tidemark.topics import Subscription, Topic, TopicSettings
+from tidemark.topics import Topic
 
 T = TypeVar("T")
 
 IDENTITY = Identity("model", 0, 1)
-TOPICS = {
-    "dead": TopicSettings(),
-    "jobs": TopicSettings(dead_letter_topic="dead", max_attempts=3, visibility_timeout_ms=1000),
-    "kept": TopicSettings(retention_enabled=True),
-    "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
-}
 QUEUES = ("jobs", "jobs/a", "kept/a", "own/a")
 DAY_MS = 24 * 60 * 60 * 1000
 TURN_MS_MAX = 10_000
-NEWEST = 1
-"""Stands for the newest activity stamp that is known."""
-ALL = 10_000
-"""As many due entries as there may be."""
 
 # Bounds that a short example reaches: what lies beyond them is read again, page by page.
-RUN_MESSAGES_MAX = 20
 SMALL_BOUNDS = [
     (lanes, "LANE_RUNS_MAX", 2),
     (handles, "LANE_RUNS_MAX", 2),
@@ -67,118 +71,11 @@ SMALL_BOUNDS = [
 ]
 
 
-class Run(NamedTuple):
-    """What to publish."""
-
-    queue: str
-    messages: int
-    fairness_key: str
-    ttl_ms: int
-    delay_ms: int
-    padding: int
-    sequence: int
-    again: bool  # what was published under this sequence before
-
-
-class Wish(NamedTuple):
-    """What to ask for."""
-
-    queue: str
-    group: str
-    messages_max: int
-    bytes_max: int
-    visibility_ms: int
-    epoch: int
-
-
-class Settlement(NamedTuple):
-    """What to settle or, without an ending, to extend."""
-
-    pick: int
-    ending: Ending | None
-    cuts: list[int]
-    delay_ms: int
-    epoch: int
-
-
 class Held(NamedTuple):
     """A receipt, good or not, and how many messages it was for."""
 
     receipt: bytes
     messages: int
-
-
-queues = st.sampled_from(("first", "first", "second"))
-"""An example has one or two queues, so that operations meet."""
-groups = st.sampled_from(("g", "g", "g", "h"))
-keys = st.sampled_from(("", "", "a", "b"))
-clients = st.sampled_from("AB")
-picks = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 6, 9))
-"""Which of many: mostly the newest."""
-more = st.booleans()
-"""Whether an operation waits for others to go into the same commit."""
-runs = st.builds(
-    Run,
-    queues,
-    st.integers(1, RUN_MESSAGES_MAX),
-    keys,
-    ttl_ms=st.sampled_from((0, 0, 0, 500, 3000)),
-    delay_ms=st.sampled_from((0, 0, 0, 0, 700)),
-    padding=st.sampled_from((0, 0, 0, 30_000)),
-    sequence=st.sampled_from((0, 0, 0, 1, 2, 3, 1026)),
-    again=st.booleans(),
-)
-wishes = st.builds(
-    Wish,
-    st.sampled_from(("first", "first", "first", "second", "dead")),
-    groups,
-    messages_max=st.sampled_from((1, 3, 10, 1000)),
-    bytes_max=st.sampled_from((1, 100, 70_000, 4_000_000, 4_000_000)),
-    visibility_ms=st.sampled_from((0, 50, 2000)),
-    epoch=picks,
-)
-settlements = st.builds(
-    Settlement,
-    picks,
-    st.sampled_from(
-        (
-            Ending.ACK,
-            Ending.ACK,
-            Ending.NACK,
-            Ending.NACK,
-            Ending.RELEASE,
-            Ending.DISCONNECT,
-            Ending.DEAD_LETTER,
-            None,
-        )
-    ),
-    st.lists(st.integers(0, RUN_MESSAGES_MAX), max_size=4, unique=True).map(sorted),
-    delay_ms=st.sampled_from((0, 300)),
-    epoch=picks,
-)
-limits = st.sampled_from((1, ALL, ALL, ALL))
-starts = st.one_of(
-    st.none(),
-    st.sampled_from((op.Start(op.StartAt.EARLIEST), op.Start(op.StartAt.LATEST))),
-    st.builds(op.Start, st.sampled_from((op.StartAt.LAST, op.StartAt.OFFSET)), st.integers(1, 30)),
-)
-administrations = st.one_of(
-    st.builds(op.PlaceGroup, queues, groups, starts, st.sampled_from((0, 0, 0, 1))),
-    st.builds(op.RemoveGroup, queues, groups),
-    st.builds(op.RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
-    st.builds(op.Purge, queues),
-    st.builds(op.Unschedule, queues, st.integers(1, 4)),
-    st.builds(op.Materialize, queues, st.booleans()),
-    st.builds(op.Unmaterialize, queues, st.sampled_from((0, NEWEST))),
-    st.builds(op.TakeOwnership, queues, groups, clients, starts),
-    st.builds(op.ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
-    st.builds(op.DropOwnership, queues, groups, clients, st.integers(0, 3)),
-    st.integers(0, 3).map(
-        lambda max_attempts: op.PutTopic(
-            Topic("jobs", replace(TOPICS["jobs"], max_attempts=max_attempts)), create=False
-        )
-    ),
-)
 
 
 class StillClock(ManualClock):
@@ -376,10 +273,16 @@ class PartitionMachine(RuleBasedStateMachine):
             for operation, answer in zip(operations, answers, strict=True):
                 self._learn(answer)
                 self.model.perform(operation, answer)
+            self.model.conclude()
+            assert self.watcher.expired == self.model.expired
+            self.watcher.expired.clear()
         else:
             for operation in operations if written else ():
                 self.model.perform(operation, self._read_back(operation), lost=True)
+            if written:
+                self.model.conclude()
             self.model.reloaded()
+            assert not self.watcher.expired, "nobody knows that they have"
         self.run(audit(self.partition, self.model))
 
     async def _submit(self, operations: list[op.Operation]) -> list[Result] | None:

@@ -1,0 +1,1 @@
+"""The model of a partition; its modules bear the names of those of storage that they measure."""

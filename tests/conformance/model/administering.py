@@ -1,0 +1,83 @@
+"""Administering in the model: groups moved and removed, queues emptied and removed, topics put."""
+
+from typing import Any
+
+from storage_svc import operations as op
+from storage_svc.operations import Result
+from tests.conformance.model import delivering
+from tests.conformance.model.queue import ModelGroup, QueueModel
+from tests.conformance.model.state import PartitionState, Refused, check_owner
+from tidemark.errors import QueueNotFound
+
+
+def place_group(model: PartitionState, asked: op.PlaceGroup, answer: Any) -> Result:
+    queue = model.get_or_create(asked.lmq_name)
+    group = queue.groups.get(asked.group)
+    created = group is None
+    if group is None:
+        group = queue.add_group(asked.group)
+        model.touched.add(queue.queue_id)
+    if asked.owner_epoch:
+        check_owner(group, asked.owner_epoch)
+    revoked: tuple[int, ...] = ()
+    if asked.start is not None:
+        revoked = delivering.revoke(model, queue, group)
+        group = move(model, queue, group, asked.start)
+    cursor = min([queue.next_offset, *group.unsettled])
+    if isinstance(answer, op.GroupPlaced) and answer.cursor <= cursor:
+        cursor = answer.cursor  # storage may know less, as long as it is on the safe side
+    return op.GroupPlaced(cursor, created, revoked)
+
+
+def remove_group(model: PartitionState, asked: op.RemoveGroup, _: Result | None) -> Result:
+    queue, group = model.get_group(asked.lmq_name, asked.group)
+    queue.remove_group(group.name)
+    model.touched.add(queue.queue_id)
+    model.delete_settled(queue, list(queue.runs.values()))
+    return op.Removed(0)
+
+
+def move(
+    model: PartitionState, queue: QueueModel, group: ModelGroup, start: op.Start
+) -> ModelGroup:
+    base = {
+        op.StartAt.EARLIEST: 0,
+        op.StartAt.LATEST: queue.next_offset,
+        op.StartAt.LAST: max(0, queue.next_offset - start.number),
+        op.StartAt.OFFSET: min(queue.next_offset, start.number),
+    }[start.at]
+    queue.remove_group(group.name)
+    moved = queue.add_group(group.name, base)
+    moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
+    moved.waits = group.waits
+    model.touched.add(queue.queue_id)
+    model.delete_settled(queue, list(queue.runs.values()))
+    return moved
+
+
+def remove_queue(model: PartitionState, asked: op.RemoveQueue, _: Result | None) -> Result:
+    queue = model.get(asked.lmq_name)
+    if asked.expected_queue_id not in (0, queue.queue_id):
+        raise Refused(QueueNotFound)
+    del model.queues[asked.lmq_name]
+    messages = sum(run.messages for run in queue.runs.values())
+    messages += sum(run.messages for _, run in queue.scheduled.values())
+    return op.Removed(messages, sum(run.body_bytes for run in queue.runs.values()))
+
+
+def purge(model: PartitionState, asked: op.Purge, _: Result | None) -> Result:
+    queue = model.get(asked.lmq_name)
+    held = [run for run in queue.runs.values() if queue.is_held(run)]
+    free = [run for run in queue.runs.values() if not queue.is_held(run)]
+    for run in free:
+        queue.delete_run(run)
+        model.touched.add(queue.queue_id)
+    messages = sum(run.messages for run in free)
+    model.count_deleted(queue, messages)
+    skipped = sum(run.messages for run in held)
+    return op.Removed(messages, sum(run.body_bytes for run in free), skipped)
+
+
+def put_topic(model: PartitionState, asked: op.PutTopic, answer: Result | None) -> Result | None:
+    model.topics[asked.topic.name] = asked.topic.settings
+    return answer

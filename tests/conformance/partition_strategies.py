@@ -1,0 +1,134 @@
+"""What a random example may ask of a partition: which values are drawn, and how often.
+
+An example is short, so the values are few and meet often. Queues and receipts are drawn by the part
+they play; the machine that follows an example knows which are meant.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from storage_svc import operations as op
+from storage_svc.reservations import Ending
+from tidemark.topics import Subscription, Topic, TopicSettings
+
+TOPICS = {
+    "dead": TopicSettings(),
+    "jobs": TopicSettings(dead_letter_topic="dead", max_attempts=3, visibility_timeout_ms=1000),
+    "kept": TopicSettings(retention_enabled=True),
+    "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
+}
+NEWEST = 1
+"""Stands for the newest activity stamp that is known."""
+RUN_MESSAGES_MAX = 20
+"""A bound that a short example reaches."""
+ALL = 10_000
+"""As many due entries as there may be."""
+
+
+class Run(NamedTuple):
+    """What to publish."""
+
+    queue: str
+    messages: int
+    fairness_key: str
+    ttl_ms: int
+    delay_ms: int
+    padding: int
+    sequence: int
+    again: bool  # what was published under this sequence before
+
+
+class Wish(NamedTuple):
+    """What to ask for."""
+
+    queue: str
+    group: str
+    messages_max: int
+    bytes_max: int
+    visibility_ms: int
+    epoch: int
+
+
+class Settlement(NamedTuple):
+    """What to settle or, without an ending, to extend."""
+
+    pick: int
+    ending: Ending | None
+    cuts: list[int]
+    delay_ms: int
+    epoch: int
+
+
+queues = st.sampled_from(("first", "first", "second"))
+"""An example has one or two queues, so that operations meet."""
+groups = st.sampled_from(("g", "g", "g", "h"))
+keys = st.sampled_from(("", "", "a", "b"))
+clients = st.sampled_from("AB")
+picks = st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 6, 9))
+"""Which of many: mostly the newest."""
+more = st.booleans()
+"""Whether an operation waits for others to go into the same commit."""
+runs = st.builds(
+    Run,
+    queues,
+    st.integers(1, RUN_MESSAGES_MAX),
+    keys,
+    ttl_ms=st.sampled_from((0, 0, 0, 500, 3000)),
+    delay_ms=st.sampled_from((0, 0, 0, 0, 700)),
+    padding=st.sampled_from((0, 0, 0, 30_000)),
+    sequence=st.sampled_from((0, 0, 0, 1, 2, 3, 1026)),
+    again=st.booleans(),
+)
+wishes = st.builds(
+    Wish,
+    st.sampled_from(("first", "first", "first", "second", "dead")),
+    groups,
+    messages_max=st.sampled_from((1, 3, 10, 1000)),
+    bytes_max=st.sampled_from((1, 100, 70_000, 4_000_000, 4_000_000)),
+    visibility_ms=st.sampled_from((0, 50, 2000)),
+    epoch=picks,
+)
+settlements = st.builds(
+    Settlement,
+    picks,
+    st.sampled_from(
+        (
+            Ending.ACK,
+            Ending.ACK,
+            Ending.NACK,
+            Ending.NACK,
+            Ending.RELEASE,
+            Ending.DISCONNECT,
+            Ending.DEAD_LETTER,
+            None,
+        )
+    ),
+    st.lists(st.integers(0, RUN_MESSAGES_MAX), max_size=4, unique=True).map(sorted),
+    delay_ms=st.sampled_from((0, 300)),
+    epoch=picks,
+)
+limits = st.sampled_from((1, ALL, ALL, ALL))
+starts = st.one_of(
+    st.none(),
+    st.sampled_from((op.Start(op.StartAt.EARLIEST), op.Start(op.StartAt.LATEST))),
+    st.builds(op.Start, st.sampled_from((op.StartAt.LAST, op.StartAt.OFFSET)), st.integers(1, 30)),
+)
+administrations = st.one_of(
+    st.builds(op.PlaceGroup, queues, groups, starts, st.sampled_from((0, 0, 0, 1))),
+    st.builds(op.RemoveGroup, queues, groups),
+    st.builds(op.RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
+    st.builds(op.Purge, queues),
+    st.builds(op.Unschedule, queues, st.integers(1, 4)),
+    st.builds(op.Materialize, queues, st.booleans()),
+    st.builds(op.Unmaterialize, queues, st.sampled_from((0, NEWEST))),
+    st.builds(op.TakeOwnership, queues, groups, clients, starts),
+    st.builds(op.ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
+    st.builds(op.DropOwnership, queues, groups, clients, st.integers(0, 3)),
+    st.integers(0, 3).map(
+        lambda max_attempts: op.PutTopic(
+            Topic("jobs", replace(TOPICS["jobs"], max_attempts=max_attempts)), create=False
+        )
+    ),
+)
