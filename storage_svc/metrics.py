@@ -62,7 +62,7 @@ def offer(partitions: Collection[Partition]) -> None:
     of_partition(
         "tidemark.storage.disk_free",
         "Room on the disk of the partition",
-        lambda partition: partition.disk_free_bytes,
+        lambda partition: partition.disk.free_bytes,
         unit="By",
     )
     of_memory(

@@ -14,17 +14,15 @@ from dataclasses import dataclass
 
 from storage_svc import delivering, ledger, spans
 from storage_svc.deadlines import Deadlines
+from storage_svc.disk_watch import DiskWatch
 from storage_svc.dispatch import HANDLERS
-from storage_svc.engines.engine import Engine, Engines, Identity, Reader, Table
-from storage_svc.engines.keys import read_u64, successor
-from storage_svc.handles import Handles
+from storage_svc.engines.engine import Engines, Identity, Reader, Table
 from storage_svc.health import FaultReason, Health
 from storage_svc.journal import BatchJournal
 from storage_svc.lifecycle_watch import NEVER_SILENT, LifecycleWatch, Silence
+from storage_svc.opening import open_memory
 from storage_svc.operations import Append, ExpireDue, KeepHouse, Operation, Result
 from storage_svc.partition_time import PartitionTime
-from storage_svc.producers import Producers
-from storage_svc.topics import Topics
 from storage_svc.unit import Memory, Unit
 from storage_svc.watching import Watcher
 from tidemark.clock import Clock
@@ -45,7 +43,6 @@ COMMIT_BYTES_MAX = 8 * 1024 * 1024
 HOUSEKEEPING_MS = 1000
 _REOPEN_MS_MIN = 100
 _REOPEN_MS_MAX = 10_000
-_PAGE_ROWS = 10_000
 
 _log = logging.getLogger(__name__)
 _commit_seconds = seconds("tidemark.storage.commit.duration", "From applying to durable")
@@ -92,11 +89,9 @@ class Partition:
         self._engines = engines
         self._clock = clock
         self._await_sweep = await_sweep
-        self._disk_free_bytes_min = disk_free_bytes_min
-        self._disk_full = False
-        self.disk_free_bytes = 0
+        self.disk = DiskWatch(self.number, disk_free_bytes_min)
         self.overdue_ms = 0
-        """How long the earliest deadline was past. Both as they were when last looked at."""
+        """How long the earliest deadline was past when last looked at."""
         self._memory: Memory | None = None
         self._deadlines = Deadlines()
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
@@ -300,7 +295,7 @@ class Partition:
             self.number,
             self.identity.partitions,
             now_ms,
-            self._disk_full,
+            self.disk.full,
             self.health.refusal(self.number),
             self._time_refusal(),
         )
@@ -390,32 +385,14 @@ class Partition:
             return
 
     async def _load(self) -> None:
-        """Read what every operation may need: counters, claim, topics, deadlines. No queue."""
-        engine = await self._engines.open(self.identity)
-        try:
-            counters, claim = await ledger.load(engine)
-            topics = Topics()
-            await topics.load(engine)
-            self._deadlines = Deadlines()
-            for table in (Table.DEADLINES, Table.DELAYS):
-                await self._read_deadlines(engine, table)
-        except BaseException:
-            await engine.close()
-            raise
-        handles = Handles(engine, topics, counters)
+        memory, self._deadlines = await open_memory(self._engines, self.identity)
+        self._memory = memory
         self.health.openings += 1
-        self._memory = Memory(engine, counters, claim, topics, handles, Producers(engine))
-        committed_ms, suspicious = max(counters.time_ms, self.now_ms()), self._time.suspicious
+        committed_ms = max(memory.counters.time_ms, self.now_ms())
+        suspicious = self._time.suspicious
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
         self._time.suspicious = suspicious
-        self._check_disk()
-
-    async def _read_deadlines(self, engine: Engine, table: Table) -> None:
-        start = b""
-        while page := await engine.scan(table, start, None, limit=_PAGE_ROWS):
-            for key, _ in page:
-                self._deadlines.add(read_u64(key))
-            start = successor(page[-1][0])
+        self.disk.look(memory.engine.usage())
 
     # --- housekeeping --------------------------------------------------------------------------
 
@@ -428,24 +405,13 @@ class Partition:
         """Look at the disk and for lifecycle, unload idle queues, forget old producers."""
         if self._memory is None:
             return
-        self._check_disk()
+        self.disk.look(self._memory.engine.usage())
         earliest_ms = self._deadlines.earliest_ms()
         self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
         if self.lifecycle.listen(self.health, self.now_ms(), self._clock.monotonic_ms()):
             self._tell_health()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
             await self.submit([KeepHouse()])
-
-    def _check_disk(self) -> None:
-        usage = self.memory.engine.usage()
-        self.disk_free_bytes = usage.disk_free_bytes
-        full = usage.disk_free_bytes < self._disk_free_bytes_min
-        if full != self._disk_full:
-            _log.warning(
-                "the disk is past its watermark" if full else "the disk has room again",
-                extra={"partition": self.number, "free_bytes": usage.disk_free_bytes},
-            )
-        self._disk_full = full
 
     def _tell_health(self) -> None:
         for watcher in self._watchers:

@@ -1,0 +1,30 @@
+"""The disk watch: whether the disk of a partition has room for what is new.
+
+Past its watermark nothing new is stored; settling and deleting go on, and make room.
+"""
+
+import logging
+
+from storage_svc.engines.engine import Usage
+
+_log = logging.getLogger(__name__)
+
+
+class DiskWatch:
+    """How the disk was when last looked at."""
+
+    def __init__(self, partition: int, free_bytes_min: int) -> None:
+        self._partition = partition
+        self._free_bytes_min = free_bytes_min
+        self.free_bytes = 0
+        self.full = False
+
+    def look(self, usage: Usage) -> None:
+        self.free_bytes = usage.disk_free_bytes
+        full = self.free_bytes < self._free_bytes_min
+        if full != self.full:
+            _log.warning(
+                "the disk is past its watermark" if full else "the disk has room again",
+                extra={"partition": self._partition, "free_bytes": self.free_bytes},
+            )
+        self.full = full
