@@ -4,13 +4,13 @@ Pure. A lite queue lives in one partition; a plain queue of a topic with several
 that many, beginning with its own.
 """
 
-from tidemark.names import LmqName, partition_of
+from tidemark.names import is_lite, partition_of
 from tidemark.topics import Topic
 
 
 def partitions_of(lmq_name: str, topic: Topic, cluster_partitions: int) -> tuple[int, ...]:
     first = partition_of(lmq_name, cluster_partitions)
-    if LmqName.parse(lmq_name).lite is not None:
+    if is_lite(lmq_name):
         return (first,)
     spanned = min(topic.settings.partitions, cluster_partitions)
     return tuple((first + step) % cluster_partitions for step in range(spanned))

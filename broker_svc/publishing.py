@@ -30,7 +30,7 @@ from tidemark.errors import (
     TopicVersionMismatch,
     Unavailable,
 )
-from tidemark.names import LmqName, validate_fairness_key, validate_producer_id
+from tidemark.names import LmqName, topic_of, validate_fairness_key, validate_producer_id
 from tidemark.rpc.statuses import from_status, to_status
 from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages
@@ -137,7 +137,7 @@ class Publishing:
     async def _open_and_send(self, lmq_name: str, cache: PublisherCache) -> None:
         try:
             publisher = await self.open(lmq_name, cache)
-            topic = await self._topics.get(LmqName.parse(lmq_name).topic)
+            topic = await self._topics.get(topic_of(lmq_name))
         except TidemarkError as error:
             for run, _, done in cache.opening.pop(lmq_name):
                 done(_refused(run, error))
@@ -204,7 +204,7 @@ class Publishing:
     async def _repeat(self, attempt: "_Attempt", partition: int) -> None:
         """The partition had not heard of the topic, or of its newest version."""
         try:
-            topic = await self._topics.renew(LmqName.parse(attempt.run.lmq_name).topic)
+            topic = await self._topics.renew(topic_of(attempt.run.lmq_name))
             await self._topics.bring(partition, topic)
             self._append(attempt, topic, again=False)
         except TidemarkError as error:

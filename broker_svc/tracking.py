@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from broker_svc.partition_link import Answer
-from tidemark.names import LmqName
+from tidemark.names import topic_of
 from tidemark.topics import Topic
 
 QueueKey = tuple[int, str]
@@ -118,7 +118,7 @@ class Tracking:
     def topic_changed(self, topic: Topic) -> None:
         """Queues of a topic obey its new idle window, also those that wait for theirs to end."""
         for queue in self._queues.values():
-            if LmqName.parse(queue.lmq_name).topic == topic.name:
+            if topic_of(queue.lmq_name) == topic.name:
                 queue.idle_after_ms = topic.settings.idle_after_ms
                 if not queue.leases:
                     self.watch(queue, queue.idle_since_ms + queue.idle_after_ms)

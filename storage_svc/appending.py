@@ -29,7 +29,7 @@ from tidemark.errors import (
     RunNotScheduled,
     TopicVersionMismatch,
 )
-from tidemark.names import LmqName
+from tidemark.names import topic_of
 from tidemark.topics import Topic
 
 _SCHEDULED = Struct(">QIQQ")  # queue, messages, publish time, dead deadline
@@ -39,7 +39,7 @@ async def append(unit: Unit, operation: Append) -> Appended:
     """Store a run, or answer a repeat with the first answer."""
     if unit.publishes_refused is not None:
         raise unit.publishes_refused
-    topic = unit.memory.topics.get(LmqName.parse(operation.lmq_name).topic)
+    topic = unit.memory.topics.get(topic_of(operation.lmq_name))
     if operation.topic_version > topic.version:
         raise TopicVersionMismatch(
             f"version {operation.topic_version} of topic {topic.name} has not arrived here",

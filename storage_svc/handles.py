@@ -21,7 +21,7 @@ from storage_svc.queue_state import QueueRecord, QueueState, Rules
 from storage_svc.topics import Topics
 from tidemark.errors import QueueNotFound
 from tidemark.limits import RUN_MESSAGES_MAX
-from tidemark.names import LmqName
+from tidemark.names import topic_of
 from tidemark.telemetry import counter
 from tidemark.topics import Topic
 
@@ -163,7 +163,7 @@ class Handles:
     def topic_changed(self, topic: Topic) -> None:
         """Loaded queues obey the new settings from now on."""
         for lmq_name, handle in self._by_name.items():
-            if LmqName.parse(lmq_name).topic == topic.name:
+            if topic_of(lmq_name) == topic.name:
                 handle.topic = topic
                 handle.state.rules = rules_of(topic)
                 for group in handle.state.groups.values():
@@ -299,12 +299,12 @@ class Handles:
 
     def _topic_of(self, lmq_name: str) -> Topic:
         """A queue may outlive its topic until somebody deletes it: it obeys the defaults then."""
-        name = LmqName.parse(lmq_name).topic
+        name = topic_of(lmq_name)
         return self._topics.find(name) or Topic(name)
 
     def _create(self, lmq_name: str, journal: BatchJournal) -> Handle:
         now_ms = journal.now_ms
-        topic = self._topics.get(LmqName.parse(lmq_name).topic)
+        topic = self._topics.get(topic_of(lmq_name))
         self._counters.queue_id += 1
         self._counters.queues += 1
         record = QueueRecord(self._counters.queue_id, lmq_name, now_ms, now_ms)

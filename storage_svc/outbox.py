@@ -25,7 +25,7 @@ from storage_svc.operations import (
 )
 from storage_svc.unit import Unit
 from tidemark.errors import DiskFull, Unavailable
-from tidemark.names import LmqName, partition_of
+from tidemark.names import partition_of, topic_of
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
@@ -153,7 +153,7 @@ async def append_from(unit: Unit, operation: AppendFromOutbox) -> Acted:
         raise unit.publishes_refused
     if unit.disk_full:
         raise DiskFull("the disk is past its watermark: nothing new is stored")
-    topic = unit.memory.topics.get(LmqName.parse(entry.destination_lmq_name).topic)
+    topic = unit.memory.topics.get(topic_of(entry.destination_lmq_name))
     handle = await appending.room_for(
         unit, topic, entry.destination_lmq_name, entry.messages, entry.body
     )

@@ -16,7 +16,7 @@ from storage_svc.reservations import Span
 from storage_svc.sweeping import waiting_spans
 from storage_svc.unit import Unit
 from tidemark.errors import InvalidArgument, InvalidName
-from tidemark.names import LmqName
+from tidemark.names import topic_of
 from tidemark.telemetry import counter
 
 RUNS_MAX = 200
@@ -80,7 +80,7 @@ def _source(unit: Unit, headers: Mapping[str, str]) -> str | None:
     """The queue that the messages came from; None if it cannot take them back."""
     name = headers.get(outbox.HEADER_QUEUE, "")
     try:
-        topic = LmqName.parse(name).topic
+        topic = topic_of(name)
     except InvalidName:
         return None
     return None if unit.memory.topics.find(topic) is None else name

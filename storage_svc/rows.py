@@ -22,7 +22,6 @@ from storage_svc.group_state import Group
 from storage_svc.lanes import Lane, Run, Slice
 from storage_svc.queue_state import QueueRecord, Returned
 from storage_svc.reservations import Ending, Reservation
-from tidemark.names import LmqName
 
 _QUEUE = Struct(">QQQQQQQ???")
 _RUN = Struct(">IQQQ")
@@ -36,8 +35,8 @@ _DONE = Struct(">QQB")
 
 
 def catalog_key(lmq_name: str) -> bytes:
-    name = LmqName.parse(lmq_name)
-    return text(name.topic.encode()) + text((name.lite or "").encode())
+    topic, _, lite = lmq_name.partition("/")
+    return text(topic.encode()) + text(lite.encode())
 
 
 def topic_range(topic: str, lite_prefix: str = "") -> tuple[bytes, bytes]:

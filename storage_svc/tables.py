@@ -19,7 +19,7 @@ from storage_svc.partition import Partition
 from storage_svc.queue_state import QueueRecord, QueueState
 from tidemark.clock import Clock
 from tidemark.errors import InvalidArgument, QueueNotFound
-from tidemark.names import LmqName
+from tidemark.names import topic_of
 
 SLICE_NS_MAX = 2_000_000
 """How long a scan may work before it lets others run."""
@@ -198,7 +198,7 @@ async def _queues(
 
 
 def _head(partition: Partition, record: QueueRecord) -> _Row:
-    topic = LmqName.parse(record.lmq_name).topic
+    topic = topic_of(record.lmq_name)
     return partition.number, topic, record.lmq_name, record.queue_id
 
 

@@ -1,5 +1,8 @@
-"""What a broker hears on its exchange: health, ready queues, the next deadline."""
+"""What a broker hears on its exchange: health, ready queues, what expired, the next deadline."""
 
+from typing import Any
+
+from storage_svc.deadlines import BUCKET_MS
 from tests.rpc.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -9,7 +12,7 @@ from tests.rpc.storage_client import (
     settle,
 )
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING
-from tidemark.api.storage.v1.exchange_pb2 import ExpireDue
+from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, ExpireDue
 from tidemark.clock import ManualClock
 
 
@@ -98,3 +101,30 @@ async def test_reservations_keep_running_over_a_restart_and_those_that_ran_out_e
         await after.ask(operation(expire_due=ExpireDue()))
         assert await after.expired.get() == short.slices[0].reservation_id
         assert (await after.ask(settle(long.slices[0].receipt))).messages == 1
+
+
+async def test_a_reservation_is_told_before_its_expiry_however_late_the_broker_reads(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """V6: told the other way round, its tag would be issued after it was dropped, and stay."""
+    hand_outs = 6
+    slow: Any = storage.storage.Exchange()
+    epoch = (await storage.info()).broker_epoch
+    await slow.write(ExchangeRequest(bind=Bind(partition=0, broker_epoch=epoch)))
+    for _ in range(hand_outs):  # more than two frames can carry
+        hand_out = [append("jobs", bytes(3_000_000)), reserve("jobs", visibility_ms=50)]
+        await slow.write(ExchangeRequest(operations=hand_out))
+    while (await storage.info()).reservations < hand_outs:
+        pass
+    await clock.advance_ms(50 + BUCKET_MS)
+    await exchange.ask(append("jobs/other", b"x"))
+
+    handed_out: set[int] = set()
+    expired: set[int] = set()
+    while len(expired) < hand_outs:
+        frame = await slow.read()
+        slices = [each for result in frame.results for each in result.reserve.slices]
+        handed_out.update(each.reservation_id for each in slices)
+        expired.update(frame.expired_reservation_ids)
+        assert expired <= handed_out
+    slow.cancel()
