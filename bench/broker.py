@@ -16,6 +16,7 @@ from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, MessageBatch, Publ
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.client.session import Consumer, Session, open_session
 from tidemark.client.wire import receipt_of
+from tidemark.errors import Unavailable
 from tidemark.local_cluster import SERVICES, LocalCluster
 from tidemark.rpc import open_channel
 
@@ -115,6 +116,7 @@ class Stopwatch:
 
 
 async def _keep_alive(session: Session) -> None:
-    while session.ended is None:
-        await asyncio.sleep(_HEARTBEAT_S)
-        session.heartbeat()
+    with suppress(Unavailable):  # it is being closed, and needs none any more
+        while session.ended is None:
+            await asyncio.sleep(_HEARTBEAT_S)
+            session.heartbeat()
