@@ -115,7 +115,7 @@ def build_workshop(
         leases=leases,
         cleanup=Cleanup(links, tracking, clock),
         publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
-        publishing=Publishing(links, topics, leases, clock),
+        publishing=Publishing(links, topics, leases, feeds, clock),
         directory=directory,
         settling=Settling(links, directory),
         feeds=feeds,

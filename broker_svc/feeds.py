@@ -1,9 +1,11 @@
 """Feeds: from queues with ready messages to consumers with credit, driven by demand alone.
 
 A feed is one (partition, queue, group). It is ready until a reserve comes back short, and again
-when storage says so. A consumer reserves from its ready feeds for as long as it has credit and its
-connection has room; both are spent before the reserve, and what was not needed is given back, so
-that nobody gets more than it asked for or can take. Nothing here waits on a timer.
+when storage says so, or when a run for its queue leaves: then a reserve follows in the same frame,
+and one commit both stores the run and hands it out. A consumer reserves from its ready feeds for as
+long as it has credit and its connection has room; both are spent before the reserve, and what was
+not needed is given back, so that nobody gets more than it asked for or can take. Nothing here waits
+on a timer.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from typing import Final, NamedTuple
 
 from broker_svc.leases import Lease
 from broker_svc.partition_link import Answer, PartitionLink
-from broker_svc.tracking import TrackedQueue
+from broker_svc.tracking import QueueKey, TrackedQueue
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, QueueNotFound, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX
@@ -87,7 +89,7 @@ class Feed:
         self.reserve_bytes = RESERVE_BYTES_MIN
         """What the next reserve asks for: little, until the queue has shown that it has more."""
         self.wakeups = 0
-        """Counts what storage said: an answer computed before a wake-up must not undo it."""
+        """Counts reasons to ask again: an answer computed before one must not undo it."""
         self.owner_epoch = 0
         """Stamped on every reserve of an exclusive queue; 0 on a shared one."""
         self.paused = False
@@ -138,6 +140,10 @@ class Feeds:
     def __init__(self, links: Mapping[int, PartitionLink]) -> None:
         self._links = links
         self._feeds: dict[FeedKey, Feed] = {}
+        self._by_queue: dict[QueueKey, dict[str, Feed]] = {}
+        """The feeds of each queue, by group."""
+        self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
+        """Feeds that get something with the next frame of a partition, and do not ask in it yet."""
         self.delivered = Tally()
         """Messages that were handed to consumers."""
         self.fenced: Callable[[FeedKey, int], None] = lambda _key, _epoch: None
@@ -154,9 +160,7 @@ class Feeds:
         consumer.leases[lmq_name] = lease
         for queue in lease.queues:
             key = (queue.partition, lmq_name, consumer.group)
-            feed = self._feeds.get(key)
-            if feed is None:
-                feed = self._feeds[key] = Feed(queue, consumer.group)
+            feed = self._feeds.get(key) or self._add(Feed(queue, consumer.group))
             feed.consumers.append(consumer)
             feed.owner_epoch = owner_epoch
             feed.ready = True
@@ -196,7 +200,7 @@ class Feeds:
             feed.consumers.remove(consumer)
             consumer.ready_feeds.pop(key, None)
             if not feed.consumers:
-                del self._feeds[key]
+                self._remove(feed)
             elif feed.ready:
                 self._offer(feed)
         lease.release()
@@ -206,10 +210,33 @@ class Feeds:
         for lmq_name in list(consumer.leases):
             self.unsubscribe(consumer, lmq_name)
 
+    def _add(self, feed: Feed) -> Feed:
+        self._feeds[feed.key] = feed
+        self._by_queue.setdefault(feed.queue.key, {})[feed.group] = feed
+        return feed
+
+    def _remove(self, feed: Feed) -> None:
+        del self._feeds[feed.key]
+        groups = self._by_queue[feed.queue.key]
+        del groups[feed.group]
+        if not groups:
+            del self._by_queue[feed.queue.key]
+
     # --- what happens --------------------------------------------------------------------------
 
+    def messages_coming(self, queue: QueueKey) -> None:
+        """A run for the queue goes to storage with the next frame."""
+        for feed in self._by_queue.get(queue, {}).values():
+            self._coming[feed.partition][feed.key] = None
+
+    def frame_leaves(self, partition: int) -> None:
+        """Whoever waits for what the frame carries asks for it at its end, once for all of it."""
+        coming, self._coming[partition] = self._coming[partition], {}
+        for key in coming:
+            self.queue_ready(key)
+
     def queue_ready(self, key: FeedKey) -> None:
-        """Storage has messages again."""
+        """Storage has messages again, or will have when it gets to what is asked now."""
         feed = self._feeds.get(key)
         if feed is not None:
             feed.ready = True
@@ -218,8 +245,8 @@ class Feeds:
 
     def queue_forgotten(self, lmq_name: str) -> None:
         """A queue or a group was deleted under its consumers: they ask for it anew."""
-        for feed in list(self._feeds.values()):
-            if feed.lmq_name == lmq_name:
+        for partition in self._links:
+            for feed in list(self._by_queue.get((partition, lmq_name), {}).values()):
                 self.queue_ready(feed.key)
 
     def link_up(self, partition: int) -> None:
@@ -246,6 +273,7 @@ class Feeds:
             consumer.reserving += 1
             consumer.quiet.clear()
             answer = link.send(_reserve_operation(consumer, feed, messages, bytes_max))
+            self._coming[feed.partition].pop(feed.key, None)
             asked = _Asked(messages, feed.reserve_bytes, feed.wakeups)
             answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
 

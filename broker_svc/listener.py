@@ -22,6 +22,9 @@ class LinkListener:
     directory: DeliveryDirectory
     timers: Mapping[int, ExpiryTimer]
 
+    def frame_leaves(self, partition: int) -> None:
+        self.feeds.frame_leaves(partition)
+
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None:
         self.feeds.queue_ready((partition, lmq_name, group))
 

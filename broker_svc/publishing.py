@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from opentelemetry.trace import Span
 
+from broker_svc.feeds import Feeds
 from broker_svc.leases import Leases
 from broker_svc.partition_link import Answer, PartitionLink, refusal_of
 from broker_svc.placement import partitions_of
@@ -62,11 +63,13 @@ class Publishing:
         links: Mapping[int, PartitionLink],
         topics: TopicCache,
         leases: Leases,
+        feeds: Feeds,
         clock: Clock,
     ) -> None:
         self._links = links
         self._topics = topics
         self._leases = leases
+        self._feeds = feeds
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
@@ -176,6 +179,8 @@ class Publishing:
             append.sequence = run.sequence
         attempt.publisher.unanswered += 1
         link.send(operation).add_done_callback(partial(self._answered, attempt, link, again))
+        if not run.delay_ms:
+            self._feeds.messages_coming((link.partition, run.lmq_name))
 
     def _answered(
         self, attempt: "_Attempt", link: PartitionLink, again: bool, answer: Answer

@@ -55,6 +55,7 @@ async def reserve(unit: Unit, operation: Reserve) -> Reserved:
     if group is None:
         group = await new_group(unit, handle, operation.group, 0)
     state.check_owner(group, operation.owner_epoch)
+    unit.journal.asked(state.record, group)
     taken, too_large = await _take(unit, handle, group, operation)
     visibility_ms = operation.visibility_ms or handle.topic.settings.visibility_timeout_ms
     counters = unit.memory.counters

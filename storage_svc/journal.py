@@ -222,3 +222,7 @@ class BatchJournal:
 
     def ready(self, record: QueueRecord, group: Group) -> None:
         self.ready_queues[record.lmq_name, group.name] = None
+
+    def asked(self, record: QueueRecord, group: Group) -> None:
+        """Whoever waited asks in the commit that has something for it: there is nothing to tell."""
+        self.ready_queues.pop((record.lmq_name, group.name), None)

@@ -42,6 +42,22 @@ async def test_a_queue_is_announced_once_after_a_reserve_came_back_short(
     assert await exchange.ready.get() == ("jobs/last", "default")
 
 
+async def test_who_asks_in_the_commit_that_has_something_gets_it_and_is_told_of_nothing(
+    exchange: ExchangeClient,
+) -> None:
+    await exchange.ask(append("jobs", b"1"))
+    await exchange.ask(reserve("jobs"))
+    assert not (await exchange.ask(reserve("jobs"))).slices
+
+    _, got = await exchange.ask_all(append("jobs", b"2"), reserve("jobs"))
+    await exchange.ask(append("jobs/other", b"answered after any event"))
+
+    assert [each.count for each in got.slices] == [1]
+    assert exchange.ready.empty()
+    await exchange.ask(append("jobs", b"3"))
+    assert await exchange.ready.get() == ("jobs", "default")
+
+
 async def test_waiting_consumers_hear_of_an_expiry_after_it_is_committed(
     exchange: ExchangeClient, clock: ManualClock
 ) -> None:

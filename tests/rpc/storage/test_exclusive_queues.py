@@ -200,3 +200,19 @@ async def test_two_takeovers_in_one_frame_end_with_one_owner(exclusive: Exclusiv
     assert second.epoch > first.epoch
     assert (await exchange.ask(confirm("client-b", second.epoch))).matched
     assert not (await exchange.ask(confirm("client-a", first.epoch))).matched
+
+
+async def test_who_asks_and_is_refused_does_not_keep_the_news_from_the_owner(
+    exclusive: Exclusive,
+) -> None:
+    """E9: a client that was fenced asks in the commit that has something, and gets nothing."""
+    _, exchange = exclusive
+    owner = await exchange.ask(take("bob"))
+    assert not (await exchange.ask(reserve("own/a", owner_epoch=owner.epoch))).slices
+
+    _, refused = await exchange.ask_all(
+        append("own/a", b"1"), reserve("own/a", owner_epoch=owner.epoch + 1)
+    )
+
+    assert isinstance(refused, errors.Fenced)
+    assert await exchange.ready.get() == ("own/a", "default")
