@@ -9,45 +9,23 @@ on a timer.
 """
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from broker_svc.consumers import RESERVE_BYTES_MAX, Consumer, Feed, FeedKey, Slices
 from broker_svc.leases import Lease
 from broker_svc.partition_link import Answer, PartitionLink
-from broker_svc.tracking import QueueKey, TrackedQueue
+from broker_svc.tracking import QueueKey
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, QueueNotFound, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import Tally, counter
 
-FeedKey = tuple[int, str, str]
-"""Partition, lmq_name, group."""
-
-RESERVE_BYTES_MAX: Final = 1024 * 1024
-RESERVE_BYTES_MIN: Final = 16 * 1024
-"""What a reserve asks of a queue that is not known: many of them fit the room of a connection."""
-
 _discarded = counter(
     "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
 )
-
-
-class Room:
-    """Bytes that a connection can still take: unsent and on their way both count."""
-
-    __slots__ = ("bytes_max", "taken_bytes")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.taken_bytes = 0
-
-    @property
-    def left_bytes(self) -> int:
-        """What may still be reserved; none left: the connection must be read from first."""
-        return self.bytes_max - self.taken_bytes
 
 
 class _Asked(NamedTuple):
@@ -58,90 +36,14 @@ class _Asked(NamedTuple):
     wakeups: int
 
 
-Slices = Sequence[exchange_pb2.ReservedSlice]
-Deliver = Callable[["Consumer", "Feed", Slices], None]
-
-
-class Feed:
-    """One queue of one group in one partition, as its consumers see it."""
-
-    __slots__ = (
-        "consumers",
-        "group",
-        "lmq_name",
-        "owner_epoch",
-        "partition",
-        "paused",
-        "queue",
-        "ready",
-        "reserve_bytes",
-        "wakeups",
-    )
-
-    def __init__(self, queue: TrackedQueue, group: str) -> None:
-        self.queue = queue
-        self.partition = queue.partition
-        self.lmq_name = queue.lmq_name
-        self.group = group
-        self.consumers: deque[Consumer] = deque()
-        self.ready = True
-        """Whether a reserve may find something."""
-        self.reserve_bytes = RESERVE_BYTES_MIN
-        """What the next reserve asks for: little, until the queue has shown that it has more."""
-        self.wakeups = 0
-        """Counts reasons to ask again: an answer computed before one must not undo it."""
-        self.owner_epoch = 0
-        """Stamped on every reserve of an exclusive queue; 0 on a shared one."""
-        self.paused = False
-        """Whether ownership is on its way to another client: nothing is delivered meanwhile."""
-
-    @property
-    def key(self) -> FeedKey:
-        return self.partition, self.lmq_name, self.group
-
-    def learn(self, body_bytes: int, *, more: bool) -> None:
-        """From what a reserve has brought, how much the next one may bring."""
-        wanted_bytes = RESERVE_BYTES_MAX if more else max(2 * body_bytes, self.reserve_bytes // 2)
-        self.reserve_bytes = min(max(wanted_bytes, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
-
-
-class Consumer:
-    """Somebody who wants messages: a credit, and the feeds it draws from."""
-
-    def __init__(
-        self,
-        consumer_id: int,
-        group: str,
-        session_id: int,
-        visibility_ms: int,
-        deliver: Deliver,
-        room: Room,
-    ) -> None:
-        self.consumer_id = consumer_id
-        self.group = group
-        self.session_id = session_id
-        self.visibility_ms = visibility_ms
-        self.credit = 0
-        self.closed = False
-        self.leases: dict[str, Lease] = {}
-        """The activity lease of each subscribed queue."""
-        self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
-        self.deliver = deliver
-        self.room = room
-        self.reserving = 0
-        self.quiet = asyncio.Event()
-        """Set while no reserve is under way."""
-        self.quiet.set()
-
-
 class Feeds:
     """All feeds of a broker."""
 
     def __init__(self, links: Mapping[int, PartitionLink]) -> None:
         self._links = links
         self._feeds: dict[FeedKey, Feed] = {}
-        self._by_queue: dict[QueueKey, dict[str, Feed]] = {}
-        """The feeds of each queue, by group."""
+        self._by_queue: dict[QueueKey, list[Feed]] = {}
+        """The feeds of each queue, one for each group."""
         self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
         """Feeds that get something with the next frame of a partition, and do not ask in it yet."""
         self.delivered = Tally()
@@ -212,21 +114,21 @@ class Feeds:
 
     def _add(self, feed: Feed) -> Feed:
         self._feeds[feed.key] = feed
-        self._by_queue.setdefault(feed.queue.key, {})[feed.group] = feed
+        self._by_queue.setdefault(feed.queue.key, []).append(feed)
         return feed
 
     def _remove(self, feed: Feed) -> None:
         del self._feeds[feed.key]
-        groups = self._by_queue[feed.queue.key]
-        del groups[feed.group]
-        if not groups:
+        feeds = self._by_queue[feed.queue.key]
+        feeds.remove(feed)
+        if not feeds:
             del self._by_queue[feed.queue.key]
 
     # --- what happens --------------------------------------------------------------------------
 
     def messages_coming(self, queue: QueueKey) -> None:
         """A run for the queue goes to storage with the next frame."""
-        for feed in self._by_queue.get(queue, {}).values():
+        for feed in self._by_queue.get(queue, ()):
             self._coming[feed.partition][feed.key] = None
 
     def frame_leaves(self, partition: int) -> None:
@@ -246,7 +148,7 @@ class Feeds:
     def queue_forgotten(self, lmq_name: str) -> None:
         """A queue or a group was deleted under its consumers: they ask for it anew."""
         for partition in self._links:
-            for feed in list(self._by_queue.get((partition, lmq_name), {}).values()):
+            for feed in list(self._by_queue.get((partition, lmq_name), ())):
                 self.queue_ready(feed.key)
 
     def link_up(self, partition: int) -> None:

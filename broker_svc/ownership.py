@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from broker_svc import takeover
+from broker_svc.consumers import FeedKey
 from broker_svc.deliveries import DeliveryDirectory
-from broker_svc.feeds import FeedKey, Feeds
+from broker_svc.feeds import Feeds
 from broker_svc.partition_link import PartitionLink
 from broker_svc.takeover import Owned, Owner, State, Transferring, Vacant
 from tidemark.api.broker.v1 import subscription_pb2

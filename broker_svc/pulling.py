@@ -7,8 +7,8 @@ arrives too late for its call goes back untouched.
 import asyncio
 
 from broker_svc.clients import UnaryClient
+from broker_svc.consumers import Consumer, Feed, Room, Slices
 from broker_svc.deliveries import HeldDelivery, fill_delivery
-from broker_svc.feeds import Consumer, Feed, Room, Slices
 from broker_svc.placement import partitions_of
 from broker_svc.subscriptions import ACTIVE, State
 from broker_svc.workshop import Workshop

@@ -10,8 +10,8 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from broker_svc.consumers import Consumer, Feed, Room, Slices
 from broker_svc.deliveries import Deliveries, HeldDelivery, fill_delivery
-from broker_svc.feeds import Consumer, Feed, Room, Slices
 from broker_svc.partition_link import PartitionLink
 from broker_svc.publishers import PublisherCache
 from broker_svc.subscribers import Subscriber

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from broker_svc.feeds import Consumer, Feeds
+from broker_svc.consumers import Consumer
+from broker_svc.feeds import Feeds
 from broker_svc.leases import Lease
 from broker_svc.ownership import ExclusiveQueue
 from tidemark import limits

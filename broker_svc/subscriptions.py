@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from broker_svc.feeds import Consumer, FeedKey, Feeds
+from broker_svc.consumers import Consumer, FeedKey
+from broker_svc.feeds import Feeds
 from broker_svc.leases import Lease, Leases
 from broker_svc.markers import EvictionMarkers
 from broker_svc.ownership import ExclusiveQueue, Ownerships

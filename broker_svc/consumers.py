@@ -1,0 +1,110 @@
+"""Consumers and the feeds they draw from: what is known of each, and what a connection can take.
+
+Only values; who gets what, `feeds` decides.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from broker_svc.leases import Lease
+from broker_svc.tracking import TrackedQueue
+from tidemark.api.storage.v1 import exchange_pb2
+
+FeedKey = tuple[int, str, str]
+"""Partition, lmq_name, group."""
+
+RESERVE_BYTES_MAX: Final = 1024 * 1024
+RESERVE_BYTES_MIN: Final = 16 * 1024
+"""What a reserve asks of a queue that is not known: many of them fit the room of a connection."""
+
+Slices = Sequence[exchange_pb2.ReservedSlice]
+Deliver = Callable[["Consumer", "Feed", Slices], None]
+
+
+class Room:
+    """Bytes that a connection can still take: unsent and on their way both count."""
+
+    __slots__ = ("bytes_max", "taken_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.taken_bytes = 0
+
+    @property
+    def left_bytes(self) -> int:
+        """What may still be reserved; none left: the connection must be read from first."""
+        return self.bytes_max - self.taken_bytes
+
+
+class Feed:
+    """One queue of one group in one partition, as its consumers see it."""
+
+    __slots__ = (
+        "consumers",
+        "group",
+        "lmq_name",
+        "owner_epoch",
+        "partition",
+        "paused",
+        "queue",
+        "ready",
+        "reserve_bytes",
+        "wakeups",
+    )
+
+    def __init__(self, queue: TrackedQueue, group: str) -> None:
+        self.queue = queue
+        self.partition = queue.partition
+        self.lmq_name = queue.lmq_name
+        self.group = group
+        self.consumers: deque[Consumer] = deque()
+        self.ready = True
+        """Whether a reserve may find something."""
+        self.reserve_bytes = RESERVE_BYTES_MIN
+        """What the next reserve asks for: little, until the queue has shown that it has more."""
+        self.wakeups = 0
+        """Counts reasons to ask again: an answer computed before one must not undo it."""
+        self.owner_epoch = 0
+        """Stamped on every reserve of an exclusive queue; 0 on a shared one."""
+        self.paused = False
+        """Whether ownership is on its way to another client: nothing is delivered meanwhile."""
+
+    @property
+    def key(self) -> FeedKey:
+        return self.partition, self.lmq_name, self.group
+
+    def learn(self, body_bytes: int, *, more: bool) -> None:
+        """From what a reserve has brought, how much the next one may bring."""
+        wanted_bytes = RESERVE_BYTES_MAX if more else max(2 * body_bytes, self.reserve_bytes // 2)
+        self.reserve_bytes = min(max(wanted_bytes, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
+
+
+class Consumer:
+    """Somebody who wants messages: a credit, and the feeds it draws from."""
+
+    def __init__(
+        self,
+        consumer_id: int,
+        group: str,
+        session_id: int,
+        visibility_ms: int,
+        deliver: Deliver,
+        room: Room,
+    ) -> None:
+        self.consumer_id = consumer_id
+        self.group = group
+        self.session_id = session_id
+        self.visibility_ms = visibility_ms
+        self.credit = 0
+        self.closed = False
+        self.leases: dict[str, Lease] = {}
+        """The activity lease of each subscribed queue."""
+        self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
+        self.deliver = deliver
+        self.room = room
+        self.reserving = 0
+        self.quiet = asyncio.Event()
+        """Set while no reserve is under way."""
+        self.quiet.set()
