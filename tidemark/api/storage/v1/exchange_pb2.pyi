@@ -137,7 +137,7 @@ class ExchangeResponse(_message.Message):
 
     @_builtins.property
     def ready(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueReady]:
-        """Queues that have ready messages now, for which a reserve came back short."""
+        """Queues that have ready messages now, for which a reserve came back short and nobody asked since."""
 
     @_builtins.property
     def next_deadline(self) -> Global___NextDeadline:
