@@ -10,7 +10,10 @@ from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import PublishRun
 
-_RUN_OVERHEAD_BYTES: Final = 1024
+FRAME_RUNS: Final = 500
+FRAME_BYTES: Final = 1024 * 1024
+"""What a frame carries of a burst, far below what the broker would take: while the client writes
+one frame, the broker works on another and storage on a third."""
 
 
 class Outgoing:
@@ -30,10 +33,10 @@ class Outgoing:
             rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
             self.parts.settlements.extend(rest)
             del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
-        room_bytes = limits.FRAME_BYTES_MAX - frame.ByteSize()
+        room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame.ByteSize())
         runs = self.runs
-        while runs and len(frame.runs) < limits.FRAME_RUNS_MAX:
-            room_bytes -= runs[0].batch.ByteSize() + _RUN_OVERHEAD_BYTES
+        while runs and len(frame.runs) < FRAME_RUNS:
+            room_bytes -= runs[0].batch.ByteSize()
             if frame.runs and room_bytes < 0:
                 break
             frame.runs.append(runs.popleft())

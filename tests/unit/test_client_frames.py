@@ -1,0 +1,51 @@
+"""Frames of a session: how what has gathered is cut."""
+
+from tidemark import limits
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun, Settlement
+from tidemark.client.frames import FRAME_BYTES, FRAME_RUNS, Outgoing
+
+
+def run(number: int, payload_bytes: int = 1) -> PublishRun:
+    batch = MessageBatch(messages=[Message(payload=bytes(payload_bytes))])
+    return PublishRun(request_id=number, lmq_name="orders", batch=batch, count=1)
+
+
+def frames(outgoing: Outgoing) -> list[list[int]]:
+    """The runs of each frame, until nothing is left."""
+    cut = []
+    while outgoing.has_rest:
+        cut.append([each.request_id for each in outgoing.next_frame().runs])
+    return cut
+
+
+def test_a_burst_is_cut_so_that_everybody_on_its_way_has_something_to_do() -> None:
+    outgoing = Outgoing()
+    burst = 2 * FRAME_RUNS + 200
+    outgoing.runs.extend(map(run, range(burst)))
+
+    cut = frames(outgoing)
+
+    assert [len(frame) for frame in cut] == [FRAME_RUNS, FRAME_RUNS, 200]
+    assert [each for frame in cut for each in frame] == list(range(burst))
+
+
+def test_large_runs_are_cut_by_their_bytes_and_one_goes_whatever_its_size() -> None:
+    outgoing = Outgoing()
+    sizes = [FRAME_BYTES // 2 - 100, FRAME_BYTES // 2 - 100, 10, 2 * FRAME_BYTES, 10]
+    outgoing.runs.extend(run(number, size) for number, size in enumerate(sizes))
+
+    assert frames(outgoing) == [[0, 1, 2], [3], [4]]
+
+
+def test_settlements_beyond_what_a_frame_may_hold_stay_for_the_next() -> None:
+    outgoing = Outgoing()
+    settlements = limits.SETTLEMENTS_PER_FRAME_MAX + 5
+    for tag in range(settlements):
+        outgoing.parts.settlements.append(Settlement(delivery_tag=tag))
+
+    first, second = outgoing.next_frame(), outgoing.next_frame()
+
+    tags = [each.delivery_tag for frame in (first, second) for each in frame.settlements]
+    assert len(first.settlements) == limits.SETTLEMENTS_PER_FRAME_MAX
+    assert tags == list(range(settlements))
+    assert not outgoing.has_rest
