@@ -18,11 +18,13 @@ import pytest
 
 from tests.cluster.conftest import StartCluster
 from tests.cluster.lifecycle_client import PARTITIONS, Client, client_of, payloads, until
+from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING, ListPartitionsRequest
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.clock import SystemClock
-from tidemark.errors import TidemarkError
+from tidemark.errors import ReservationNotFound, TidemarkError
 from tidemark.local_cluster import SERVICES, LocalCluster
+from tidemark.receipts import Receipt
 
 ROUNDS, ROUNDS_LONG = 2, 30
 STRIKES = 2
@@ -113,9 +115,16 @@ async def strike(cluster: LocalCluster, rng: random.Random) -> None:
 
 
 async def until_serving(client: Client) -> None:
+    """Every partition serves, and the broker has its link to it again."""
+
     async def serves() -> bool:
         answer = await client.topics.ListPartitions(ListPartitionsRequest())
-        return [each.state for each in answer.partitions] == [PARTITION_STATE_SERVING] * PARTITIONS
+        if [each.state for each in answer.partitions] != [PARTITION_STATE_SERVING] * PARTITIONS:
+            return False
+        for partition in range(PARTITIONS):
+            with suppress(ReservationNotFound):  # that is what storage answers, over the link
+                await client.settle(Receipt(partition, 0, 0).encode(), Ack())
+        return True
 
     await until(serves)
 
