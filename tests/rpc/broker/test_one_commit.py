@@ -82,7 +82,7 @@ async def test_what_leaves_in_one_frame_is_asked_for_once_and_keeps_its_order(
 async def test_a_consumer_without_credit_is_given_nothing_until_it_has_some(
     local: LocalBroker,
 ) -> None:
-    """I7: what it was promised is what it asked for."""
+    """A run that leaves is a reason to ask, but only for those who may be given something."""
     session = await local.session()
     consumer = await waiting_consumer(session, QUEUE, credit=1)
     other = await waiting_consumer(session, "orders/other")
