@@ -35,7 +35,7 @@ from tidemark.api.storage.v1.exchange_pb2 import Append as AppendProto
 from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Operation
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import SystemClock
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 from tidemark.rpc.topic_protos import settings_to_proto
@@ -112,8 +112,7 @@ class Storage(NamedTuple):
 
 @asynccontextmanager
 async def _storage(data: Path, directory: Path) -> AsyncIterator[Storage]:
-    (port,) = free_ports("127.0.0.1", 1)
-    address = join_address("127.0.0.1", port)
+    address = free_address()
     process = ServiceProcess(
         "storage",
         "storage_svc",

@@ -20,7 +20,7 @@ from bench.figures import percentile
 from bench.frame import Bench, benchmark
 from bench.rpc_server import SERVICE, STREAM, UNARY
 from bench.usage import cpu_ns
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
@@ -84,7 +84,7 @@ async def rpc(bench: Bench) -> None:
 @asynccontextmanager
 async def servers(directory: Path) -> AsyncIterator[tuple[ServiceProcess, ServiceProcess]]:
     """The echo and, in front of it, the forwarder."""
-    echo_at, forwarder_at = (join_address(HOST, port) for port in free_ports(HOST, 2))
+    echo_at, forwarder_at = free_address(HOST), free_address(HOST)
     echo = _server("echo", directory, echo_at)
     forwarder = _server("forwarder", directory, forwarder_at, echo_at)
     try:

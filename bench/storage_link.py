@@ -16,7 +16,7 @@ from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.api.storage.v1.exchange_pb2 import ExchangeRequest, Operation, OperationResult
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.names import partition_of
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
@@ -24,7 +24,6 @@ TOPIC: Final = "bench"
 PARTITIONS: Final = 4
 """As many as a cluster has that nobody has configured."""
 
-_HOST = "127.0.0.1"
 _CLUSTER_ID = "bench"
 
 
@@ -120,7 +119,7 @@ class Storage:
 @asynccontextmanager
 async def running_storage(directory: Path) -> AsyncIterator[Storage]:
     """A storage process with its default settings, claimed, with one topic everywhere."""
-    address = join_address(_HOST, free_ports(_HOST, 1)[0])
+    address = free_address()
     process = ServiceProcess(
         "storage",
         "storage_svc",

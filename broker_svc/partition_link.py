@@ -170,17 +170,17 @@ class PartitionLink:
     # --- staying connected ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Claim, exchange, and again after every fault; ends when fenced."""
+        """Claim, exchange, and again after every fault; ends when a claim is refused for good.
+
+        An exchange or a report that is fenced says less: a claim of this broker whose answer was
+        lost may have come after the one that it goes by.
+        """
         wait_ms = _RECONNECT_MS_MIN
         while not self.fenced:
             try:
                 epoch = await self._claim()
                 wait_ms = _RECONNECT_MS_MIN
                 await self._exchange(epoch)
-            except Fenced as error:
-                self.fenced = True
-                self.owner_address = error.metadata.get("owner", "")
-                _log.warning("fenced", extra={"partition": self.partition})
             except TidemarkError as error:
                 _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
             finally:
@@ -199,7 +199,13 @@ class PartitionLink:
             broker_address=self.address,
             held_epoch=self._held_epoch,
         )
-        claimed = await self._storage.ClaimPartition(claim)
+        try:
+            claimed = await self._storage.ClaimPartition(claim)
+        except Fenced as error:
+            self.fenced = True
+            self.owner_address = error.metadata.get("owner", "")
+            _log.warning("fenced: %s", error, extra={"partition": self.partition})
+            raise
         self._held_epoch = claimed.broker_epoch
         if claimed.report_required:
             report = self._report(claimed.broker_epoch)

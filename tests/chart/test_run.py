@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.chart.rendering import NAME, Manifest, container, environment, render
-from tidemark.ports import free_ports
+from tidemark.ports import free_address, free_ports
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
@@ -70,7 +70,7 @@ def local_environment(name: str, pod: Manifest, tmp_path: Path) -> dict[str, str
         else:
             filled = re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], value)
             variables[variable] = at_home(filled)
-    variables["TIDEMARK_METRICS_LISTEN"] = f"{HOST}:{free_ports(HOST, 1)[0]}"
+    variables["TIDEMARK_METRICS_LISTEN"] = free_address(HOST)
     if "TIDEMARK_STORAGE_DATA_DIR" in variables:
         (mount,) = (m for m in container(pod)["volumeMounts"] if m["name"] == "data")
         inside = Path(variables["TIDEMARK_STORAGE_DATA_DIR"]).relative_to(mount["mountPath"])

@@ -34,7 +34,7 @@ from tidemark.errors import QueueNotFound, ServiceError
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.local_cluster import LocalCluster
 from tidemark.names import partition_of
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import from_status, open_channel
 
@@ -42,7 +42,6 @@ WITHIN_MS: Final = 30_000
 PARTITIONS: Final = 4
 """As many as a cluster has that nobody has configured."""
 
-_HOST: Final = "127.0.0.1"
 _POLL_MS: Final = 20
 
 T = TypeVar("T")
@@ -188,7 +187,7 @@ async def sweepers_at(address: str) -> Sequence[SweeperStatus]:
 
 def another_replica(cluster: LocalCluster, log_file: Path, **variables: str) -> ServiceProcess:
     """One more lifecycle process for a cluster, not yet started."""
-    address = join_address(_HOST, free_ports(_HOST, 1)[0])
+    address = free_address()
     return ServiceProcess(
         "lifecycle-b",
         "lifecycle_svc",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.cli_process import Cli
 from tests.cluster.conftest import StartCluster
-from tidemark.ports import free_ports
+from tidemark.ports import free_address
 
 COMMANDS = (
     ("topic", "list"),
@@ -20,11 +20,6 @@ COMMANDS = (
     ("top",),
     ("retention", "history"),
 )
-
-
-def nowhere() -> str:
-    (port,) = free_ports("127.0.0.1", 1)
-    return f"127.0.0.1:{port}"
 
 
 def test_partitions_show_what_they_hold(cli: Cli) -> None:
@@ -121,7 +116,7 @@ def test_a_service_that_is_away_is_one_line_and_exit_code_3(
     cli: Cli, arguments: tuple[str, ...]
 ) -> None:
     """S3."""
-    address = nowhere()
+    address = free_address()
 
     done = cli.run(*arguments, "--address", address, *_storage(arguments, address))
 

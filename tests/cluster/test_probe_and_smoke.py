@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from tidemark.local_cluster import SERVICES, LocalCluster
-from tidemark.ports import free_ports
+from tidemark.ports import free_address
 
 
 async def run(
@@ -48,7 +48,7 @@ async def test_the_probe_finds_the_service_that_the_environment_configures(
 ) -> None:
     """As in a container, where one of the services runs and listens on all addresses."""
     port = cluster.address("broker").rpartition(":")[2]
-    nobody = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
+    nobody = free_address()
     environment = {
         "TIDEMARK_BROKER_LISTEN": f"0.0.0.0:{port}",
         "TIDEMARK_STORAGE_LISTEN": nobody,
@@ -59,7 +59,7 @@ async def test_the_probe_finds_the_service_that_the_environment_configures(
 
 
 async def test_the_probe_fails_in_one_line_when_nobody_listens() -> None:
-    address = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
+    address = free_address()
 
     status, output = await run("tidemark.probe", address)
 

@@ -40,7 +40,7 @@ from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 from tidemark.rpc.statuses import from_status
@@ -325,8 +325,7 @@ class RunningStorage(StorageClient):
 
 def storage_process(data_dir: Path, log_file: Path, **settings: str) -> ServiceProcess:
     """A storage service in a process of its own, not yet started; settings by their last words."""
-    (port,) = free_ports("127.0.0.1", 1)
-    address = join_address("127.0.0.1", port)
+    address = free_address()
     environment = {
         "TIDEMARK_CLUSTER_ID": CLUSTER_ID,
         "TIDEMARK_STORAGE_AWAIT_SWEEP": "false",

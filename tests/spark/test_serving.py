@@ -19,7 +19,7 @@ from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.java import find_java_home
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address, free_ports
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
@@ -45,8 +45,7 @@ async def storage_with_old_messages(tmp_path: Path) -> AsyncIterator[RunningStor
 
 
 def serving(storage: RunningStorage, log_file: Path) -> ServiceProcess:
-    (port,) = free_ports("127.0.0.1", 1)
-    address = join_address("127.0.0.1", port)
+    address = free_address()
     return ServiceProcess(
         "retention",
         "spark_batch",

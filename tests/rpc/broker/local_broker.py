@@ -24,6 +24,7 @@ from tidemark.client.session import Consumer, Session, open_session
 from tidemark.client.wire import Action, Range, batch_of, settlement_of
 from tidemark.clock import Clock, SystemClock
 from tidemark.names import partition_of
+from tidemark.ports import free_address
 from tidemark.rpc import from_status, open_channel, wait_until_serving
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import BrokerSettings, StorageSettings
@@ -54,7 +55,7 @@ class LocalBroker:
         self._storage: AsyncExitStack | None = None
         self._broker: AsyncExitStack | None = None
         self._clients = AsyncExitStack()
-        self._storage_listen = self._broker_listen = "127.0.0.1:0"
+        self._storage_listen, self._broker_listen = free_address(), free_address()
         self.storage_server: RpcServer
         self.server: RpcServer
         self.storage: StorageServiceStub
@@ -84,7 +85,6 @@ class LocalBroker:
         self.storage_server = await self._storage.enter_async_context(
             storage(settings, self._clock, self.wrap)
         )
-        self._storage_listen = self.storage_server.address
         channel = await self._clients.enter_async_context(open_channel(self._storage_listen))
         self.storage = StorageServiceStub(channel)
 
@@ -103,7 +103,6 @@ class LocalBroker:
         )
         self._broker = AsyncExitStack()
         self.server = await self._broker.enter_async_context(broker(settings, self._clock))
-        self._broker_listen = self.server.address
         channel = await self._clients.enter_async_context(open_channel(self._broker_listen))
         self.api = BrokerServiceStub(channel)
         self.topics = TopicServiceStub(channel)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeAlias
 
 import pytest
 
 from broker_svc.app import broker
+from broker_svc.partition_link import PartitionLink
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
     PLAIN,
@@ -25,10 +26,15 @@ from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE, DelegateActionsRequest
 from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
-from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_EXPIRED_RESERVATIONS, ScanPartitionRequest
+from tidemark.api.storage.v1.exchange_pb2 import ExpireDue, Operation
+from tidemark.api.storage.v1.storage_pb2 import (
+    SCAN_KIND_EXPIRED_RESERVATIONS,
+    ClaimPartitionRequest,
+    ScanPartitionRequest,
+)
 from tidemark.client.session import Session, open_session
 from tidemark.clock import ManualClock, SystemClock
-from tidemark.errors import NotOwner, TidemarkError, Unavailable, UnknownDeliveryTag
+from tidemark.errors import Fenced, NotOwner, TidemarkError, Unavailable, UnknownDeliveryTag
 from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
 
@@ -377,3 +383,33 @@ async def test_clients_are_told_which_partitions_another_broker_has_taken(
     assert session.ended is None
     assert refused.value.metadata["owner"] == other.address
     assert settled.messages == 1
+
+
+async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
+    local: LocalBroker,
+) -> None:
+    """S2: one that was sent before the link broke, and was taken for lost."""
+    await local.stop_broker()
+    settings = BrokerSettings(partitions=local.partitions)
+    link = PartitionLink(0, settings, 7, local.storage, SystemClock())
+    running = asyncio.create_task(link.run())
+    try:
+        await in_time(link.connected.wait())
+        late = ClaimPartitionRequest(
+            partition=0,
+            cluster_id=settings.cluster_id,
+            broker_id=settings.broker_id,
+            incarnation=7,
+        )
+        await local.storage.ClaimPartition(late)
+
+        async def serves() -> bool:
+            with suppress(Fenced, Unavailable):
+                await link.call(Operation(expire_due=ExpireDue()))
+                return True
+            return False
+
+        await until(serves)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

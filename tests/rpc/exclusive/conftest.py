@@ -27,16 +27,13 @@ class ExclusiveBroker(LocalBroker):
     """A broker that reaches its storage through gates."""
 
     gates: GatedStorage
-    _stored_at = "127.0.0.1:0"
 
-    async def start_storage(self) -> None:
-        self._storage_listen = self._stored_at
-        await super().start_storage()
-        if self._stored_at != self._storage_listen:
-            self._stored_at = self._storage_listen
-            gates = gated_storage(self._stored_at, self.partitions)
-            self.gates = await self._clients.enter_async_context(gates)
-        self._storage_listen = self.gates.address
+    async def start_gates(self) -> None:
+        gates = gated_storage(self.storage_address, self.partitions)
+        self.gates = await self._clients.enter_async_context(gates)
+
+    async def start_broker(self, storage_address: str = "") -> None:
+        await super().start_broker(storage_address or self.gates.address)
 
     @property
     def link(self) -> GatedLink:
@@ -69,6 +66,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             broker = ExclusiveBroker(tmp_path, clock or SystemClock(), PARTITIONS, **settings)
             stack.push_async_callback(broker.close)
             await broker.start_storage()
+            await broker.start_gates()
             await broker.start_broker()
             await broker.create_topic("own", subscription=SUBSCRIPTION_KIND_EXCLUSIVE)
             await broker.create_topic("shared")

@@ -33,6 +33,7 @@ from tidemark.api.broker.v1.topic_pb2_grpc import (
 )
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
+from tidemark.ports import free_address
 from tidemark.rpc import RpcServer, open_channel
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings, StorageSettings
@@ -188,7 +189,7 @@ class RestartableStorage:
         self._data_dir = data_dir
         self._clock = clock
         self._running = AsyncExitStack()
-        self.address = "127.0.0.1:0"
+        self.address = free_address()
 
     async def start(self) -> None:
         settings = StorageSettings(
@@ -198,8 +199,7 @@ class RestartableStorage:
             partitions=PARTITIONS,
             disk_free_bytes_min=0,
         )
-        server = await self._running.enter_async_context(storage(settings, self._clock))
-        self.address = server.address
+        await self._running.enter_async_context(storage(settings, self._clock))
 
     async def stop(self) -> None:
         await self._running.aclose()

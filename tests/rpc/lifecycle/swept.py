@@ -16,7 +16,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import ListSweepersRequest, Sweeper
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.clock import ManualClock
 from tidemark.errors import Unavailable
-from tidemark.ports import free_ports, join_address
+from tidemark.ports import free_address
 from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.settings import LifecycleSettings
 
@@ -69,7 +69,7 @@ class SweptBroker(LocalBroker):
     def __init__(
         self, data_dir: Path, clock: ManualClock, partitions: int, **settings: Any
     ) -> None:
-        address = join_address("127.0.0.1", free_ports("127.0.0.1", 1)[0])
+        address = free_address()
         storage = {"await_sweep": True, "lifecycle_address": address, **settings.pop("storage", {})}
         self._lifecycle_settings = settings.pop("lifecycle", {})
         super().__init__(data_dir, clock, partitions, storage=storage, **settings)
@@ -102,9 +102,8 @@ class SweptBroker(LocalBroker):
 
     def replica(self, address: str | None = None) -> Replica:
         """Another lifecycle service of the same cluster, not yet started."""
-        address = address or join_address("127.0.0.1", free_ports("127.0.0.1", 1)[0])
         return Replica(
-            address,
+            address or free_address(),
             self.clock,
             partitions=self.partitions,
             storage_address=self.storage_address,
