@@ -117,7 +117,7 @@ def build_workshop(
         publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
         publishing=Publishing(links, topics, leases, feeds, clock),
         directory=directory,
-        settling=Settling(links, directory),
+        settling=Settling(links, directory, feeds),
         feeds=feeds,
         subscriptions=Subscriptions(
             settings, links, topics, leases, feeds, ownerships, EvictionMarkers()

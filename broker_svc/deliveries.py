@@ -8,6 +8,7 @@ is gone, everything it holds goes back at once (V6).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from broker_svc.consumers import FeedKey
 from broker_svc.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
@@ -53,6 +54,11 @@ class HeldDelivery:
     @property
     def key(self) -> ReservationKey:
         return self.queue.partition, self.reservation_id
+
+    @property
+    def feed_key(self) -> FeedKey:
+        """Where the messages came from, and go when they are given back."""
+        return self.queue.partition, self.queue.lmq_name, self.group
 
 
 class Deliveries:

@@ -1,11 +1,11 @@
 """Feeds: from queues with ready messages to consumers with credit, driven by demand alone.
 
 A feed is one (partition, queue, group). It is ready until a reserve comes back short, and again
-when storage says so, or when a run for its queue leaves: then a reserve follows in the same frame,
-and one commit both stores the run and hands it out. A consumer reserves from its ready feeds for as
-long as it has credit and its connection has room; both are spent before the reserve, and what was
-not needed is given back, so that nobody gets more than it asked for or can take. Nothing here waits
-on a timer.
+when storage says so, or when a run for its queue leaves, or something that a consumer gives back:
+then a reserve follows in the same frame, and one commit both stores it and hands it out. A consumer
+reserves from its ready feeds for as long as it has credit and its connection has room; both are
+spent before the reserve, and what was not needed is given back, so that nobody gets more than it
+asked for or can take. Nothing here waits on a timer.
 """
 
 import asyncio
@@ -130,6 +130,11 @@ class Feeds:
         """A run for the queue goes to storage with the next frame."""
         for feed in self._by_queue.get(queue, ()):
             self._coming[feed.partition][feed.key] = None
+
+    def messages_return(self, key: FeedKey) -> None:
+        """A consumer of the feed gives something back with the next frame."""
+        if key in self._feeds:
+            self._coming[key[0]][key] = None
 
     def frame_leaves(self, partition: int) -> None:
         """Whoever waits for what the frame carries asks for it at its end, once for all of it."""

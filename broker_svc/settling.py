@@ -11,6 +11,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.trace import Span
 
 from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
+from broker_svc.feeds import Feeds
 from broker_svc.partition_link import Answer, PartitionLink, refusal_of
 from broker_svc.tracking import TrackedQueue
 from tidemark import limits
@@ -41,15 +42,21 @@ _ACTIONS = {
     "extend": exchange_pb2.SETTLE_ACTION_EXTEND,
     "release": exchange_pb2.SETTLE_ACTION_RELEASE,
 }
+_AT_ONCE = (exchange_pb2.SETTLE_ACTION_NACK, exchange_pb2.SETTLE_ACTION_RELEASE)
+"""What makes messages ready again, unless it asks for a delay."""
+
 _ENDED = (Fenced, ReservationExpired, ReservationNotFound)
 
 
 class Settling:
     """What all settling of a broker shares."""
 
-    def __init__(self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory) -> None:
+    def __init__(
+        self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory, feeds: Feeds
+    ) -> None:
         self._links = links
         self._directory = directory
+        self._feeds = feeds
         self.settled = Tally("action")
         """Messages that clients settled."""
 
@@ -89,6 +96,9 @@ class Settling:
             operation.traceparent = held.traceparent if span is None else traceparent_of(span)
         answered = partial(_answered, settlement, holder, held, self.settled, span, done)
         link.send(operation).add_done_callback(answered)
+        at_once = operation.settle.action in _AT_ONCE and not settlement.nack.delay_ms
+        if held is not None and at_once:
+            self._feeds.messages_return(held.feed_key)
 
     def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
         """What a client held goes back at once; an attempt that failed if it is gone (V6, V8).
@@ -104,6 +114,8 @@ class Settling:
             each.queue.pending_settlements += 1
             answer = self._links[each.queue.partition].send(operation)
             answer.add_done_callback(partial(_returned, each.queue))
+            if failed:
+                self._feeds.messages_return(each.feed_key)
 
     def _link(self, partition: int) -> PartitionLink:
         link = self._links.get(partition)

@@ -1,4 +1,4 @@
-"""A run is handed out by the commit that stores it, to whoever waits for it."""
+"""What is stored or given back is handed out by that very commit, to whoever waits for it."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.rpc.broker.local_broker import (
     take,
 )
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.broker.v1.message_pb2 import Ack
+from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.client.session import Consumer, Session
 
 
@@ -95,6 +95,47 @@ async def test_a_consumer_without_credit_is_given_nothing_until_it_has_some(
 
     assert inflight == 0
     assert payloads_of(await take(consumer, 1)) == [b"1"]
+
+
+async def test_what_is_given_back_reaches_whoever_waits_by_that_commit(local: LocalBroker) -> None:
+    """V6."""
+    queue, neighbour = local.names_in(0, 2)
+    session = await local.session()
+    failing = await waiting_consumer(session, queue)
+    await session.publish(queue, [b"1"])
+    (held,) = await take(failing, 1)
+    await failing.unsubscribe(queue)
+    waiting = session.open_consumer(credit=1)
+    await waiting.subscribe(queue)
+    await session.publish(neighbour, [b"once it is stored, all that was asked before is answered"])
+    before = await commits(local)
+
+    await session.settle(held.delivery_tag, Nack())
+
+    (again,) = await take(waiting, 1)
+    assert (again.delivery_count, again.attempt_count) == (2, 1)
+    assert await commits(local) == before + 1
+
+
+async def test_what_a_lost_client_held_reaches_whoever_waits_by_that_commit(
+    local: LocalBroker,
+) -> None:
+    """V6, V8."""
+    queue, neighbour = local.names_in(0, 2)
+    lost, staying = await local.session("lost"), await local.session("staying")
+    failing = await waiting_consumer(lost, queue)
+    await lost.publish(queue, [b"1"])
+    await take(failing, 1)
+    waiting = staying.open_consumer(credit=1)
+    await waiting.subscribe(queue)
+    await staying.publish(neighbour, [b"once it is stored, all that was asked before is answered"])
+    before = await commits(local)
+
+    await lost.abort()
+
+    (again,) = await take(waiting, 1)
+    assert (again.delivery_count, again.attempt_count) == (2, 1)
+    assert await commits(local) == before + 1
 
 
 async def test_a_refused_run_leaves_its_consumer_waiting_as_before(local: LocalBroker) -> None:
