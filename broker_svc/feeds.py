@@ -209,11 +209,13 @@ class Feeds:
         error = answer.exception()
         if error is not None:  # the link broke; it asks again when it is up
             consumer.credit += asked.messages
+            self.pump(consumer)  # its other feeds may have waited for the credit
             return
         result = answer.result()
         if result.HasField("error"):
             consumer.credit += asked.messages
             self._refused(feed, from_status(result.error))
+            self.pump(consumer)
             return
         slices = result.reserve.slices
         feed.learn(sum(len(each.body) for each in slices), more=result.reserve.more)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.rpc.broker.conftest import StartGated
 from tests.rpc.broker.local_broker import (
     QUEUE,
     LocalBroker,
@@ -174,3 +175,24 @@ async def test_each_group_gets_every_message(local: LocalBroker) -> None:
 
     assert payloads_of(await take(mail, 2)) == [b"1", b"2"]
     assert payloads_of(await take(audit, 2)) == [b"1", b"2"]
+
+
+async def test_credit_that_comes_back_from_a_broken_link_serves_the_other_queues(
+    start_gated: StartGated,
+) -> None:
+    """L1: a partition that is away does not keep the credit that others could use."""
+    local, gates = await start_gated(2)
+    (away,), (there,) = local.names_in(0, 1), local.names_in(1, 1)
+    session = await local.session()
+    consumer = session.open_consumer()
+    await consumer.subscribe(away)
+    await consumer.subscribe(there)
+    await session.publish(there, [b"1"])
+    gates.links[0].requests.close()
+    consumer.give_credit(1)
+    await in_time(gates.links[0].requests.until_held())
+
+    await gates.links[0].break_now()
+
+    assert payloads_of(await take(consumer, 1)) == [b"1"]
+    gates.links[0].requests.let_go()

@@ -1,15 +1,14 @@
 """Links from a broker to its partitions: they break, another broker has them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
 from broker_svc.app import broker
 from broker_svc.partition_link import PartitionLink
-from tests.rpc.broker.conftest import StartBroker
+from tests.rpc.broker.conftest import Gated, StartGated, break_and_hold
 from tests.rpc.broker.local_broker import (
     PLAIN,
     LocalBroker,
@@ -21,7 +20,6 @@ from tests.rpc.broker.local_broker import (
     until,
     until_share,
 )
-from tests.rpc.idle.gated_storage import GatedLink, GatedStorage, gated_storage
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE, DelegateActionsRequest
@@ -113,32 +111,6 @@ async def test_everybody_is_answered_while_storage_is_away(local: LocalBroker) -
     assert session.ended is None
 
 
-Gated: TypeAlias = tuple[LocalBroker, GatedStorage]
-
-
-@pytest.fixture
-async def start_gated(start: StartBroker) -> AsyncIterator[Callable[..., Awaitable[Gated]]]:
-    """Starts a broker behind gates."""
-    async with AsyncExitStack() as stack:
-
-        async def start_gated(partitions: int, **settings: Any) -> Gated:
-            local = await start(partitions=partitions, **settings)
-            await local.stop_broker()
-            proxy = gated_storage(local.storage_server.address, partitions)
-            gates = await stack.enter_async_context(proxy)
-            await local.start_broker(gates.address)
-            stack.push_async_callback(local.stop_broker)
-            return local, gates
-
-        yield start_gated
-
-
-@pytest.fixture
-async def gated(start_gated: Callable[..., Awaitable[Gated]]) -> Gated:
-    """One partition, and its gates."""
-    return await start_gated(1)
-
-
 async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
     gated: Gated,
 ) -> None:
@@ -165,7 +137,7 @@ async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
 
 
 async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer(
-    start_gated: Callable[..., Awaitable[Gated]], clock: ManualClock
+    start_gated: StartGated, clock: ManualClock
 ) -> None:
     """V6, I4: its tag would keep the queue from going idle for as long as the client stays."""
     local, gates = await start_gated(1, clock=clock, topic={"visibility_timeout_ms": 1000})
@@ -194,19 +166,6 @@ async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer
     await until(is_dropped)
     (again,) = await take(consumer, 1)
     assert (again.attempt_count, again.delivery_count) == (1, 2)
-
-
-async def break_and_hold(link: GatedLink, clock: ManualClock) -> None:
-    """Break a link; the broker claims again and reports, but does not get further than that."""
-    link.requests.close()
-    await link.break_now()
-    held = asyncio.create_task(link.requests.until_held())
-
-    async def is_held() -> bool:
-        await clock.advance_ms(10)
-        return held.done()
-
-    await until(is_held)
 
 
 async def sweep_expired(local: LocalBroker) -> None:
@@ -277,7 +236,7 @@ async def test_what_sessions_hold_is_back_before_a_broker_that_stops_lets_go_of_
 
 
 @pytest.fixture
-async def half_down(start_gated: Callable[..., Awaitable[Gated]]) -> AsyncIterator[Gated]:
+async def half_down(start_gated: StartGated) -> AsyncIterator[Gated]:
     """The plain queue spans two partitions, and the link to partition 1 is down."""
     local, gates = await start_gated(2, topic={"partitions": 2})
     session = await local.session("watcher")
