@@ -26,11 +26,13 @@ Deliver = Callable[["Consumer", "Feed", Slices], None]
 class Room:
     """Bytes that a connection can still take: unsent and on their way both count."""
 
-    __slots__ = ("bytes_max", "taken_bytes")
+    __slots__ = ("bytes_max", "taken_bytes", "waiting")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.taken_bytes = 0
+        self.waiting: dict[Consumer, None] = {}
+        """Consumers of the connection that have credit and something ready, and found no room."""
 
     @property
     def left_bytes(self) -> int:

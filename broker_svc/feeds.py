@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from broker_svc.consumers import RESERVE_BYTES_MAX, Consumer, Feed, FeedKey, Slices
+from broker_svc.consumers import RESERVE_BYTES_MAX, Consumer, Feed, FeedKey, Room, Slices
 from broker_svc.leases import Lease
 from broker_svc.partition_link import Answer, PartitionLink
 from broker_svc.tracking import QueueKey
@@ -183,6 +183,16 @@ class Feeds:
             self._coming[feed.partition].pop(feed.key, None)
             asked = _Asked(messages, feed.reserve_bytes, feed.wakeups)
             answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
+        if consumer.credit > 0 and consumer.ready_feeds:
+            room.waiting[consumer] = None
+
+    def room_made(self, room: Room) -> None:
+        """A connection can take more again: whoever waited for that goes on."""
+        if room.left_bytes <= 0:
+            return
+        waiting, room.waiting = room.waiting, {}
+        for consumer in waiting:
+            self.pump(consumer)
 
     def _offer(self, feed: Feed) -> None:
         """Give a ready feed to the next consumer with credit, or to all for whoever gets some."""
@@ -197,11 +207,13 @@ class Feeds:
                 return
         for consumer in feed.consumers:
             consumer.ready_feeds[feed.key] = feed
+            self.pump(consumer)  # it can do nothing but wait for room, if that is what it lacks
 
     def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
         consumer.room.taken_bytes -= asked.charged_bytes
         consumer.reserving -= 1
         self._answered(consumer, feed, asked, answer)
+        self.room_made(consumer.room)
         if not consumer.reserving:
             consumer.quiet.set()
 

@@ -97,7 +97,7 @@ class Session:
                     sent_bytes, self._unsent_bytes = self._unsent_bytes, 0
                     yield frame
                     self._room.taken_bytes -= sent_bytes
-                    self._pump_all()
+                    self._shop.feeds.room_made(self._room)
                     self._make_room()
                 if self._may_end(reader) and not self._something.is_set():
                     return
@@ -363,12 +363,6 @@ class Session:
             self._unsent_bytes += len(each.body)
             self._room.taken_bytes += len(each.body)
         self._something.set()
-
-    def _pump_all(self) -> None:
-        """A frame was taken by the client: consumers that waited for room go on."""
-        for consumer in self._consumers.values():
-            if consumer.ready_feeds:
-                self._shop.feeds.pump(consumer)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._unanswered += 1

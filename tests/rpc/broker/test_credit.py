@@ -196,3 +196,19 @@ async def test_credit_that_comes_back_from_a_broken_link_serves_the_other_queues
 
     assert payloads_of(await take(consumer, 1)) == [b"1"]
     gates.links[0].requests.let_go()
+
+
+async def test_room_that_empty_queues_give_back_serves_the_other_consumers(
+    local: LocalBroker,
+) -> None:
+    """The consumers of a session share its room: whoever found none gets what is left of it."""
+    session = await local.session()
+    wide, narrow = session.open_consumer(), session.open_consumer()
+    await wide.subscribe(*(f"orders/{number}" for number in range(300)))
+    await narrow.subscribe(QUEUE)
+    await session.publish(QUEUE, [b"1"])
+
+    wide.give_credit(1000)
+    narrow.give_credit(1)
+
+    assert payloads_of(await take(narrow, 1)) == [b"1"]
