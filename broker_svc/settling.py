@@ -18,6 +18,7 @@ from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import (
+    AlreadySettled,
     Fenced,
     InvalidArgument,
     PartitionNotFound,
@@ -178,7 +179,7 @@ def _answered(
     messaging.end(span, refusal_of(result))
     if result.HasField("error"):
         # What storage has ended the client holds no longer, whatever it believes.
-        ended = isinstance(from_status(result.error), _ENDED)
+        ended = _has_ended(settlement, from_status(result.error))
         if ended and held is not None and holder is not None:
             holder.drop(held.key)
         done(_failed(settlement, result.error))
@@ -186,9 +187,11 @@ def _answered(
     settled = result.settle
     lmq_name = "" if held is None else held.queue.lmq_name
     tally.add(settled.messages, lmq_name, str(settlement.WhichOneof("action")))
-    if held is not None and holder is not None and settlement.WhichOneof("action") != "extend":
-        held.open_messages -= settled.messages
-        if held.open_messages <= 0:
+    if held is not None and holder is not None:
+        held.open_messages = (
+            settled.open_messages
+        )  # as storage has it: an answer may have been lost
+        if not held.open_messages:
             holder.drop(held.key)
     done(
         message_pb2.SettleResult(
@@ -198,6 +201,13 @@ def _answered(
             delivery_tag=settlement.delivery_tag,
         )
     )
+
+
+def _has_ended(settlement: message_pb2.Settlement, refusal: TidemarkError) -> bool:
+    """Whether nothing of the reservation is open any more."""
+    if isinstance(refusal, AlreadySettled):
+        return not settlement.ranges  # all that was open was meant, and there was nothing
+    return isinstance(refusal, _ENDED)
 
 
 def _returned(queue: TrackedQueue, answer: Answer) -> None:

@@ -101,7 +101,7 @@ async def settle(unit: Unit, operation: Settle) -> Settled:
     messages = sum(end - start for start, end in changed)
     if operation.ending is Ending.ACK:
         unit.memory.counters.acked += messages
-    return Settled(messages)
+    return Settled(messages, reservation.open_messages)
 
 
 async def extend(unit: Unit, operation: Extend) -> Settled:
@@ -109,7 +109,7 @@ async def extend(unit: Unit, operation: Extend) -> Settled:
     handle, reservation = await _find(unit, operation.receipt, operation.owner_epoch)
     visibility_ms = operation.visibility_ms or handle.topic.settings.visibility_timeout_ms
     handle.state.extend(reservation, unit.now_ms + visibility_ms, unit.journal)
-    return Settled(reservation.open_messages, visibility_ms)
+    return Settled(reservation.open_messages, reservation.open_messages, visibility_ms)
 
 
 async def expire_due(unit: Unit, operation: ExpireDue) -> Expired:

@@ -267,6 +267,7 @@ def write_result(proto: exchange_pb2.OperationResult, result: op.Result) -> None
             proto.reserve.more = result.more
         case op.Settled():
             proto.settle.messages = result.messages
+            proto.settle.open_messages = result.open_messages
             proto.settle.visibility_ms = result.visibility_ms
         case op.Materialized():
             proto.materialize.queue_id = result.queue_id

@@ -90,6 +90,8 @@ class Settled(NamedTuple):
     """The settlement or extension is on disk."""
 
     messages: int
+    open_messages: int
+    """Messages of the reservation that are left."""
     visibility_ms: int = 0
 
 

@@ -144,7 +144,7 @@ def settle(model: PartitionState, asked: op.Settle, answer: Result | None) -> Re
     if asked.ending is Ending.DEAD_LETTER:
         for start, end in ended:
             outbox.dispose(model, queue, reservation.run, start, end, DeadReason.REJECTED)
-    return Settled(sum(end - start for start, end in ended))
+    return Settled(sum(end - start for start, end in ended), len(reservation.open))
 
 
 def extend(model: PartitionState, asked: op.Extend, answer: Result | None) -> Result:
@@ -154,7 +154,7 @@ def extend(model: PartitionState, asked: op.Extend, answer: Result | None) -> Re
     visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
     reservation.deadline_ms = model.now_ms + visibility_ms
     model.touched.add(queue.queue_id)
-    return Settled(len(reservation.open), visibility_ms)
+    return Settled(len(reservation.open), len(reservation.open), visibility_ms)
 
 
 def expire_due(model: PartitionState, asked: op.ExpireDue, _: Result | None) -> Result:

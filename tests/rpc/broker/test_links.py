@@ -1,7 +1,7 @@
 """Links from a broker to its partitions: they break, another broker has them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import pytest
@@ -31,6 +31,7 @@ from tidemark.api.storage.v1.storage_pb2 import (
     ScanPartitionRequest,
 )
 from tidemark.client.session import Session, open_session
+from tidemark.client.wire import Action, Range, settlement_of
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import Fenced, NotOwner, TidemarkError, Unavailable, UnknownDeliveryTag
 from tidemark.rpc import open_channel
@@ -166,6 +167,68 @@ async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer
     await until(is_dropped)
     (again,) = await take(consumer, 1)
     assert (again.attempt_count, again.delivery_count) == (1, 2)
+
+
+@pytest.mark.parametrize("ranges", [[], [(0, 1), (1, 2)]], ids=["whole", "by ranges"])
+async def test_a_settlement_that_is_repeated_after_its_answer_was_lost_ends_the_delivery(
+    gated: Gated, ranges: list[Range]
+) -> None:
+    """V6, I4: its tag would keep the queue from going idle for as long as the client stays."""
+    local, gates = gated
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=2)
+    await consumer.subscribe("orders/x")
+    await session.publish("orders/x", [b"1", b"2"])
+    (held,) = await take(consumer, 2)
+    tag = held.delivery_tag
+
+    link.answers.close()
+    settling = asyncio.create_task(session.settle(tag, Ack(), ranges))
+    await in_time(link.answers.until_held())  # it is on disk
+    await link.break_now()
+    link.answers.let_go()
+    with pytest.raises(Unavailable):
+        await settling
+
+    assert await repeated(session, tag, Ack(), ranges) == ""
+    assert await repeated(session, tag, Ack(), ranges) == "UNKNOWN_DELIVERY_TAG"
+
+
+async def test_another_settlement_after_an_answer_was_lost_ends_the_delivery(gated: Gated) -> None:
+    """V6, I4."""
+    local, gates = gated
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    await session.publish("orders/x", [b"1"])
+    (held,) = await take(consumer, 1)
+    tag = held.delivery_tag
+
+    link.answers.close()
+    settling = asyncio.create_task(session.settle(tag, Ack()))
+    await in_time(link.answers.until_held())
+    await link.break_now()
+    link.answers.let_go()
+    with pytest.raises(Unavailable):
+        await settling
+
+    assert await repeated(session, tag, Nack()) == "ALREADY_SETTLED"
+    assert await repeated(session, tag, Nack()) == "UNKNOWN_DELIVERY_TAG"
+
+
+async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[Range] = ()) -> str:
+    """Settle once the link is up again; returns the reason of a refusal."""
+    reason = ""
+
+    async def is_answered() -> bool:
+        nonlocal reason
+        reason = reason_of(await session.submit_settlement(settlement_of(tag, action, ranges)))
+        return reason != "UNAVAILABLE"
+
+    await until(is_answered)
+    return reason
 
 
 async def sweep_expired(local: LocalBroker) -> None:

@@ -811,19 +811,23 @@ class SettleReservationResult(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     VISIBILITY_MS_FIELD_NUMBER: _builtins.int
+    OPEN_MESSAGES_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
     """Messages concerned."""
     visibility_ms: _builtins.int
     """After EXTEND: time until expiry, in milliseconds."""
+    open_messages: _builtins.int
+    """Messages of the reservation that are still open. 0: it has ended, whoever ended it."""
     def __init__(
         self,
         *,
         messages: _builtins.int = ...,
         visibility_ms: _builtins.int = ...,
+        open_messages: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "open_messages", b"open_messages", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
