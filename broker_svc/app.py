@@ -124,7 +124,15 @@ def build_workshop(
         ),
     )
     timers = {number: ExpiryTimer(link, clock) for number, link in links.items()}
-    listener = LinkListener(leases, feeds, workshop.subscriptions, tracking, directory, timers)
+    listener = LinkListener(
+        leases,
+        feeds,
+        workshop.subscriptions,
+        tracking,
+        directory,
+        workshop.settling,
+        timers,
+    )
     for link in links.values():
         link.listen(listener)
     return workshop, list(timers.values())

@@ -7,6 +7,7 @@ from broker_svc.deliveries import DeliveryDirectory
 from broker_svc.expiry import ExpiryTimer
 from broker_svc.feeds import Feeds
 from broker_svc.leases import Leases
+from broker_svc.settling import Settling
 from broker_svc.subscriptions import Subscriptions
 from broker_svc.tracking import Tracking
 
@@ -20,6 +21,7 @@ class LinkListener:
     subscriptions: Subscriptions
     tracking: Tracking
     directory: DeliveryDirectory
+    settling: Settling
     timers: Mapping[int, ExpiryTimer]
 
     def frame_leaves(self, partition: int) -> None:
@@ -38,10 +40,11 @@ class LinkListener:
     def link_up(self, partition: int) -> None:
         self.leases.reload(partition)
         self.subscriptions.link_up(partition)
+        self.settling.link_up(partition)
         self.feeds.link_up(partition)
 
     def link_down(self, partition: int) -> None:
         self.tracking.link_lost(partition)
 
     def held_receipts(self, partition: int) -> Iterable[bytes]:
-        return self.directory.receipts(partition)
+        return [*self.directory.receipts(partition), *self.settling.returning(partition)]

@@ -6,31 +6,36 @@ storage has ended it. A settlement is answered after its commit, never before.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from google.rpc.status_pb2 import Status
 from opentelemetry.trace import Span
 
-from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
+from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery, ReservationKey
 from broker_svc.feeds import Feeds
 from broker_svc.partition_link import Answer, PartitionLink, refusal_of
-from broker_svc.tracking import TrackedQueue
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import (
     AlreadySettled,
+    CommitOutcomeUnknown,
     Fenced,
     InvalidArgument,
+    PartitionFaulty,
     PartitionNotFound,
     ReservationExpired,
     ReservationNotFound,
+    ShuttingDown,
     TidemarkError,
+    Unavailable,
 )
 from tidemark.receipts import Receipt
 from tidemark.rpc.statuses import from_status, to_status
 from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages, Step
 
+Action: TypeAlias = exchange_pb2.SettleAction.ValueType
 Done = Callable[[message_pb2.SettleResult], None]
 """Called exactly once for each settlement."""
 
@@ -47,6 +52,8 @@ _AT_ONCE = (exchange_pb2.SETTLE_ACTION_NACK, exchange_pb2.SETTLE_ACTION_RELEASE)
 """What makes messages ready again, unless it asks for a delay."""
 
 _ENDED = (Fenced, ReservationExpired, ReservationNotFound)
+_UNDECIDED = (CommitOutcomeUnknown, PartitionFaulty, ShuttingDown, Unavailable)
+"""Answers that say nothing about the reservation."""
 
 
 class Settling:
@@ -60,6 +67,8 @@ class Settling:
         self._feeds = feeds
         self.settled = Tally("action")
         """Messages that clients settled."""
+        self._returning: dict[ReservationKey, tuple[HeldDelivery, Action]] = {}
+        """What clients held that are gone, until storage has it back."""
 
     def submit(
         self, settlement: message_pb2.Settlement, deliveries: Deliveries, done: Done
@@ -108,15 +117,38 @@ class Settling:
         """
         gone, left = exchange_pb2.SETTLE_ACTION_DISCONNECT, exchange_pb2.SETTLE_ACTION_RELEASE
         for each in held:
-            operation = exchange_pb2.Operation()
-            operation.settle.receipt = each.receipt
-            operation.settle.action = gone if failed else left
-            operation.settle.owner_epoch = each.owner_epoch
-            each.queue.pending_settlements += 1
-            answer = self._links[each.queue.partition].send(operation)
-            answer.add_done_callback(partial(_returned, each.queue))
-            if failed:
-                self._feeds.messages_return(each.feed_key)
+            self._give_back(each, gone if failed else left)
+
+    def link_up(self, partition: int) -> None:
+        """What could not be given back while the link was down is given back now."""
+        for each, action in list(self._returning.values()):
+            if each.queue.partition == partition:
+                self._give_back(each, action)
+
+    def returning(self, partition: int) -> list[bytes]:
+        """Receipts of what is on its way back: storage must not take them for lost."""
+        held = (each for each, _ in self._returning.values())
+        return [each.receipt for each in held if each.queue.partition == partition]
+
+    def _give_back(self, held: HeldDelivery, action: Action) -> None:
+        operation = exchange_pb2.Operation()
+        operation.settle.receipt = held.receipt
+        operation.settle.action = action
+        operation.settle.owner_epoch = held.owner_epoch
+        held.queue.pending_settlements += 1
+        self._returning[held.key] = held, action
+        answer = self._links[held.queue.partition].send(operation)
+        answer.add_done_callback(partial(self._returned, held))
+        if action == exchange_pb2.SETTLE_ACTION_DISCONNECT:
+            self._feeds.messages_return(held.feed_key)
+
+    def _returned(self, held: HeldDelivery, answer: Answer) -> None:
+        held.queue.pending_settlements -= 1
+        error = answer.exception()
+        if error is None and answer.result().HasField("error"):
+            error = from_status(answer.result().error)
+        if not isinstance(error, _UNDECIDED):
+            self._returning.pop(held.key, None)
 
     def _link(self, partition: int) -> PartitionLink:
         link = self._links.get(partition)
@@ -208,12 +240,6 @@ def _has_ended(settlement: message_pb2.Settlement, refusal: TidemarkError) -> bo
     if isinstance(refusal, AlreadySettled):
         return not settlement.ranges  # all that was open was meant, and there was nothing
     return isinstance(refusal, _ENDED)
-
-
-def _returned(queue: TrackedQueue, answer: Answer) -> None:
-    queue.pending_settlements -= 1
-    if not answer.cancelled():
-        answer.exception()  # storage expires what could not be given back
 
 
 def _failed(settlement: message_pb2.Settlement, error: Status) -> message_pb2.SettleResult:

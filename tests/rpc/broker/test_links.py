@@ -231,6 +231,29 @@ async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[
     return reason
 
 
+async def test_what_a_client_held_that_left_while_the_link_was_down_goes_back(
+    start_gated: StartGated, clock: ManualClock
+) -> None:
+    """V6, V8: at once, and its attempt is counted; nobody waits for the visibility timeout."""
+    local, gates = await start_gated(1, clock=clock)
+    leaving, staying = await local.session("leaving"), await local.session("staying")
+    consumer = leaving.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    await leaving.publish("orders/x", [b"1"])
+    await take(consumer, 1)
+    waiting = staying.open_consumer(credit=1)
+    await waiting.subscribe("orders/x")
+
+    await break_and_hold(gates.links[0], clock)  # what the client holds has been reported
+    await leaving.abort()
+    for _ in range(20):  # round trips, in which the broker learns that it is gone
+        await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="staying"))
+    gates.links[0].requests.let_go()
+
+    (again,) = await take(waiting, 1)
+    assert (again.attempt_count, again.delivery_count) == (1, 2)
+
+
 async def sweep_expired(local: LocalBroker) -> None:
     """Do what lifecycle does for a partition without a broker."""
     scan = ScanPartitionRequest(partition=0, kind=SCAN_KIND_EXPIRED_RESERVATIONS)
