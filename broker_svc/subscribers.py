@@ -91,15 +91,16 @@ class Subscribers:
         self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
     ) -> None:
         attached = subscriber in self._by_client.get(subscriber.client_id, ())
-        if key in subscriber.subscriptions or not attached:
-            subscription.lease.release()  # made twice, or the client is gone meanwhile
+        consumer = subscription.consumer
+        closed = consumer is not None and consumer.closed
+        if key in subscriber.subscriptions or not attached or closed:
+            subscription.lease.release()  # made twice, or the client or consumer is gone meanwhile
             return
         subscriber.subscriptions[key] = subscription
         self._per_group[key[0]] += 1
         if subscription.exclusive is not None:
             subscription.exclusive.subscriptions += 1
-        consumer = subscription.consumer
-        if consumer is not None and not consumer.closed:
+        if consumer is not None:
             self._feeds.subscribe(consumer, subscription.lease, subscription.epoch)
 
     def end(self, subscriber: Subscriber, key: SubscriptionKey) -> None:

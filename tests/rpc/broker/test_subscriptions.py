@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from tests.rpc.broker.conftest import Gated
 from tests.rpc.broker.local_broker import QUEUE, LocalBroker, in_time, payloads_of, run_of, take
 from tidemark import limits
-from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
+from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Release
 from tidemark.client.session import Consumer, Session
 from tidemark.clock import ManualClock
@@ -114,6 +115,28 @@ async def test_what_is_on_its_way_to_a_consumer_that_closes_goes_back(
     taken = await take(last, 20)
     assert {each.attempt_count for each in taken} == {0}
     assert sorted(map(int, payloads_of(taken))) == list(range(0, 60, 3))
+
+
+async def test_a_consumer_that_closes_while_it_subscribes_leaves_nothing_behind(
+    gated: Gated,
+) -> None:
+    """I2: no lease, and no subscription in the way of the session's next consumer."""
+    local, gates = gated
+    session = await local.session()
+    closing, next_one = session.open_consumer(credit=1), session.open_consumer(credit=1)
+    gates.links[0].requests.close()
+    subscribing = asyncio.create_task(closing.subscribe(QUEUE))
+    await in_time(gates.links[0].requests.until_held())
+
+    closing.close()
+    for _ in range(20):  # round trips, in which the broker learns that it is closed
+        await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="ada"))
+    gates.links[0].requests.let_go()
+    await asyncio.gather(subscribing, return_exceptions=True)
+    await in_time(next_one.subscribe(QUEUE))
+    await session.publish(QUEUE, [b"1"])
+
+    assert payloads_of(await take(next_one, 1)) == [b"1"]
 
 
 async def test_bad_subscriptions_are_refused_one_by_one(local: LocalBroker) -> None:
