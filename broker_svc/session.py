@@ -8,6 +8,7 @@ much of what it has to send is unread; so a slow consumer or a huge publisher sl
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker_svc.consumers import Consumer, Feed, Room, Slices
@@ -27,10 +28,10 @@ from tidemark.names import validate_client_id, validate_group, validate_producer
 from tidemark.rpc.statuses import to_status
 
 UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bodies that a session may have read and not answered."""
+"""Runs and settlements that a session may have read and not answered."""
 
-RUN_OVERHEAD_BYTES: Final = 256
-"""What a run costs besides its body: many small ones are a lot, too."""
+OVERHEAD_BYTES: Final = 256
+"""What each of them costs besides its bytes: many small ones are a lot, too."""
 
 UNREAD_RESULTS_MAX: Final = 20_000
 """Results that a client may leave unread before it is read from no longer."""
@@ -222,14 +223,16 @@ class Session:
                 field="settlements",
             )
         for settlement in request.settlements:
+            size = settlement.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
-            self._shop.settling.submit(settlement, self._deliveries, self._settled)
+            self._unanswered_bytes += size
+            self._shop.settling.submit(settlement, self._deliveries, partial(self._settled, size))
         if request.HasField("heartbeat"):
             self._heartbeat(request.heartbeat)
         if len(request.runs) > limits.FRAME_RUNS_MAX:
             raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="runs")
         for run in request.runs:
-            size = run.batch.ByteSize() + RUN_OVERHEAD_BYTES
+            size = run.batch.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
             self._unanswered_bytes += size
             self._shop.publishing.submit(
@@ -252,11 +255,14 @@ class Session:
         self._unanswered_bytes -= size
         self._make_room()
 
-    def _settled(self, result: message_pb2.SettleResult) -> None:
+    def _settled(self, size: int, result: message_pb2.SettleResult) -> None:
         self._unanswered -= 1
+        self._unanswered_bytes -= size
         if result.request_id or result.HasField("error"):
             self._out.settled.append(result)
         self._something.set()
+        if not self._read_on.is_set():
+            self._make_room()
 
     def _make_room(self) -> None:
         """Read on while what was read is answered, and what was answered is read."""

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.rpc.broker.conftest import StartBroker
+from tests.rpc.broker.conftest import Gated, StartBroker
 from tests.rpc.broker.local_broker import LocalBroker, in_time, reason_of, run_of, until
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Ack
+from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument, InvalidName, ShuttingDown, TidemarkError, Unavailable
 
@@ -135,6 +135,37 @@ async def test_a_client_that_never_reads_is_not_read_from_for_ever(local: LocalB
 
     assert written < 5_000
     writing.cancel()
+
+
+async def test_a_client_that_settles_far_ahead_of_storage_is_not_read_from_for_ever(
+    gated: Gated,
+) -> None:
+    """S3: what storage has not answered waits in the broker, so there is an end to it."""
+    local, gates = gated
+    await local.publish(run_of("orders/x", b"1"))
+    (held,) = await local.pull("orders/x")
+    call = BrokerServiceStub(await local.channel()).Session()
+    await call.write(broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="ahead")))
+    frame = broker_pb2.SessionRequest()
+    for _ in range(1000):
+        frame.settlements.add(receipt=held.receipt, dead_letter=DeadLetter(reason="x" * 1000))
+    written = 0
+
+    async def write() -> None:
+        nonlocal written
+        for _ in range(50):
+            await call.write(frame)
+            written += 1
+
+    gates.links[0].requests.close()
+    writing = asyncio.create_task(write())
+    for _ in range(200):  # round trips, in which everything could be read
+        await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="other"))
+
+    assert written < 50
+    writing.cancel()
+    call.cancel()
+    gates.links[0].requests.let_go()
 
 
 async def test_many_answers_go_out_in_frames_that_fit(local: LocalBroker) -> None:
