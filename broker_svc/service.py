@@ -14,7 +14,7 @@ from broker_svc.clients import UnaryClients
 from broker_svc.partition_link import PartitionLink
 from broker_svc.publishers import PublisherCache
 from broker_svc.pulling import Pull
-from broker_svc.session import DEFAULT_GROUP, Session
+from broker_svc.session import DEFAULT_GROUP, Session, check_held
 from broker_svc.workshop import Workshop
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, broker_pb2_grpc, message_pb2
@@ -165,6 +165,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.HeartbeatRequest, context: Context
     ) -> broker_pb2.HeartbeatResponse:
         validate_client_id(request.client_id)
+        check_held(request.held)
         client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
         response = broker_pb2.HeartbeatResponse(
             client_timeout_ms=self._shop.settings.client_timeout_ms

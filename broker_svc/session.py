@@ -7,7 +7,7 @@ much of what it has to send is unread; so a slow consumer or a huge publisher sl
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -38,6 +38,10 @@ UNREAD_RESULTS_MAX: Final = 20_000
 
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bodies that a session may have reserved and not sent."""
+
+PARTS_MAX: Final = 10_000
+"""Parts of one kind in a frame: each may cost an answer, and while it is taken nobody else is
+served."""
 
 CONSUMERS_MAX: Final = 1000
 DEFAULT_GROUP: Final = "default"
@@ -207,6 +211,7 @@ class Session:
 
     def _take(self, request: broker_pb2.SessionRequest) -> None:
         """One frame; its parts in the order of the contract. Nothing here waits."""
+        _check_parts(request)
         for consumer in request.open_consumers:
             self._guard(self._open_consumer, consumer, consumer_id=consumer.consumer_id)
         for opened in request.open_publishers:
@@ -383,6 +388,32 @@ class Session:
             assert isinstance(error, Exception), "only a cancellation is more than that"
             self._closing = error
         self._something.set()
+
+
+def check_held(held: Sequence[broker_pb2.HeldSubscriptions]) -> None:
+    """Raise for a heartbeat that reports more than any client can have subscribed to."""
+    if (
+        len(held) + sum(len(each.entries) for each in held)
+        > 2 * limits.SUBSCRIPTIONS_PER_SESSION_MAX
+    ):
+        raise InvalidArgument(
+            f"a client has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
+            field="held",
+        )
+
+
+def _check_parts(request: broker_pb2.SessionRequest) -> None:
+    parts: tuple[tuple[str, Sequence[object]], ...] = (
+        ("open_consumers", request.open_consumers),
+        ("open_publishers", request.open_publishers),
+        ("destroy_publishers", request.destroy_publishers),
+        ("syncs", request.syncs),
+        ("credits", request.credits),
+    )
+    for field, items in parts:
+        if len(items) > PARTS_MAX:
+            raise InvalidArgument(f"at most {PARTS_MAX} {field} a frame", field=field)
+    check_held(request.heartbeat.held)
 
 
 class _Published:

@@ -15,6 +15,9 @@ FRAME_BYTES: Final = 1024 * 1024
 """What a frame carries of a burst, far below what the broker would take: while the client writes
 one frame, the broker works on another and storage on a third."""
 
+CREDITS_PER_FRAME_MAX: Final = 10_000
+"""What the broker takes."""
+
 
 class Outgoing:
     """What is to be sent: runs in the order in which they were submitted, and everything else."""
@@ -33,6 +36,9 @@ class Outgoing:
             rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
             self.parts.settlements.extend(rest)
             del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
+        if len(frame.credits) > CREDITS_PER_FRAME_MAX:
+            self.parts.credits.extend(frame.credits[CREDITS_PER_FRAME_MAX:])
+            del frame.credits[CREDITS_PER_FRAME_MAX:]
         room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame.ByteSize())
         runs = self.runs
         while runs and len(frame.runs) < FRAME_RUNS:
@@ -45,4 +51,4 @@ class Outgoing:
     @property
     def has_rest(self) -> bool:
         """Whether the last frame left something over."""
-        return bool(self.runs or self.parts.settlements)
+        return bool(self.runs or self.parts.settlements or self.parts.credits)

@@ -111,6 +111,38 @@ async def test_a_frame_has_as_many_settlements_as_it_may_and_no_more(local: Loca
     assert isinstance(ended, InvalidArgument)
 
 
+@pytest.mark.parametrize(
+    "part", ["open_consumers", "open_publishers", "destroy_publishers", "syncs", "credits"]
+)
+async def test_a_frame_has_so_many_parts_of_a_kind_and_no_more(
+    local: LocalBroker, part: str
+) -> None:
+    """A frame of sixteen million bytes would have millions of them, and an answer for each."""
+    one = broker_pb2.SessionRequest()
+    items = getattr(one, part)
+    items.append(4711) if part == "destroy_publishers" else items.add()
+    frame = broker_pb2.SessionRequest.FromString(one.SerializeToString() * 10_001)
+
+    ended = await answers_to(local, frame)
+
+    assert isinstance(ended, InvalidArgument)
+    assert ended.metadata == {"field": part}
+
+
+async def test_a_heartbeat_reports_no_more_than_a_client_can_have(local: LocalBroker) -> None:
+    entries = [subscription_pb2.SubscriptionEntry(lmq_name=QUEUE)] * 20_000
+    held = broker_pb2.HeldSubscriptions(group="default", entries=entries)
+
+    ended = await answers_to(
+        local, broker_pb2.SessionRequest(heartbeat=broker_pb2.HeartbeatFrame(held=[held]))
+    )
+    with pytest.raises(InvalidArgument):
+        await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="ada", held=[held]))
+
+    assert isinstance(ended, InvalidArgument)
+    assert ended.metadata == {"field": "held"}
+
+
 async def test_a_settlement_names_as_many_ranges_as_it_may_and_no_more(
     local: LocalBroker,
 ) -> None:

@@ -311,7 +311,9 @@ Global___GoAway: _TypeAlias = GoAway  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """A frame from the client. Any part may be empty; parts are taken in the order of their numbers."""
+    """A frame from the client. Any part may be empty; parts are taken in the order of their numbers.
+    At most 10 000 of each kind, and as many queues in a heartbeat.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
