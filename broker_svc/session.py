@@ -139,6 +139,8 @@ class Session:
 
     def check_alive(self, now_ms: int) -> None:
         """End the session of a client that was silent for too long."""
+        if self._unanswered_bytes > UNANSWERED_BYTES_MAX:
+            self._last_heard_ms = now_ms  # storage is slow: what the client says is not read
         if now_ms - self._last_heard_ms > self._shop.settings.client_timeout_ms:
             self._closing = InvalidArgument(
                 f"client {self.client_id} sent nothing, not even a heartbeat", field="heartbeat"

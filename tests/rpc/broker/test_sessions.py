@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.rpc.broker.conftest import Gated, StartBroker
+from tests.rpc.broker.conftest import Gated, StartBroker, StartGated
 from tests.rpc.broker.local_broker import LocalBroker, in_time, reason_of, run_of, until
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
@@ -79,6 +79,28 @@ async def test_a_silent_client_is_gone_and_one_that_sends_heartbeats_is_not(
     await in_time(silent.until_ended())
 
     await alive.publish("orders/x", [b"still here"])
+
+
+async def test_a_client_that_is_not_read_from_because_storage_is_slow_is_not_silent(
+    start_gated: StartGated, clock: ManualClock
+) -> None:
+    """V6: its heartbeats wait behind the runs that storage has not answered."""
+    local, gates = await start_gated(1, clock=clock, client_timeout_ms=5000)
+    session = await local.session()
+    await session.publish("orders/x", [b"1"])
+    gates.links[0].requests.close()
+    results = [session.submit(run_of("orders/x", b"x" * 1_000_000)) for _ in range(20)]
+    await in_time(gates.links[0].requests.until_held())
+
+    for _ in range(10):
+        for _ in range(20):  # round trips, in which everything could be read
+            await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="other"))
+        session.heartbeat()
+        await clock.advance_ms(1000)
+    gates.links[0].requests.let_go()
+
+    assert not any(map(reason_of, await in_time(asyncio.gather(*results))))
+    assert session.ended is None
 
 
 async def test_a_stopping_broker_says_so_and_answers_what_it_took(local: LocalBroker) -> None:

@@ -12,8 +12,13 @@ from typing import Any, Final
 import grpc
 
 from tidemark.api.storage.v1.exchange_pb2 import ExchangeRequest
+from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
 
 _EXCHANGE: Final = "/tidemark.api.storage.v1.StorageService/Exchange"
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", GRPC_RECEIVE_BYTES_MAX),
+    ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
+)
 
 
 class Gate:
@@ -134,8 +139,8 @@ class GatedStorage:
 async def gated_storage(upstream_address: str, partitions: int) -> AsyncIterator[GatedStorage]:
     """A proxy in front of a storage service, until the block ends."""
     links = {number: GatedLink() for number in range(partitions)}
-    async with grpc.aio.insecure_channel(upstream_address) as upstream:
-        server = grpc.aio.server(handlers=(_Proxy(upstream, links),))
+    async with grpc.aio.insecure_channel(upstream_address, options=_OPTIONS) as upstream:
+        server = grpc.aio.server(handlers=(_Proxy(upstream, links),), options=_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
