@@ -63,6 +63,8 @@ class Pull:
             pass
         finally:
             self._shop.feeds.close(consumer)
+        if not self._deliveries and not any(link.connected.is_set() for link in links):
+            raise links[0].refusal()  # nobody was there to say that there is none
         if not topic.settings.exclusive:
             return self._deliveries, UNSPECIFIED
         return self._deliveries, self._shop.subscriptions.door(self._client.subscriber, key)

@@ -391,6 +391,21 @@ async def test_a_lite_queue_of_a_partition_that_is_away_can_not_be_used(half_dow
     await session.publish(there, [b"1"])
 
 
+async def test_a_pull_whose_link_breaks_does_not_say_that_there_is_none(gated: Gated) -> None:
+    """I2: it is answered, and with the truth."""
+    local, gates = gated
+    await local.publish(run_of("orders/x", b"1"))
+    gates.links[0].requests.close()
+    pull = asyncio.create_task(local.pull("orders/x"))
+    await in_time(gates.links[0].requests.until_held())
+
+    await gates.links[0].break_now()
+
+    with pytest.raises(Unavailable):
+        await in_time(pull)
+    gates.links[0].requests.let_go()
+
+
 # --- partitions that move -------------------------------------------------------------------------
 
 
