@@ -394,10 +394,8 @@ class Session:
 
 def check_held(held: Sequence[broker_pb2.HeldSubscriptions]) -> None:
     """Raise for a heartbeat that reports more than any client can have subscribed to."""
-    if (
-        len(held) + sum(len(each.entries) for each in held)
-        > 2 * limits.SUBSCRIPTIONS_PER_SESSION_MAX
-    ):
+    entries = sum(len(each.entries) for each in held)
+    if max(len(held), entries) > limits.SUBSCRIPTIONS_PER_SESSION_MAX:
         raise InvalidArgument(
             f"a client has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
             field="held",

@@ -130,8 +130,11 @@ async def test_a_frame_has_so_many_parts_of_a_kind_and_no_more(
 
 
 async def test_a_heartbeat_reports_no_more_than_a_client_can_have(local: LocalBroker) -> None:
-    entries = [subscription_pb2.SubscriptionEntry(lmq_name=QUEUE)] * 20_000
+    entry = subscription_pb2.SubscriptionEntry(lmq_name=QUEUE)
+    entries = [entry] * limits.SUBSCRIPTIONS_PER_SESSION_MAX
     held = broker_pb2.HeldSubscriptions(group="default", entries=entries)
+    await local.api.Heartbeat(broker_pb2.HeartbeatRequest(client_id="ada", held=[held]))
+    held.entries.append(entry)
 
     ended = await answers_to(
         local, broker_pb2.SessionRequest(heartbeat=broker_pb2.HeartbeatFrame(held=[held]))
