@@ -39,10 +39,6 @@ UNREAD_RESULTS_MAX: Final = 20_000
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bodies that a session may have reserved and not sent."""
 
-PARTS_MAX: Final = 10_000
-"""Parts of one kind in a frame: each may cost an answer, and while it is taken nobody else is
-served."""
-
 CONSUMERS_MAX: Final = 1000
 DEFAULT_GROUP: Final = "default"
 
@@ -411,8 +407,8 @@ def _check_parts(request: broker_pb2.SessionRequest) -> None:
         ("credits", request.credits),
     )
     for field, items in parts:
-        if len(items) > PARTS_MAX:
-            raise InvalidArgument(f"at most {PARTS_MAX} {field} a frame", field=field)
+        if len(items) > limits.FRAME_PARTS_MAX:
+            raise InvalidArgument(f"at most {limits.FRAME_PARTS_MAX} {field} a frame", field=field)
     check_held(request.heartbeat.held)
 
 

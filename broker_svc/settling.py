@@ -220,9 +220,8 @@ def _answered(
     lmq_name = "" if held is None else held.queue.lmq_name
     tally.add(settled.messages, lmq_name, str(settlement.WhichOneof("action")))
     if held is not None and holder is not None:
-        held.open_messages = (
-            settled.open_messages
-        )  # as storage has it: an answer may have been lost
+        # As storage has it: the answer to an earlier settlement may have been lost.
+        held.open_messages = settled.open_messages
         if not held.open_messages:
             holder.drop(held.key)
     done(

@@ -31,6 +31,9 @@ RUN_BYTES_MAX: Final = 4 * _MIB
 FRAME_RUNS_MAX: Final = 10_000
 """Runs in one frame: one message to each of ten thousand queues still fits a single frame."""
 
+FRAME_PARTS_MAX: Final = 10_000
+"""Parts of any other kind in one frame of a session: while it is taken nobody else is served."""
+
 FRAME_BYTES_MAX: Final = 16 * _MIB
 """One frame on the wire, in either direction. Far beyond the size at which frames stop paying."""
 

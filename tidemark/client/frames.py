@@ -15,9 +15,6 @@ FRAME_BYTES: Final = 1024 * 1024
 """What a frame carries of a burst, far below what the broker would take: while the client writes
 one frame, the broker works on another and storage on a third."""
 
-CREDITS_PER_FRAME_MAX: Final = 10_000
-"""What the broker takes."""
-
 
 class Outgoing:
     """What is to be sent: runs in the order in which they were submitted, and everything else."""
@@ -36,9 +33,9 @@ class Outgoing:
             rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
             self.parts.settlements.extend(rest)
             del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
-        if len(frame.credits) > CREDITS_PER_FRAME_MAX:
-            self.parts.credits.extend(frame.credits[CREDITS_PER_FRAME_MAX:])
-            del frame.credits[CREDITS_PER_FRAME_MAX:]
+        if len(frame.credits) > limits.FRAME_PARTS_MAX:
+            self.parts.credits.extend(frame.credits[limits.FRAME_PARTS_MAX :])
+            del frame.credits[limits.FRAME_PARTS_MAX :]
         room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame.ByteSize())
         runs = self.runs
         while runs and len(frame.runs) < FRAME_RUNS:
