@@ -30,6 +30,7 @@ class TrackedQueue:
         "look_at_ms",
         "partition",
         "pending_settlements",
+        "place_ms",
     )
 
     def __init__(self, partition: int, lmq_name: str, idle_after_ms: int, now_ms: int) -> None:
@@ -41,7 +42,9 @@ class TrackedQueue:
         self.pending_settlements = 0
         self.idle_since_ms = now_ms
         self.look_at_ms: int | None = None
-        """Its place in the line of candidates; None while it is in none."""
+        """When it is to be looked at; None while that is open."""
+        self.place_ms: int | None = None
+        """Its place in the line of candidates, never later than that; None while it has none."""
         self.loading: Answer | None = None
         """The answer to loading it in storage; None if storage must be asked (again)."""
         self.cleaning: asyncio.Future[None] | None = None
@@ -89,28 +92,31 @@ class Tracking:
             del self._queues[queue.key]
 
     def watch(self, queue: TrackedQueue, due_ms: int) -> None:
-        """Look at the queue at that time; it has one place in the line, and this is it."""
-        if queue.look_at_ms == due_ms:
-            return
+        """Look at the queue at that time, and not before.
+
+        A place that comes earlier is kept until its turn: a queue that is used all the time would
+        otherwise leave a place behind with every use.
+        """
         queue.look_at_ms = due_ms
+        if queue.place_ms is not None and queue.place_ms <= due_ms:
+            return
         if not self._candidates or due_ms < self._candidates[0][0]:
             self.earlier_candidate.set()
-        self._pushed += 1
-        heappush(self._candidates, (due_ms, self._pushed, queue))
+        self._line_up(queue, due_ms)
 
     def next_candidate_ms(self) -> int | None:
-        self._drop_stale()
+        self._tidy_front()
         return self._candidates[0][0] if self._candidates else None
 
     def take_candidates(self, now_ms: int, limit: int) -> list[TrackedQueue]:
         """Queues whose window may have elapsed. Those in use will be watched when they are not."""
         due: list[TrackedQueue] = []
         while len(due) < limit:
-            self._drop_stale()
+            self._tidy_front()
             if not self._candidates or self._candidates[0][0] > now_ms:
                 break
             queue = heappop(self._candidates)[2]
-            queue.look_at_ms = None
+            queue.look_at_ms = queue.place_ms = None
             if not queue.leases:
                 due.append(queue)
         return due
@@ -130,13 +136,21 @@ class Tracking:
             if queue is not None:
                 queue.loading = None
 
-    def _drop_stale(self) -> None:
-        """Forget places in the line that their queues have left."""
+    def _line_up(self, queue: TrackedQueue, due_ms: int) -> None:
+        queue.place_ms = due_ms
+        self._pushed += 1
+        heappush(self._candidates, (due_ms, self._pushed, queue))
+
+    def _tidy_front(self) -> None:
+        """Forget places that their queues have left, and send back whoever is to come later."""
         while self._candidates:
-            due_ms, _, queue = self._candidates[0]
-            if self._queues.get(queue.key) is queue and queue.look_at_ms == due_ms:
+            place_ms, _, queue = self._candidates[0]
+            current = self._queues.get(queue.key) is queue and queue.place_ms == place_ms
+            if current and queue.look_at_ms == place_ms:
                 return
             heappop(self._candidates)
+            if current and queue.look_at_ms is not None:
+                self._line_up(queue, queue.look_at_ms)
 
     def link_lost(self, partition: int) -> None:
         """Storage may have forgotten what it had loaded."""

@@ -83,6 +83,19 @@ async def test_a_record_watched_many_times_is_one_candidate() -> None:
     assert tracking.take_candidates(10 * WINDOW_MS, limit=100) == [queue]
 
 
+async def test_a_record_used_again_and_again_keeps_one_place_in_the_line() -> None:
+    """I3: polls without end would leave a place behind with each, for as long as the window is."""
+    tracking = Tracking()
+    queue = record(tracking)
+
+    for now_ms in range(1, 1_000):
+        tracking.watch(queue, now_ms + WINDOW_MS)
+
+    assert len(tracking._candidates) == 1
+    assert tracking.take_candidates(998 + WINDOW_MS, limit=1) == []
+    assert tracking.take_candidates(999 + WINDOW_MS, limit=1) == [queue]
+
+
 async def test_a_pass_takes_no_more_candidates_than_its_limit() -> None:
     tracking = Tracking()
     for number in range(5):
