@@ -9,13 +9,15 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 
-from broker_svc.partition_link import PartitionLink
+from broker_svc.partition_link import Answer, PartitionLink
 from broker_svc.tracking import QueueKey, TrackedQueue, Tracking
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import NotOwner, TidemarkError
+from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import counter
 
 CANDIDATES_PER_PASS_MAX = 1000
@@ -76,7 +78,10 @@ class Cleanup:
         """The direct call: keeps the guards, and asks storage about queues not tracked here."""
         while True:
             queue = self._tracking.find(key)
-            outcome = await (self._ask_storage(key) if queue is None else self._try(queue))
+            if queue is None:
+                outcome = _outcome_of(await self._ask_storage(key))
+            else:
+                outcome = await self._try(queue)
             if outcome is not EvictionOutcome.NOT_TRACKED:
                 _evictions.add(1, {"outcome": outcome.value})
                 return outcome
@@ -106,16 +111,21 @@ class Cleanup:
         guard = self._guard(queue)
         if guard is not None:
             return guard
-        # From here to the answer nobody gets a lease: see leases.py.
+        # From here to the answer nobody gets a lease: see leases.py. The answer ends it, and not
+        # whoever waits for the outcome: a direct call may be cancelled when storage was asked.
         queue.cleaning = asyncio.get_running_loop().create_future()
+        answer = self._ask_storage(queue.key)
+        answer.add_done_callback(partial(self._answered, queue))
+        return _outcome_of(await asyncio.shield(answer))
+
+    def _answered(self, queue: TrackedQueue, answer: Answer) -> None:
         try:
-            outcome = await self._ask_storage(queue.key)
-            if outcome in _UNLOADED:
+            if answer.exception() is None and _has_unloaded(answer.result()):
                 queue.loading = None
                 self._tracking.forget(queue)
-            return outcome
         finally:
             cleaning, queue.cleaning = queue.cleaning, None
+            assert cleaning is not None, "one cleanup at a time"
             cleaning.set_result(None)
 
     def _guard(self, queue: TrackedQueue) -> EvictionOutcome | None:
@@ -129,13 +139,10 @@ class Cleanup:
             return EvictionOutcome.HAS_DELIVERIES
         return None
 
-    async def _ask_storage(self, key: QueueKey) -> EvictionOutcome:
+    def _ask_storage(self, key: QueueKey) -> Answer:
         partition, lmq_name = key
         unmaterialize = exchange_pb2.Unmaterialize(lmq_name=lmq_name)
-        operation = exchange_pb2.Operation(unmaterialize=unmaterialize)
-        result = await self._links[partition].call(operation)
-        name = topic_pb2.EvictionOutcome.Name(result.unmaterialize.outcome)
-        return EvictionOutcome(name.removeprefix("EVICTION_OUTCOME_"))
+        return self._links[partition].send(exchange_pb2.Operation(unmaterialize=unmaterialize))
 
     async def _until_candidate(self) -> None:
         while True:
@@ -149,3 +156,15 @@ class Cleanup:
                 await self._clock.wait_for(self._tracking.earlier_candidate.wait(), timeout_ms)
             except TimeoutError:
                 return
+
+
+def _outcome_of(result: exchange_pb2.OperationResult) -> EvictionOutcome:
+    """What storage has answered; raises its error."""
+    if result.HasField("error"):
+        raise from_status(result.error)
+    name = topic_pb2.EvictionOutcome.Name(result.unmaterialize.outcome)
+    return EvictionOutcome(name.removeprefix("EVICTION_OUTCOME_"))
+
+
+def _has_unloaded(result: exchange_pb2.OperationResult) -> bool:
+    return not result.HasField("error") and _outcome_of(result) in _UNLOADED

@@ -141,6 +141,27 @@ async def test_a_lease_asked_for_in_the_turn_in_which_cleanup_saw_the_answer_loa
     assert await broker.is_loaded()
 
 
+async def test_a_lease_asked_for_after_whoever_wanted_the_cleanup_gave_up_waits_for_it(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2: a direct call that is cancelled has asked storage all the same."""
+    await broker.idle_queue()
+    link.requests.close()
+    cleanup = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    await link.requests.until_held()
+    cleanup.cancel()
+    await asyncio.wait({cleanup})
+
+    lease = asyncio.create_task(broker.lease())
+    await broker.clock.advance_ms(0)
+    assert not lease.done()
+    link.requests.let_go()
+
+    await lease
+    await broker.until_answered()
+    assert await broker.is_loaded()
+
+
 async def test_two_leases_that_wait_for_one_cleanup_share_one_record(
     broker: IdleBroker, link: GatedLink
 ) -> None:
