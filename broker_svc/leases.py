@@ -102,10 +102,13 @@ class Leases:
         return Lease(self, tuple(queues))
 
     def reload(self, partition: int) -> None:
-        """Storage may have forgotten what it had loaded: load what is leased again."""
+        """Storage may have forgotten what it had loaded: load what is leased again.
+
+        The rest is loaded when somebody asks for it.
+        """
         for queue in self._tracking:
-            if queue.partition == partition and queue.leases:
-                queue.loading = self._load(queue)
+            if queue.partition == partition:
+                queue.loading = self._load(queue) if queue.leases else None
 
     def drop(self, queues: tuple[TrackedQueue, ...]) -> None:
         now_ms = self._clock.monotonic_ms()

@@ -21,6 +21,8 @@ from broker_svc.service import BrokerService
 from broker_svc.topic_service import TopicService
 from broker_svc.workshop import Workshop
 from storage_svc.app import storage
+from storage_svc.engines.engine import Engines
+from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.idle.gated_storage import GatedLink, GatedStorage, gated_storage
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import (
@@ -190,6 +192,7 @@ class RestartableStorage:
         self._clock = clock
         self._running = AsyncExitStack()
         self.address = free_address()
+        self.disk: FaultyEngines
 
     async def start(self) -> None:
         settings = StorageSettings(
@@ -199,10 +202,14 @@ class RestartableStorage:
             partitions=PARTITIONS,
             disk_free_bytes_min=0,
         )
-        await self._running.enter_async_context(storage(settings, self._clock))
+        await self._running.enter_async_context(storage(settings, self._clock, self._wrap))
 
     async def stop(self) -> None:
         await self._running.aclose()
+
+    def _wrap(self, engines: Engines) -> Engines:
+        self.disk = FaultyEngines(engines)
+        return self.disk
 
 
 @pytest.fixture

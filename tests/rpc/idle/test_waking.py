@@ -9,6 +9,7 @@ import asyncio
 import pytest
 
 from broker_svc.cleanup import EvictionOutcome
+from tests.conformance.faulty_engine import Fault
 from tests.rpc.idle.conftest import (
     IDLE_MS,
     QUEUE,
@@ -18,10 +19,12 @@ from tests.rpc.idle.conftest import (
 )
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.clock import ManualClock
-from tidemark.errors import ReservationNotFound
+from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, ReservationNotFound
 
 HOUSEKEEPING_MS = 1_000
 GIVE_UP_S = 5
+NEIGHBOUR = "orders/c"
+"""Lives in the partition of `QUEUE`."""
 
 
 async def housekeeping(clock: ManualClock, duration_ms: int) -> None:
@@ -35,6 +38,15 @@ async def got(consumer: "asyncio.Task[bytes]") -> bytes | None:
     """What a consumer gets; None if it was forgotten and would wait forever."""
     done, _ = await asyncio.wait({consumer}, timeout=GIVE_UP_S)
     return consumer.result() if done else None
+
+
+async def published(broker: IdleBroker, lmq_name: str) -> bool:
+    """Whether the partition of a queue takes publishes."""
+    try:
+        await broker.publish(b"x", lmq_name)
+    except PartitionFaulty:
+        return False
+    return True
 
 
 # --- waking -----------------------------------------------------------------------------------
@@ -163,6 +175,22 @@ async def test_a_lease_on_a_queue_that_was_deleted_loads_it_anew(broker: IdleBro
     """I2: loaded before the caller gets a usable handle, whatever was loaded once."""
     await broker.publish_and_leave(b"a")
     await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name=QUEUE))
+
+    await broker.lease()
+
+    assert await broker.is_loaded()
+
+
+async def test_a_lease_on_a_queue_that_a_failed_commit_has_unloaded_loads_it_anew(
+    broker: IdleBroker, stored: RestartableStorage
+) -> None:
+    """I2: storage dropped its memory and went on; the link never broke."""
+    await broker.publish_and_leave(b"a")
+    stored.disk.next_commit = Fault.BEFORE_WRITING
+    with pytest.raises(CommitOutcomeUnknown):
+        await broker.publish(b"lost", NEIGHBOUR)
+    while not await published(broker, NEIGHBOUR):
+        pass
 
     await broker.lease()
 
