@@ -38,10 +38,12 @@ class Lease:
         link is up again. One that is there is enough.
         """
         # All of them before the first wait: a link that breaks meanwhile forgets its own.
-        loading = [queue.loading for queue in self.queues]
+        loading = [queue.loading for queue in self.queues if queue.loading is not None]
+        assert loading, (
+            "a lease begins with loading its queue, and whoever asks has seen no failure"
+        )
         away: list[TidemarkError] = []
         for answer in loading:
-            assert answer is not None, "a lease begins with loading its queue"
             try:
                 result = await asyncio.shield(answer)
                 if result.HasField("error"):

@@ -6,6 +6,7 @@ hands it to the link. Runs of one connection and queue leave in the order in whi
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,9 +101,11 @@ class Publishing:
         """A publisher whose queue is loaded. Raises why there can be none."""
         topic = await self._topics.get(LmqName.parse(lmq_name).topic)
         publisher = cache.find(lmq_name, self._clock.monotonic_ms())
-        if publisher is not None and not publisher.lease.failed:
-            return publisher
         if publisher is not None:
+            if not publisher.lease.failed:
+                with suppress(TidemarkError):  # then it is loaded anew, or its caller told why not
+                    await publisher.lease.loaded()  # a first publish may just have begun it
+                    return publisher
             cache.destroy(publisher)
         lease = await self._topics.lease(self._leases, lmq_name, topic)
         return cache.add(lmq_name, lease, self._clock.monotonic_ms())

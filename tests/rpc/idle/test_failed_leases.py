@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from broker_svc.cleanup import EvictionOutcome
+from broker_svc.publishers import PublisherCache
 from tests.rpc.idle.conftest import (
     IDLE_MS,
     PARTITIONS,
@@ -17,7 +18,7 @@ from tests.rpc.idle.conftest import (
     run_of,
 )
 from tests.rpc.idle.gated_storage import GatedLink, GatedStorage
-from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.errors import TopicNotFound, Unavailable
@@ -97,6 +98,27 @@ async def test_a_publish_without_a_link_leaves_no_lease(
 
     assert leases_of(broker) == 0
     assert len(broker.shop.publishers) == 0
+
+
+async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_is_loaded(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2: the publish has made the publisher; that its queue is loaded, nobody knows yet."""
+    link.requests.close()
+    cache = PublisherCache(broker.shop.publishers, publishers_max=10)
+    results: asyncio.Queue[message_pb2.PublishResult] = asyncio.Queue()
+    broker.shop.publishing.submit(run_of(b"1"), cache, "", results.put_nowait)
+    opened = asyncio.create_task(broker.shop.publishing.open(QUEUE, cache))
+    await link.requests.until_held()
+    assert not opened.done()
+
+    await link.break_now()
+
+    with pytest.raises(Unavailable):
+        await opened
+    assert (await results.get()).HasField("error")
+    assert leases_of(broker) == 0
+    assert len(cache) == 0
 
 
 async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease(
