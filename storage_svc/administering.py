@@ -53,6 +53,7 @@ async def place_group(unit: Unit, operation: PlaceGroup) -> GroupPlaced:
     revoked: list[int] = []
     if operation.start is not None:
         revoked = state.revoke(group, unit.journal)
+        unit.journal.expired += revoked
         group = await move(unit, handle, group, operation.start)
         await erase_settled(unit, handle)
     return GroupPlaced(group.cursor(state.record.next_offset), created, tuple(revoked))
@@ -82,7 +83,7 @@ async def remove_group(unit: Unit, operation: RemoveGroup) -> Removed:
     """Delete a group; what only it had kept is dropped with it."""
     handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
     group = handle.state.group(operation.group)
-    handle.state.revoke(group, unit.journal)
+    unit.journal.expired += handle.state.revoke(group, unit.journal)
     await _forget_group(unit, handle, group)
     await erase_settled(unit, handle)
     return Removed(0)
@@ -104,6 +105,7 @@ async def delete_queue(unit: Unit, handle: Handle) -> None:
     for reservation in handle.state.reservations.values():
         if reservation.live:
             unit.journal.delete_deadline(record, reservation)
+            unit.journal.expired.append(reservation.reservation_id)
     for group in handle.state.groups.values():
         for offset, (_, not_before_ms) in group.delayed.items():
             unit.journal.delete_exception(record, group, offset, not_before_ms)

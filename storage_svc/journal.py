@@ -41,7 +41,8 @@ class BatchJournal:
         self.high_water: dict[tuple[int, str], int] = {}
         """Marks of outbox sources that this commit raised."""
         self.expired: list[int] = []
-        """Reservations that expire with this commit."""
+        """Reservations that end with this commit and that nobody settled: those that expire, and
+        those that go with their queue or their group."""
         self.touched: set[int] = set()
         """Queues that this commit changes: what the engine has of them is not the truth."""
         self.removed_names: set[str] = set()

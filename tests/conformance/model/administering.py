@@ -22,6 +22,7 @@ def place_group(model: PartitionState, asked: op.PlaceGroup, answer: Any) -> Res
     revoked: tuple[int, ...] = ()
     if asked.start is not None:
         revoked = delivering.revoke(model, queue, group)
+        model.expired += revoked
         group = move(model, queue, group, asked.start)
     cursor = min([queue.next_offset, *group.unsettled])
     if isinstance(answer, op.GroupPlaced) and answer.cursor <= cursor:
@@ -31,6 +32,7 @@ def place_group(model: PartitionState, asked: op.PlaceGroup, answer: Any) -> Res
 
 def remove_group(model: PartitionState, asked: op.RemoveGroup, _: Result | None) -> Result:
     queue, group = model.get_group(asked.lmq_name, asked.group)
+    model.expired += (each.reservation_id for each in queue.live_of(group.name))
     queue.remove_group(group.name)
     model.touched.add(queue.queue_id)
     model.delete_settled(queue, list(queue.runs.values()))
@@ -60,6 +62,7 @@ def remove_queue(model: PartitionState, asked: op.RemoveQueue, _: Result | None)
     if asked.expected_queue_id not in (0, queue.queue_id):
         raise Refused(QueueNotFound)
     del model.queues[asked.lmq_name]
+    model.expired += (each.reservation_id for each in queue.live)
     messages = sum(run.messages for run in queue.runs.values())
     messages += sum(run.messages for _, run in queue.scheduled.values())
     return op.Removed(messages, sum(run.body_bytes for run in queue.runs.values()))

@@ -57,7 +57,7 @@ class PartitionState:
         self.time_is_suspicious = False
         self.reservation_id = 0
         self.expired: list[int] = []
-        """Reservations that the last commit has expired."""
+        """Reservations that the last commit has ended, and nobody settled."""
         self.told: set[tuple[str, str]] = set()
         """(queue, group) that the last commit has told of ready messages."""
         self.took_some: set[tuple[str, str]] = set()

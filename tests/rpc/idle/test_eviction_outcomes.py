@@ -5,15 +5,39 @@ import asyncio
 import pytest
 
 from broker_svc.cleanup import EvictionOutcome
-from tests.rpc.idle.conftest import IDLE_MS, KEY, QUEUE, QUEUE_PARTITION, IdleBroker, StartBroker
+from tests.rpc.idle.conftest import (
+    IDLE_MS,
+    KEY,
+    QUEUE,
+    QUEUE_PARTITION,
+    TOPIC,
+    IdleBroker,
+    StartBroker,
+)
 from tests.rpc.idle.gated_storage import GatedStorage
-from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TopicNotFound
 
 
 def purge() -> exchange_pb2.Operation:
     return exchange_pb2.Operation(purge=exchange_pb2.Purge(lmq_name=QUEUE))
+
+
+async def take_away(broker: IdleBroker, what: str) -> None:
+    """What an operator can do to a queue while clients hold deliveries of it."""
+    match what:
+        case "queue":
+            await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name=QUEUE))
+        case "topic":
+            await broker.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC, force=True))
+        case "group":
+            group = topic_pb2.DeleteGroupRequest(lmq_name=QUEUE, group="default")
+            await broker.topics.DeleteGroup(group)
+        case "progress":
+            start = subscription_pb2.StartPosition(earliest=True)
+            reset = topic_pb2.ResetGroupRequest(lmq_name=QUEUE, group="default", start=start)
+            await broker.topics.ResetGroup(reset)
 
 
 # --- skipped by the broker --------------------------------------------------------------------
@@ -146,6 +170,23 @@ async def test_a_queue_with_unsettled_deliveries_stays_loaded(
     await broker.ack(delivery)
     await broker.clock.advance_ms(IDLE_MS)
     assert await tried(broker, path) is EvictionOutcome.EVICTED
+
+
+@pytest.mark.parametrize("what", ["queue", "topic", "group", "progress"])
+async def test_deliveries_that_an_operator_has_taken_away_keep_no_queue_loaded(
+    broker: IdleBroker, what: str
+) -> None:
+    """I4: storage has ended their reservations, so nothing else ever will."""
+    await broker.publish_and_leave(b"a")
+    await broker.pull()
+
+    await take_away(broker, what)
+
+    while len(broker.shop.directory):  # told with the answer, or just after it
+        await broker.clock.sleep_ms(0)
+    await broker.clock.advance_ms(IDLE_MS)
+    await broker.shop.cleanup.run_once()
+    assert len(broker.shop.tracking) == 0
 
 
 async def test_deliveries_of_one_queue_do_not_keep_another_loaded(broker: IdleBroker) -> None:

@@ -151,7 +151,8 @@ class ExchangeResponse(_message.Message):
 
     @_builtins.property
     def expired_reservation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Reservations that have expired, in whatever way; the broker drops their delivery tags. Told after
+        """Reservations that have ended and that nobody settled: they have expired, in whatever way, or their
+        queue or group was deleted, or the group moved. The broker drops their delivery tags. Told after
         the result that handed them out.
         """
 
