@@ -297,7 +297,12 @@ class PartitionLink:
             # Storage has opened the partition anew: it knows of nobody who waits. That it was
             # closed for a moment need not have been told.
             listener.link_up(self.partition)
-        listener.expired(self.partition, frame.expired_reservation_ids)
+        if frame.expired_reservation_ids:
+            # Behind the results of this frame, which are seen in the next turn: one of them may
+            # have handed out what has expired since.
+            asyncio.get_running_loop().call_soon(
+                listener.expired, self.partition, frame.expired_reservation_ids
+            )
         for event in frame.ready:
             listener.queue_ready(self.partition, event.lmq_name, event.group)
         if frame.HasField("next_deadline"):

@@ -27,10 +27,12 @@ from tidemark.settings import BrokerSettings
 
 
 class Offers:
-    """Counts how often everybody who waits is offered to storage again."""
+    """Counts how often everybody who waits is offered to storage again, and what is told."""
 
     def __init__(self) -> None:
         self.link_ups = 0
+        self.told: list[object] = []
+        """Results and expired reservations, in the order in which they were told."""
 
     def link_up(self, partition: int) -> None:
         self.link_ups += 1
@@ -39,7 +41,9 @@ class Offers:
     def frame_leaves(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
-    def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
+    def expired(self, partition: int, reservation_ids: Iterable[int]) -> None:
+        self.told += reservation_ids
+
     def held_receipts(self, partition: int) -> Iterable[bytes]:
         return ()
 
@@ -73,6 +77,24 @@ async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: Par
         counts.append(offers.link_ups)
 
     assert counts == [1, 1, 1, 2, 2, 3]
+
+
+async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
+    link: PartitionLink,
+) -> None:
+    """V2, I4: a delivery that expired before it was heard of would be held for ever."""
+    offers = Offers()
+    link.listen(offers)
+    link._take(health(1, topic_pb2.PARTITION_STATE_SERVING))
+    answer = link.send(Operation(purge=Purge(lmq_name="t")))
+    answer.add_done_callback(lambda _: offers.told.append("result"))
+
+    result = OperationResult(request_id=1)
+    link._take(ExchangeResponse(results=[result], expired_reservation_ids=[7]))
+    while len(offers.told) < 2:
+        await ManualClock().sleep_ms(0)
+
+    assert offers.told == ["result", 7]
 
 
 # --- which frames leave ---------------------------------------------------------------------------
