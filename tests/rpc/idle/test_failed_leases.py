@@ -1,6 +1,7 @@
 """A lease that fails says why and leaves nothing, whoever asked for it (I2)."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.rpc.idle.conftest import (
     run_of,
 )
 from tests.rpc.idle.gated_storage import GatedLink, GatedStorage
-from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
+from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.errors import TopicNotFound, Unavailable
@@ -119,6 +120,34 @@ async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_i
     assert (await results.get()).HasField("error")
     assert leases_of(broker) == 0
     assert len(cache) == 0
+
+
+async def test_a_consumer_that_is_closed_while_it_subscribes_leaves_no_lease(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """I2, I3: the session lives on, and would keep the queue awake for nobody."""
+    session: Any = broker.calls.Session()
+    hello, consumer = broker_pb2.Hello(client_id="hasty"), broker_pb2.OpenConsumer(consumer_id=1)
+    await session.write(broker_pb2.SessionRequest(hello=hello, open_consumers=[consumer]))
+    await session.read()
+    link.requests.close()
+    sync = subscription_pb2.SubscriptionSync(
+        consumer_id=1,
+        mode=subscription_pb2.SYNC_MODE_PARTIAL_ADD,
+        entries=[subscription_pb2.SubscriptionEntry(lmq_name=QUEUE)],
+    )
+    await session.write(broker_pb2.SessionRequest(syncs=[sync]))
+    await link.requests.until_held()
+    closing = broker_pb2.ConsumerCredit(consumer_id=1, close=True)
+    await session.write(broker_pb2.SessionRequest(credits=[closing, closing]))
+    await session.read()  # an error: the second found it closed
+
+    link.requests.let_go()
+
+    while not (await session.read()).synced:
+        pass
+    assert leases_of(broker) == 0
+    assert len(broker.shop.subscriptions) == 0
 
 
 async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease(
