@@ -138,7 +138,10 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
                 )
             for queue in page.queues:
                 remove = exchange_pb2.RemoveQueue(lmq_name=queue.lmq_name)
-                await self._call(partition, exchange_pb2.Operation(remove_queue=remove))
+                try:
+                    await self._call(partition, exchange_pb2.Operation(remove_queue=remove))
+                finally:
+                    self._shop.tracking.queue_deleted(queue.lmq_name, [partition])
             deleted += len(page.queues)
             if not page.next_page_token:
                 return deleted
@@ -192,9 +195,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     ) -> topic_pb2.DeleteQueueResponse:
         remove = exchange_pb2.RemoveQueue(lmq_name=request.lmq_name)
         operation = exchange_pb2.Operation(remove_queue=remove)
-        results = await self._change(request.lmq_name, operation)
-        self._shop.tracking.queue_deleted(request.lmq_name, self._shop.links)
-        self._shop.feeds.queue_forgotten(request.lmq_name)
+        try:
+            results = await self._change(request.lmq_name, operation)
+        finally:  # it may be gone from some partitions, also if others could not be reached
+            self._shop.tracking.queue_deleted(request.lmq_name, self._shop.links)
+            self._shop.feeds.queue_forgotten(request.lmq_name)
         messages = sum(result.removed.messages for result in results)
         return topic_pb2.DeleteQueueResponse(messages=messages)
 

@@ -130,7 +130,7 @@ class Tracking:
                     self.watch(queue, queue.idle_since_ms + queue.idle_after_ms)
 
     def queue_deleted(self, lmq_name: str, partitions: Iterable[int]) -> None:
-        """Storage has forgotten it: whoever uses it next loads it anew."""
+        """Storage may have forgotten it: whoever uses it next loads it anew."""
         for partition in partitions:
             queue = self._queues.get((partition, lmq_name))
             if queue is not None:

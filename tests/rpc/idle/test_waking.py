@@ -13,13 +13,20 @@ from tests.conformance.faulty_engine import Fault
 from tests.rpc.idle.conftest import (
     IDLE_MS,
     QUEUE,
+    TOPIC,
     IdleBroker,
     RestartableStorage,
     StartBroker,
 )
+from tests.rpc.idle.gated_storage import GatedStorage
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.clock import ManualClock
-from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, ReservationNotFound
+from tidemark.errors import (
+    CommitOutcomeUnknown,
+    PartitionFaulty,
+    ReservationNotFound,
+    Unavailable,
+)
 
 HOUSEKEEPING_MS = 1_000
 GIVE_UP_S = 5
@@ -179,6 +186,36 @@ async def test_a_lease_on_a_queue_that_was_deleted_loads_it_anew(broker: IdleBro
     await broker.lease()
 
     assert await broker.is_loaded()
+
+
+async def test_a_lease_on_a_queue_of_a_topic_that_was_created_again_loads_it_anew(
+    broker: IdleBroker,
+) -> None:
+    """I2: the queue went with its topic."""
+    await broker.publish_and_leave(b"a")
+    await broker.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC, force=True))
+    await broker.create_topic()
+
+    await broker.lease()
+
+    assert await broker.is_loaded()
+
+
+async def test_a_lease_on_a_queue_that_was_deleted_in_one_partition_only_loads_it_anew(
+    broker: IdleBroker, gates: GatedStorage
+) -> None:
+    """I2: the other could not be reached, and the caller was told so."""
+    await broker.create_topic("wide", partitions=2)
+    await broker.publish_and_leave(b"a", "wide")
+    await gates.links[1].break_now()
+    await broker.until_disconnected(1)
+    with pytest.raises(Unavailable):
+        await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name="wide"))
+
+    await broker.lease("wide")
+
+    listed = await broker.topics.ListQueues(topic_pb2.ListQueuesRequest(topic="wide"))
+    assert [queue.partition for queue in listed.queues] == [0, 1]
 
 
 async def test_a_lease_on_a_queue_that_a_failed_commit_has_unloaded_loads_it_anew(
