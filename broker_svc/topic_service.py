@@ -105,7 +105,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         validate_topic(request.name)
         topic = await self._shop.topics.renew(request.name)
         deleted = 0
-        for number in range(self._shop.settings.partitions):
+        partitions = range(self._shop.settings.partitions)
+        if not request.force:  # all of them before the first is deleted
+            for number in partitions:
+                await self._check_empty(number, request.name)
+        for number in partitions:
             deleted += await self._delete_queues(number, request.name, force=request.force)
         gone = await self._storage.DeleteTopic(storage_pb2.DeleteTopicRequest(name=request.name))
         await self._shop.topics.fan_out(replace(topic, version=gone.version), deleted=True)
@@ -123,7 +127,23 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self._shop.tracking.topic_changed(current)
         return current
 
+    async def _check_empty(self, partition: int, topic: str) -> None:
+        pages = storage_pb2.ListQueuesRequest(
+            partition=partition, topic=topic, page_size=limits.PAGE_SIZE_MAX
+        )
+        while True:
+            page = await self._storage.ListQueues(pages)
+            full = [queue.lmq_name for queue in page.queues if queue.messages]
+            if full:
+                raise TopicNotEmpty(
+                    f"queue {full[0]} holds messages; force deletes it too", queue=full[0]
+                )
+            pages.page_token = page.next_page_token
+            if not pages.page_token:
+                return
+
     async def _delete_queues(self, partition: int, topic: str, *, force: bool) -> int:
+        """Without force, storage refuses a queue that was published to meanwhile."""
         deleted = 0
         while True:
             page = await self._storage.ListQueues(
@@ -131,13 +151,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
                     partition=partition, topic=topic, page_size=limits.PAGE_SIZE_MAX
                 )
             )
-            full = [queue.lmq_name for queue in page.queues if queue.messages]
-            if full and not force:
-                raise TopicNotEmpty(
-                    f"queue {full[0]} holds messages; force deletes it too", queue=full[0]
-                )
             for queue in page.queues:
-                remove = exchange_pb2.RemoveQueue(lmq_name=queue.lmq_name)
+                remove = exchange_pb2.RemoveQueue(lmq_name=queue.lmq_name, only_empty=not force)
                 try:
                     await self._call(partition, exchange_pb2.Operation(remove_queue=remove))
                 finally:

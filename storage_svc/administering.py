@@ -22,7 +22,7 @@ from storage_svc.operations import (
     StartAt,
 )
 from storage_svc.unit import Unit
-from tidemark.errors import QueueNotFound
+from tidemark.errors import QueueNotFound, TopicNotEmpty
 
 _QUEUE_TABLES = (
     Table.RUN_HEADERS,
@@ -95,6 +95,8 @@ async def remove_queue(unit: Unit, operation: RemoveQueue) -> Removed:
     record = handle.state.record
     if operation.expected_queue_id not in (0, record.queue_id):
         raise QueueNotFound(f"queue {record.lmq_name} is another one now", queue=record.lmq_name)
+    if operation.only_empty and (record.messages or record.scheduled):
+        raise TopicNotEmpty(f"queue {record.lmq_name} holds messages", queue=record.lmq_name)
     await delete_queue(unit, handle)
     return Removed(record.messages + record.scheduled, record.body_bytes)
 

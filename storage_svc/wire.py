@@ -146,7 +146,7 @@ def _remove_group(proto: exchange_pb2.RemoveGroup) -> op.Operation:
 
 
 def _remove_queue(proto: exchange_pb2.RemoveQueue) -> op.Operation:
-    return op.RemoveQueue(_queue(proto.lmq_name), proto.expected_queue_id)
+    return op.RemoveQueue(_queue(proto.lmq_name), proto.expected_queue_id, proto.only_empty)
 
 
 def _purge(proto: exchange_pb2.Purge) -> op.Operation:

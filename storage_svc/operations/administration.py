@@ -49,6 +49,7 @@ class RemoveQueue(NamedTuple):
 
     lmq_name: str
     expected_queue_id: int = 0
+    only_empty: bool = False
 
 
 class Purge(NamedTuple):

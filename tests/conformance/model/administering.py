@@ -7,7 +7,7 @@ from storage_svc.operations import Result
 from tests.conformance.model import delivering
 from tests.conformance.model.queue import ModelGroup, QueueModel
 from tests.conformance.model.state import PartitionState, Refused, check_owner
-from tidemark.errors import QueueNotFound
+from tidemark.errors import QueueNotFound, TopicNotEmpty
 
 
 def place_group(model: PartitionState, asked: op.PlaceGroup, answer: Any) -> Result:
@@ -61,6 +61,8 @@ def remove_queue(model: PartitionState, asked: op.RemoveQueue, _: Result | None)
     queue = model.get(asked.lmq_name)
     if asked.expected_queue_id not in (0, queue.queue_id):
         raise Refused(QueueNotFound)
+    if asked.only_empty and (queue.runs or queue.scheduled):
+        raise Refused(TopicNotEmpty)
     del model.queues[asked.lmq_name]
     model.expired += (each.reservation_id for each in queue.live)
     messages = sum(run.messages for run in queue.runs.values())

@@ -22,7 +22,7 @@ from tests.rpc.idle.gated_storage import GatedLink, GatedStorage
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.errors import TopicNotFound, Unavailable
+from tidemark.errors import TopicNotEmpty, TopicNotFound, Unavailable
 from tidemark.names import partition_of
 from tidemark.rpc import open_channel
 
@@ -85,6 +85,43 @@ async def test_a_publish_whose_queue_cannot_be_loaded_leaves_no_lease(
 
     assert leases_of(broker) == 0
     assert len(broker.shop.publishers) == 0
+
+
+async def test_a_topic_is_deleted_without_force_as_a_whole_or_not_at_all(
+    broker: IdleBroker,
+) -> None:
+    """S3: its empty queues have groups and progress too."""
+    assert partition_of("orders/b", PARTITIONS) == 1
+    await broker.pull()
+    await broker.publish(b"kept", "orders/b")
+
+    with pytest.raises(TopicNotEmpty):
+        await broker.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC))
+
+    found = await broker.topics.ListGroups(topic_pb2.ListGroupsRequest(lmq_name=QUEUE))
+    assert [group.name for group in found.groups] == ["default"]
+
+
+async def test_a_publish_that_comes_while_its_topic_is_deleted_without_force_is_kept(
+    broker: IdleBroker, link: GatedLink
+) -> None:
+    """S2: the queue was empty when it was looked at."""
+    await broker.pull()
+    link.requests.close()
+    publish = asyncio.create_task(broker.publish(b"kept"))
+    await link.requests.until_held()
+    call = broker.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC))
+    deletion = asyncio.ensure_future(call)
+    while broker.shop.links[QUEUE_PARTITION].waiting < 2:
+        await broker.clock.sleep_ms(0)
+
+    link.requests.let_go()
+
+    await publish
+    with pytest.raises(TopicNotEmpty):
+        await deletion
+    (delivery,) = await broker.pull()
+    assert delivery.batch.messages[0].payload == b"kept"
 
 
 async def test_a_publish_without_a_link_leaves_no_lease(

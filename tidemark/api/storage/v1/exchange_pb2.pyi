@@ -1118,25 +1118,29 @@ Global___RemoveGroup: _TypeAlias = RemoveGroup  # noqa: Y015
 
 @_typing.final
 class RemoveQueue(_message.Message):
-    """Deletes a queue. Errors: QUEUE_NOT_FOUND."""
+    """Deletes a queue. Errors: QUEUE_NOT_FOUND, TOPIC_NOT_EMPTY."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LMQ_NAME_FIELD_NUMBER: _builtins.int
     EXPECTED_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    ONLY_EMPTY_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue."""
     expected_queue_id: _builtins.int
     """Only if this is still its identity. 0: whatever it is."""
+    only_empty: _builtins.bool
+    """Only if it holds no messages, scheduled ones included. Default false."""
     def __init__(
         self,
         *,
         lmq_name: _builtins.str = ...,
         expected_queue_id: _builtins.int = ...,
+        only_empty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_queue_id", b"expected_queue_id", "lmq_name", b"lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_queue_id", b"expected_queue_id", "lmq_name", b"lmq_name", "only_empty", b"only_empty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
