@@ -198,11 +198,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         found = await self._found(request.lmq_name)
         response = topic_pb2.GetQueueResponse(queue=found[0].queue)
         response.groups.extend(_groups(found))
-        queue = response.queue
         for each in found[1:]:
-            queue.messages += each.queue.messages
-            queue.bytes += each.queue.bytes
-            queue.inflight += each.queue.inflight
+            _add(response.queue, each.queue)
         return response
 
     async def DeleteQueue(
@@ -412,6 +409,24 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, partition: int, operation: exchange_pb2.Operation
     ) -> exchange_pb2.OperationResult:
         return await self._shop.links[partition].call(operation)
+
+
+def _add(whole: topic_pb2.Queue, part: topic_pb2.Queue) -> None:
+    """What one more partition has of a queue: loaded anywhere is loaded."""
+    whole.messages += part.messages
+    whole.bytes += part.bytes
+    whole.inflight += part.inflight
+    if part.activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED:
+        whole.activity = part.activity
+    if part.last_activity_time.ToMilliseconds() > whole.last_activity_time.ToMilliseconds():
+        whole.last_activity_time.CopyFrom(part.last_activity_time)
+    if part.create_time.ToMilliseconds() < whole.create_time.ToMilliseconds():
+        whole.create_time.CopyFrom(part.create_time)
+    if part.HasField("oldest_publish_time"):
+        oldest = whole.oldest_publish_time
+        older = part.oldest_publish_time.ToMilliseconds() < oldest.ToMilliseconds()
+        if older or not whole.HasField("oldest_publish_time"):
+            oldest.CopyFrom(part.oldest_publish_time)
 
 
 def _groups(found: Sequence[storage_pb2.GetQueueResponse]) -> list[topic_pb2.Group]:

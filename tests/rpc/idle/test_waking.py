@@ -17,9 +17,10 @@ from tests.rpc.idle.conftest import (
     IdleBroker,
     RestartableStorage,
     StartBroker,
+    run_of,
 )
 from tests.rpc.idle.gated_storage import GatedStorage
-from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.clock import ManualClock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -30,6 +31,7 @@ from tidemark.errors import (
 
 HOUSEKEEPING_MS = 1_000
 GIVE_UP_S = 5
+UNARY_PUBLISHER_IDLE_MS = 300_000
 NEIGHBOUR = "orders/c"
 """Lives in the partition of `QUEUE`."""
 
@@ -131,6 +133,33 @@ async def test_looking_at_a_queue_does_not_wake_it(broker: IdleBroker) -> None:
     assert listed.queues[0].messages == 1
     assert not await broker.is_loaded()
     assert len(broker.shop.tracking) == 0
+
+
+@pytest.mark.parametrize("asleep", [0, 1])
+async def test_a_queue_over_several_partitions_is_shown_as_one(
+    broker: IdleBroker, storage_clock: ManualClock, asleep: int
+) -> None:
+    """I9: loaded and used wherever that is, as old as its oldest message anywhere."""
+    await broker.create_topic("wide", partitions=2)
+    times = []
+    for partition in (asleep, 1 - asleep):
+        await storage_clock.advance_ms(10)
+        times.append(storage_clock.wall_ms())
+        run = run_of(b"a", "wide")
+        run.partition = partition
+        await broker.calls.Publish(broker_pb2.PublishRequest(runs=[run]))
+    broker.service.expire(UNARY_PUBLISHER_IDLE_MS)  # the publisher leaves
+    await broker.clock.advance_ms(IDLE_MS)
+    await broker.shop.cleanup.evict((asleep, "wide"))
+
+    shown = await broker.topics.GetQueue(topic_pb2.GetQueueRequest(lmq_name="wide"))
+
+    queue = shown.queue
+    assert queue.activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED
+    assert queue.messages == 2
+    assert queue.oldest_publish_time.ToMilliseconds() == times[0]
+    assert queue.last_activity_time.ToMilliseconds() == times[1]
+    assert queue.create_time.ToMilliseconds() == times[0]
 
 
 # --- waiting consumers ------------------------------------------------------------------------
