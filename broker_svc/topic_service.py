@@ -170,7 +170,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         limit = request.page_size or limits.PAGE_SIZE_DEFAULT
         if limit > limits.PAGE_SIZE_MAX:
             raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
-        partition, token = _read_token(request.page_token)
+        partition, token = _read_token(request.page_token, self._shop.settings.partitions)
         response = topic_pb2.ListQueuesResponse()
         while partition < self._shop.settings.partitions:
             page = await self._storage.ListQueues(
@@ -446,10 +446,11 @@ def _unix_ms(request: topic_pb2.RedriveDeadLettersRequest, field: str) -> int:
         raise InvalidArgument("not a time", field=field) from None
 
 
-def _read_token(token: str) -> tuple[int, str]:
+def _read_token(token: str, partitions: int) -> tuple[int, str]:
     if not token:
         return 0, ""
     partition, separator, rest = token.partition(_PAGE_SEPARATOR)
-    if not separator or not (partition.isascii() and partition.isdigit() and len(partition) < 6):
+    legal = separator and partition.isascii() and partition.isdigit() and len(partition) < 6
+    if not legal or int(partition) >= partitions:
         raise InvalidArgument("not a page token of this call", field="page_token")
     return int(partition), rest

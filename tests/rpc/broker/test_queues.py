@@ -98,6 +98,7 @@ async def test_queues_are_listed_by_the_beginning_of_their_name(local: LocalBrok
         {"page_token": "nonsense"},
         {"page_token": "0"},
         {"page_token": "-1:x"},
+        {"page_token": "2:"},
         {"page_token": "\u0663:x"},
         {"page_token": ":" * 10_000},
     ],
