@@ -214,7 +214,9 @@ class Publishing:
         try:
             topic = await self._topics.renew(topic_of(attempt.run.lmq_name))
             await self._topics.bring(partition, topic)
-            self._append(attempt, topic, again=False)
+            # The queue could not be loaded either: then the publisher is gone, and its lease.
+            publisher = await self.open(attempt.run.lmq_name, attempt.cache)
+            self._append(attempt._replace(publisher=publisher), topic, again=False)
         except TidemarkError as error:
             attempt.done(_refused(attempt.run, error))
 

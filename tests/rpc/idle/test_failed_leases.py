@@ -72,6 +72,23 @@ async def test_a_lease_in_a_partition_that_has_not_heard_of_the_topic_brings_it_
     assert await broker.pull("late/b") == []
 
 
+async def test_a_publish_to_a_partition_that_has_not_heard_of_the_topic_has_a_publisher(
+    broker: IdleBroker, gates: GatedStorage
+) -> None:
+    """I2, I8: the load that came with it had failed; the receipt names a publisher that lives."""
+    async with open_channel(gates.address) as channel:
+        put = storage_pb2.PutTopicRequest(topic=topic_pb2.Topic(name="late"), create=True)
+        await StorageServiceStub(channel).PutTopic(put)
+    await broker.topics.GetTopic(topic_pb2.GetTopicRequest(name="late"))  # the broker knows it
+
+    receipt = await broker.publish(b"a", "late/b")
+
+    assert leases_of(broker) == 1
+    destroy = broker_pb2.DestroyPublisherRequest(publisher_id=receipt.publisher_id)
+    await broker.calls.DestroyPublisher(destroy)
+    assert leases_of(broker) == 0
+
+
 async def test_a_publish_whose_queue_cannot_be_loaded_leaves_no_lease(
     broker: IdleBroker, gates: GatedStorage
 ) -> None:
