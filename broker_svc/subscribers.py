@@ -85,6 +85,16 @@ class Subscribers:
                 return subscriber
         return None
 
+    def consuming(self, lmq_name: str) -> list[tuple[Subscriber, SubscriptionKey, Subscription]]:
+        """All subscriptions to a queue, in whatever group. Looks at every one there is."""
+        return [
+            (subscriber, key, subscription)
+            for incarnations in self._by_client.values()
+            for subscriber in incarnations
+            for key, subscription in subscriber.subscriptions.items()
+            if key[1] == lmq_name
+        ]
+
     # --- what they consume ---------------------------------------------------------------------
 
     def begin(

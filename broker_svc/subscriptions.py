@@ -97,6 +97,21 @@ class Subscriptions:
             if subscription.consumer is consumer:
                 self._subscribers.end(subscriber, key)
 
+    async def topic_changed(self, topic: Topic) -> None:
+        """Whoever consumes a plain queue that lives in more partitions now draws from all of them.
+
+        Exclusive queues live in one.
+        """
+        partitions = partitions_of(topic.name, topic, self._settings.partitions)
+        for subscriber, key, narrow in self._subscribers.consuming(topic.name):
+            if len(narrow.lease.queues) < len(partitions):
+                lease = await self._topics.lease(self._leases, topic.name, topic)
+                if subscriber.subscriptions.get(key) is not narrow:
+                    lease.release()  # it has ended meanwhile
+                    continue
+                self._subscribers.end(subscriber, key)
+                self._subscribers.begin(subscriber, key, Subscription(lease, narrow.consumer))
+
     # --- what storage says ---------------------------------------------------------------------
 
     def link_up(self, partition: int) -> None:

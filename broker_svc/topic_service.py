@@ -125,6 +125,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         current = topic_from_proto(stored.topic)
         await self._shop.topics.fan_out(current)
         self._shop.tracking.topic_changed(current)
+        await self._shop.subscriptions.topic_changed(current)
         return current
 
     async def _check_empty(self, partition: int, topic: str) -> None:

@@ -148,6 +148,26 @@ async def test_a_topic_that_grows_spreads_over_its_new_partitions(start: StartBr
     assert {each.partition for each in receipts} == {0, 1, 2}
 
 
+async def test_a_consumer_draws_from_partitions_that_its_queue_grew_into(
+    start: StartBroker,
+) -> None:
+    """Also one that has subscribed before, and knows nothing of it."""
+    local = await start(partitions=3, topic={"partitions": 1})
+    session = await local.session()
+    consumer = session.open_consumer("mail", credit=100)
+    await consumer.subscribe(PLAIN)
+    update = topic_pb2.UpdateTopicRequest(
+        name="orders", settings=topic_pb2.TopicSettings(partitions=3)
+    )
+    update.update_mask.paths.append("partitions")
+
+    await local.topics.UpdateTopic(update)
+    await local.publish(*(run_of(PLAIN, b"1", partition=number) for number in range(3)))
+
+    deliveries = await take(consumer, 3)
+    assert {each.partition for each in deliveries} == {0, 1, 2}
+
+
 # --- faulty partitions ----------------------------------------------------------------------------
 
 
