@@ -190,8 +190,8 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PurgeQueue(self, request, context):
-        """Deletes all messages of a queue that no live reservation holds. Fails with QUEUE_NOT_FOUND,
-        UNAVAILABLE, PERMISSION_DENIED.
+        """Deletes all messages of a queue that no live reservation holds. Materializes the queue. Fails
+        with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,8 +206,8 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelScheduled(self, request, context):
-        """Cancels a scheduled run that is not yet due. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
-        RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
+        """Cancels a scheduled run that is not yet due. Materializes the queue. Fails with QUEUE_NOT_FOUND,
+        INVALID_ARGUMENT, RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,15 +229,16 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Deletes a group of a queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND, UNAVAILABLE.
+        """Deletes a group of a queue. Materializes the queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND,
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RedriveDeadLetters(self, request, context):
-        """Moves messages of a dead-letter topic back to the queues they came from. Fails with
-        TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
+        """Moves messages of a dead-letter topic back to the queues they came from. Materializes them. Fails
+        with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

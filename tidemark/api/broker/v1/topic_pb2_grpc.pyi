@@ -44,16 +44,16 @@ class TopicServiceStub:
     QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
     """
     PurgeQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PurgeQueueRequest, _topic_pb2.PurgeQueueResponse]
-    """Deletes all messages of a queue that no live reservation holds. Fails with QUEUE_NOT_FOUND,
-    UNAVAILABLE, PERMISSION_DENIED.
+    """Deletes all messages of a queue that no live reservation holds. Materializes the queue. Fails
+    with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
     """
     PeekQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PeekQueueRequest, _topic_pb2.PeekQueueResponse]
     """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
     UNAVAILABLE, PERMISSION_DENIED.
     """
     CancelScheduled: _aio.UnaryUnaryMultiCallable[_topic_pb2.CancelScheduledRequest, _topic_pb2.CancelScheduledResponse]
-    """Cancels a scheduled run that is not yet due. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
-    RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
+    """Cancels a scheduled run that is not yet due. Materializes the queue. Fails with QUEUE_NOT_FOUND,
+    INVALID_ARGUMENT, RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
     """
     ListGroups: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListGroupsRequest, _topic_pb2.ListGroupsResponse]
     """Lists the groups of a queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE."""
@@ -62,10 +62,12 @@ class TopicServiceStub:
     the queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND, INVALID_ARGUMENT, FENCED, UNAVAILABLE.
     """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_topic_pb2.DeleteGroupRequest, _topic_pb2.DeleteGroupResponse]
-    """Deletes a group of a queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND, UNAVAILABLE."""
+    """Deletes a group of a queue. Materializes the queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND,
+    UNAVAILABLE.
+    """
     RedriveDeadLetters: _aio.UnaryUnaryMultiCallable[_topic_pb2.RedriveDeadLettersRequest, _topic_pb2.RedriveDeadLettersResponse]
-    """Moves messages of a dead-letter topic back to the queues they came from. Fails with
-    TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
+    """Moves messages of a dead-letter topic back to the queues they came from. Materializes them. Fails
+    with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
     """
     TryEvictInactiveQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.TryEvictInactiveQueueRequest, _topic_pb2.TryEvictInactiveQueueResponse]
     """Diagnostic: tries to unload one queue now. Keeps the guards of automatic cleanup, skips its
@@ -151,8 +153,8 @@ class TopicServiceServicer:
         request: _topic_pb2.PurgeQueueRequest,
         context: _aio.ServicerContext[_topic_pb2.PurgeQueueRequest, _abc.Awaitable[_topic_pb2.PurgeQueueResponse]],
     ) -> _abc.Awaitable[_topic_pb2.PurgeQueueResponse]:
-        """Deletes all messages of a queue that no live reservation holds. Fails with QUEUE_NOT_FOUND,
-        UNAVAILABLE, PERMISSION_DENIED.
+        """Deletes all messages of a queue that no live reservation holds. Materializes the queue. Fails
+        with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
         """
 
     def PeekQueue(
@@ -169,8 +171,8 @@ class TopicServiceServicer:
         request: _topic_pb2.CancelScheduledRequest,
         context: _aio.ServicerContext[_topic_pb2.CancelScheduledRequest, _abc.Awaitable[_topic_pb2.CancelScheduledResponse]],
     ) -> _abc.Awaitable[_topic_pb2.CancelScheduledResponse]:
-        """Cancels a scheduled run that is not yet due. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
-        RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
+        """Cancels a scheduled run that is not yet due. Materializes the queue. Fails with QUEUE_NOT_FOUND,
+        INVALID_ARGUMENT, RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
         """
 
     def ListGroups(
@@ -194,15 +196,17 @@ class TopicServiceServicer:
         request: _topic_pb2.DeleteGroupRequest,
         context: _aio.ServicerContext[_topic_pb2.DeleteGroupRequest, _abc.Awaitable[_topic_pb2.DeleteGroupResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DeleteGroupResponse]:
-        """Deletes a group of a queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND, UNAVAILABLE."""
+        """Deletes a group of a queue. Materializes the queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND,
+        UNAVAILABLE.
+        """
 
     def RedriveDeadLetters(
         self,
         request: _topic_pb2.RedriveDeadLettersRequest,
         context: _aio.ServicerContext[_topic_pb2.RedriveDeadLettersRequest, _abc.Awaitable[_topic_pb2.RedriveDeadLettersResponse]],
     ) -> _abc.Awaitable[_topic_pb2.RedriveDeadLettersResponse]:
-        """Moves messages of a dead-letter topic back to the queues they came from. Fails with
-        TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
+        """Moves messages of a dead-letter topic back to the queues they came from. Materializes them. Fails
+        with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
         """
 
     def TryEvictInactiveQueue(
