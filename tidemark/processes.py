@@ -22,7 +22,7 @@ from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.rpc import open_channel, wait_until_serving
 
-HEALTHY_TIMEOUT_MS: Final = 30_000
+HEALTHY_TIMEOUT_MS: Final = 60_000
 """How long a service may take to become healthy: far more than it needs, for busy machines."""
 
 STOP_TIMEOUT_MS: Final = 12_000

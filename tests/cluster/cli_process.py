@@ -15,7 +15,7 @@ from typing import Any
 
 from tidemark.local_cluster import LocalCluster
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>])")
 
 

@@ -13,6 +13,9 @@ from tidemark.local_cluster import LocalCluster
 
 StartCluster = Callable[..., Any]
 LOG_LINES_SHOWN = 50
+STOP_TIMEOUT_MS = 60_000
+"""After which a service that was asked to stop is killed: only where it hangs."""
+
 LOG_DIRECTORIES = pytest.StashKey[list[Path]]()
 
 
@@ -27,7 +30,12 @@ async def start_cluster(
         async def start(**options: Any) -> LocalCluster:
             number = len(logs)
             logs.append(tmp_path / f"logs-{number}")
-            options = {"data_dir": tmp_path / f"data-{number}", "log_dir": logs[-1], **options}
+            options = {
+                "data_dir": tmp_path / f"data-{number}",
+                "log_dir": logs[-1],
+                "stop_timeout_ms": STOP_TIMEOUT_MS,
+                **options,
+            }
             return await running.enter_async_context(LocalCluster(**options))
 
         yield start

@@ -38,7 +38,7 @@ from tidemark.ports import free_address
 from tidemark.processes import ServiceProcess
 from tidemark.rpc import from_status, open_channel
 
-WITHIN_MS: Final = 30_000
+WITHIN_MS: Final = 60_000
 PARTITIONS: Final = 4
 """As many as a cluster has that nobody has configured."""
 

@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from tidemark.clock import SystemClock
 
-_SPANS_WITHIN_MS = 20_000
+_SPANS_WITHIN_MS = 60_000
 
 Part = tuple[str, str]
 """The service and the name of a span."""

@@ -7,12 +7,9 @@ acknowledged, the benchmark waits for itself.
 from itertools import product
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.quick_bench import bars_of, figures_of, run_quickly
 
 
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_the_cycle_runs_and_reports(tmp_path: Path) -> None:
     report = run_quickly("cycle", tmp_path)
 

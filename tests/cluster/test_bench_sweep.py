@@ -7,8 +7,6 @@ the benchmark checks itself.
 
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.quick_bench import bars_of, figures_of, run_quickly
 
 WELL = "all partitions well"
@@ -16,7 +14,6 @@ FAILS = "reads of one partition fail"
 STALLS = "reads of one partition take 10 s"
 
 
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_sweeps_runs_and_reports(tmp_path: Path) -> None:
     """L1, L5, L7."""
     report = run_quickly("sweep", tmp_path)

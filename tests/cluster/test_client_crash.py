@@ -14,7 +14,7 @@ WRITERS: Final = 40
 MANY: Final = 24
 QUEUES: Final = [f"jobs/{number}" for number in range(8)]
 VISIBILITY_MS: Final = 3_000
-ENDS_WITHIN_MS: Final = 90_000
+ENDS_WITHIN_MS: Final = 400_000
 KILLS: Final[tuple[tuple[int, ServiceName], ...]] = (
     (15_000, "broker"),
     (35_000, "storage"),

@@ -318,7 +318,7 @@ async def test_a_service_that_is_asked_to_stop_ends_its_exchanges_at_once(tmp_pa
         tmp_path / "data",
         tmp_path / "storage.log",
         partitions="1",
-        shutdown_grace_ms="60000",
+        shutdown_grace_ms="600000",
     )
     try:
         await process.start()
@@ -330,7 +330,7 @@ async def test_a_service_that_is_asked_to_stop_ends_its_exchanges_at_once(tmp_pa
 
                 process.signal(signal.SIGTERM)
 
-                assert await SystemClock().wait_for(process.wait(), 5_000) == 0
+                assert await SystemClock().wait_for(process.wait(), 60_000) == 0
                 assert isinstance(await exchange.ended, errors.ShuttingDown)
     finally:
         if process.running:

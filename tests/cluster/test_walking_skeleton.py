@@ -24,7 +24,7 @@ from tidemark.local_cluster import SERVICES, LocalCluster, ServiceName
 from tidemark.rpc import open_channel
 from tidemark.telemetry import current_traceparent
 
-ANSWER_WITHIN_MS: Final = 30_000
+ANSWER_WITHIN_MS: Final = 60_000
 
 GRPC_SERVICES: Mapping[ServiceName, set[str]] = {
     "storage": {"tidemark.api.storage.v1.StorageService"},

@@ -57,7 +57,7 @@ T = TypeVar("T")
 IDENTITY = Identity("model", 0, 1)
 QUEUES = ("jobs", "jobs/a", "kept/a", "own/a")
 DAY_MS = 24 * 60 * 60 * 1000
-TURN_MS_MAX = 10_000
+TURN_MS_MAX = 60_000
 
 # Bounds that a short example reaches: what lies beyond them is read again, page by page.
 SMALL_BOUNDS = [

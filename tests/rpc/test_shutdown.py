@@ -17,7 +17,7 @@ from tests.rpc.echo_service import serving, unary_method
 from tidemark import errors
 from tidemark.rpc import open_channel
 
-LONG_GRACE_MS = 100_000  # longer than any test may take: it must not be waited for
+LONG_GRACE_MS = 1_000_000  # longer than any test may take: it must not be waited for
 
 
 class Gate:

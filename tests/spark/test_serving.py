@@ -108,7 +108,7 @@ async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Pat
             probe = HoldScheduleRequest(holder="probe", hold_ms=0)
             while not (await storage.retention.HoldSchedule(probe)).holder:
                 assert process.running  # it holds the schedule first and starts Spark then
-            code = await process.stop(15_000)
+            code = await process.stop(60_000)
         finally:
             if process.running:
                 await process.kill()

@@ -271,6 +271,6 @@ class TestExport:
         )
         os.close(write_end)
 
-        said, _ = service.communicate("\n", timeout=20)
+        said, _ = service.communicate("\n", timeout=60)
 
         assert (service.returncode, said) == (0, "True \n")

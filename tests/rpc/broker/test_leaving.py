@@ -62,7 +62,7 @@ async def test_a_stop_of_the_broker_is_no_failed_attempt(local: LocalBroker) -> 
     await session.publish(QUEUE, [b"1"], fairness_key="gold")
     await take(consumer, 1)
 
-    await in_time(local.server.stop(5000))
+    await in_time(local.server.stop(60_000))
     await local.stop_broker()
     await local.start_broker()
 

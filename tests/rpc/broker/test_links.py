@@ -351,7 +351,7 @@ async def test_a_plain_queue_lives_in_the_partitions_that_are_left(half_down: Ga
     (held,) = await take(consumer, 1)
     consumer.close()  # or it gets what it gives back
     await session.settle(held.delivery_tag, Nack())
-    assert payloads_of(await in_time(local.pull(PLAIN, wait_ms=9_000))) == [b"pulled"]
+    assert payloads_of(await in_time(local.pull(PLAIN, wait_ms=30_000))) == [b"pulled"]
     with pytest.raises(Unavailable):
         await session.publish(PLAIN, [b"1"], partition=1)
 
@@ -384,7 +384,7 @@ async def test_a_lite_queue_of_a_partition_that_is_away_can_not_be_used(half_dow
         session.open_publisher(away),
         session.publish(away, [b"1"]),
         session.open_consumer(credit=1).subscribe(away),
-        local.pull(away, wait_ms=9_000),
+        local.pull(away, wait_ms=30_000),
     ):
         with pytest.raises(Unavailable):
             await in_time(call)

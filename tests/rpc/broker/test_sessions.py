@@ -109,7 +109,7 @@ async def test_a_stopping_broker_says_so_and_answers_what_it_took(local: LocalBr
     results = [session.submit(run_of(f"orders/{number}", b"1")) for number in range(200)]
     await in_time(asyncio.wait(results, return_when=asyncio.FIRST_COMPLETED))
 
-    stopping = asyncio.create_task(local.server.stop(5000))
+    stopping = asyncio.create_task(local.server.stop(60_000))
     ended = await in_time(session.until_ended())
     await in_time(stopping)
 

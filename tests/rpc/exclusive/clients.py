@@ -32,7 +32,7 @@ REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
 RESYNC: Final = subscription_pb2.SYNC_MODE_COMPLETE_ADD
 REMOVE_ALL: Final = subscription_pb2.SYNC_MODE_COMPLETE_REMOVE
 
-_WAIT_MS: Final = 10_000
+_WAIT_MS: Final = 30_000
 
 
 class Client(Protocol):

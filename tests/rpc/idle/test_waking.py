@@ -30,7 +30,7 @@ from tidemark.errors import (
 )
 
 HOUSEKEEPING_MS = 1_000
-GIVE_UP_S = 5
+GIVE_UP_S = 60
 UNARY_PUBLISHER_IDLE_MS = 300_000
 NEIGHBOUR = "orders/c"
 """Lives in the partition of `QUEUE`."""

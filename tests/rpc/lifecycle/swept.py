@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lifecycle_svc.app import lifecycle
-from tests.rpc.broker.local_broker import LocalBroker, until
+from tests.rpc.broker.local_broker import SERVES_WITHIN_MS, LocalBroker, until
 from tidemark.api.broker.v1.message_pb2 import Delivery
 from tidemark.api.lifecycle.v1.lifecycle_pb2 import ListSweepersRequest, SweeperStatus
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
@@ -21,7 +21,6 @@ from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.settings import LifecycleSettings
 
 LIFECYCLE_SERVICE = "tidemark.api.lifecycle.v1.LifecycleService"
-SERVES_WITHIN_MS = 20_000
 STEP_MS = 20
 
 

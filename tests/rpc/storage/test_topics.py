@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rpc.broker.local_broker import in_time
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import (
     ExchangeClient,
@@ -31,7 +32,7 @@ from tidemark.api.storage.v1.storage_pb2 import (
     GetTopicRequest,
     ListTopicsRequest,
 )
-from tidemark.clock import ManualClock, SystemClock
+from tidemark.clock import ManualClock
 
 DEFAULTS = TopicSettings(
     subscription=SUBSCRIPTION_KIND_SHARED,
@@ -223,7 +224,7 @@ async def test_a_timestamp_that_is_none_is_refused(exchange: ExchangeClient) -> 
     (later,) = await exchange.send(append("jobs", b"x"))
 
     with suppress(errors.TidemarkError):
-        await SystemClock().wait_for(later, 2000)
+        await in_time(later)
 
 
 async def test_a_newer_version_of_a_topic_is_applied_and_an_older_one_ignored(
