@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 
 import tidemark
-from tests.rpc.broker.local_broker import LocalBroker, local_broker
+from tests.rpc.broker.local_broker import LocalBroker, local_broker, until
 
 Connect: TypeAlias = Callable[..., Awaitable[tidemark.Client]]
 
@@ -40,3 +40,10 @@ async def client(connect: Connect) -> tidemark.Client:
     await client.create_topic("orders")
     await client.create_topic("own", subscription="exclusive")
     return client
+
+
+async def until_disconnected(client: tidemark.Client) -> None:
+    async def disconnected() -> bool:
+        return client._routes.home.session is None
+
+    await until(disconnected)

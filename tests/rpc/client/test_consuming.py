@@ -2,12 +2,13 @@
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 import tidemark
-from tests.rpc.broker.local_broker import LocalBroker, in_time, until
-from tests.rpc.client.conftest import Connect
+from tests.rpc.broker.local_broker import LocalBroker, in_time, local_broker, until
+from tests.rpc.client.conftest import Connect, until_disconnected
 from tidemark.clock import ManualClock
 from tidemark.errors import (
     AlreadySettled,
@@ -94,7 +95,7 @@ async def test_credit_bounds_what_is_here_unsettled(client: tidemark.Client) -> 
 
     async with client.subscribe([QUEUE], credit=4) as deliveries:
         first = await take(deliveries, 4)
-        beyond = await client.pull(QUEUE, max_messages=1, wait_ms=1_000)
+        beyond = await client.pull(QUEUE, max_messages=1, wait_ms=30_000)
         for delivery in first:
             await delivery.ack()
 
@@ -128,12 +129,12 @@ async def test_a_late_ack_is_told_to_the_callback_and_a_late_nack_raises(
     await publish(client, QUEUE, b"one")
     await publish(client, QUEUE, b"two")
     async with client.subscribe(
-        [QUEUE], credit=2, visibility_ms=50, on_settle_failed=failed
+        [QUEUE], credit=2, visibility_ms=1_000, on_settle_failed=failed
     ) as deliveries:
         one, two = await take(deliveries, 2)
         expired: set[bytes] = set()
         while len(expired) < 2:
-            expired.update((await client.pull(QUEUE, wait_ms=5_000)).payloads)
+            expired.update((await client.pull(QUEUE, wait_ms=30_000)).payloads)
         await one.ack()
         await in_time(told.wait())
         with pytest.raises(TidemarkError):
@@ -143,19 +144,32 @@ async def test_a_late_ack_is_told_to_the_callback_and_a_late_nack_raises(
     assert failures[0][1].reason in ("RESERVATION_EXPIRED", "UNKNOWN_DELIVERY_TAG")
 
 
-async def test_an_extension_keeps_messages_away_from_others(client: tidemark.Client) -> None:
-    await publish(client, QUEUE, b"slow")
+async def test_an_extension_keeps_messages_away_from_others(tmp_path: Path) -> None:
+    clock = ManualClock()
+    failures: list[TidemarkError] = []
+    async with (
+        local_broker(tmp_path, clock) as local,
+        tidemark.connect(local.address, clock=clock) as client,
+    ):
+        await local.create_topic()
+        await publish(client, QUEUE, b"slow")
+        async with client.subscribe(
+            [QUEUE], visibility_ms=200, on_settle_failed=lambda _, error: failures.append(error)
+        ) as deliveries:
+            (slow,) = await take(deliveries, 1)
+            left_ms = await slow.extend(20_000)
+            with pytest.raises(InvalidArgument):
+                await slow.extend(1)
+            with pytest.raises(InvalidArgument):
+                await slow.nack(-1)
 
-    async with client.subscribe([QUEUE], visibility_ms=200) as deliveries:
-        (slow,) = await take(deliveries, 1)
-        left_ms = await slow.extend(30_000)
-        with pytest.raises(InvalidArgument):
-            await slow.extend(1)
-        with pytest.raises(InvalidArgument):
-            await slow.nack(-1)
+            await clock.advance_ms(10_000)
+            others = await local.pull(QUEUE)
+            await slow.ack()
+            await in_time(deliveries.flush())
 
-        assert 29_000 < left_ms <= 30_000
-        assert await left(client) == []
+        assert (left_ms, others, failures) == (20_000, [], [])
+        assert (await local.queue(QUEUE)).messages == 0
 
 
 async def test_two_subscriptions_of_one_group_share_a_client(
@@ -288,13 +302,6 @@ async def test_a_takeover_while_the_old_owner_was_away_is_told_when_it_is_back(
     assert [each.lmq_name for each in evictions] == ["own/a"]
 
 
-async def until_disconnected(client: tidemark.Client) -> None:
-    async def disconnected() -> bool:
-        return client._routes.home.session is None
-
-    await until(disconnected)
-
-
 async def test_groups_have_their_own_progress(client: tidemark.Client) -> None:
     await publish(client, QUEUE, b"for both")
 
@@ -336,14 +343,14 @@ async def test_a_closed_subscription_ends_its_loop_and_takes_no_settlements(
 async def test_what_was_pulled_is_settled_at_once_or_one_by_one(client: tidemark.Client) -> None:
     await publish(client, QUEUE, b"a", b"b", b"c")
 
-    pulled = await client.pull(QUEUE, group="web", max_messages=3, wait_ms=1_000)
+    pulled = await client.pull(QUEUE, group="web", max_messages=3, wait_ms=30_000)
     deliveries = list(pulled)
     await deliveries[0].ack()
     await deliveries[1].nack()
     await client.settle(pulled, ack=True)
-    again = await client.pull(QUEUE, group="web", wait_ms=1_000)
+    again = await client.pull(QUEUE, group="web", wait_ms=30_000)
     await client.settle(again, ack=False)
-    once_more = await client.pull(QUEUE, group="web", wait_ms=1_000)
+    once_more = await client.pull(QUEUE, group="web", wait_ms=30_000)
 
     assert [(each.payload, each.attempt) for each in again] == [(b"b", 1)]
     assert [(each.payload, each.attempt) for each in once_more] == [(b"b", 2)]

@@ -7,10 +7,10 @@ import pickle
 import pytest
 
 import tidemark
-from tests.rpc.broker.local_broker import LocalBroker, in_time
-from tests.rpc.client.conftest import Connect
+from tests.rpc.broker.local_broker import LocalBroker, in_time, until
+from tests.rpc.client.conftest import Connect, until_disconnected
 from tidemark import limits
-from tidemark.clock import SystemClock
+from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import (
     BatchTooLarge,
     ClientClosed,
@@ -25,6 +25,7 @@ from tidemark.errors import (
     TopicNotFound,
     Unavailable,
 )
+from tidemark.names import partition_of
 
 QUEUE = "orders/a"
 
@@ -204,20 +205,43 @@ async def test_a_publish_that_lasts_too_long_says_what_is_known_of_it(
     local: LocalBroker, client: tidemark.Client, connect: Connect
 ) -> None:
     """The outcome is unknown once it was sent, and not before."""
-    hasty = await connect("hasty", publish_timeout_ms=300)
+    clock = ManualClock()
+    hasty = await connect("hasty", publish_timeout_ms=300, clock=clock)
     publisher = await hasty.publisher(QUEUE)
     await publisher.publish(b"stored")
     await local.stop_storage()
 
     sent = asyncio.create_task(publisher.publish(b"sent"))
+    await until_refused(hasty, partition_of(QUEUE, local.partitions))
     with pytest.raises(DeadlineExceeded, match="unknown") as unknown:
-        await in_time(sent)
+        await passing(clock, sent)
     await local.stop_broker()
+    await until_disconnected(hasty)
     with pytest.raises(DeadlineExceeded, match="was not stored") as not_sent:
-        await in_time(publisher.publish(b"not sent"))
+        await passing(clock, asyncio.create_task(publisher.publish(b"not sent")))
 
     assert unknown.value.metadata["outcome"] == "unknown"
     assert not_sent.value.metadata["outcome"] == "not_sent"
+
+
+async def until_refused(client: tidemark.Client, partition: int) -> None:
+    """What was sent has come to the broker, which cannot store it."""
+
+    async def refused() -> bool:
+        return not client._outbox.serves(partition)
+
+    await until(refused)
+
+
+async def passing(clock: ManualClock, publish: "asyncio.Task[object]") -> None:
+    """Let the time of the client pass until a publish has ended; raises why."""
+
+    async def ended() -> bool:
+        await clock.advance_ms(20)
+        return publish.done()
+
+    await until(ended)
+    await publish
 
 
 async def test_a_publisher_waits_while_too_much_is_under_way(

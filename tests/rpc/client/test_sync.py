@@ -43,7 +43,7 @@ async def test_a_script_publishes_consumes_and_settles(address: str) -> None:
                     batch.ack()
                     if len(batched) == 4:
                         break
-            pulled = client.pull("orders/pull", wait_ms=1_000)
+            pulled = client.pull("orders/pull", wait_ms=30_000)
             (first, *_) = pulled
             assert (first.headers, first.attempt, first.offset) == ({"n": "1"}, 0, 0)
             client.settle(pulled, ack=True)

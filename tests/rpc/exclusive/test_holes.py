@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.rpc.broker.local_broker import in_time, payloads_of, run_of
+from tests.rpc.broker.local_broker import in_time, payloads_of, run_of, until
 from tests.rpc.exclusive.clients import ACTIVE, EVICTED, NOT_SUBSCRIBED, resync, subscribe
-from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient
+from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
 from tests.rpc.exclusive.held_takeovers import (
     WAYS,
     gate_of,
@@ -20,6 +20,7 @@ from tests.rpc.exclusive.held_takeovers import (
 )
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
+from tidemark.clock import ManualClock
 
 PullTask: TypeAlias = "asyncio.Task[broker_pb2.PullResponse]"
 
@@ -201,10 +202,22 @@ async def pull_that_waits(broker: ExclusiveBroker, client_id: str) -> PullTask:
     return pull
 
 
+async def at_its_end(pull: PullTask, clock: ManualClock) -> broker_pb2.PullResponse:
+    """The answer of a pull that nothing wakes, once its time is over."""
+
+    async def answered() -> bool:
+        await clock.advance_ms(100)
+        return pull.done()
+
+    await until(answered)
+    return await pull
+
+
 async def test_a_new_message_wakes_the_owner_and_not_who_was_evicted(
-    broker: ExclusiveBroker,
+    start: Start, clock: ManualClock
 ) -> None:
     """E9: hole 5. Both wait when it is published, and who was evicted came first."""
+    broker = await start(clock)
     ada, bob = broker.unary_client("ada"), broker.unary_client("bob")
     await subscribe(ada, QUEUE)
     began_as_owner = await pull_that_waits(broker, "ada")
@@ -216,12 +229,15 @@ async def test_a_new_message_wakes_the_owner_and_not_who_was_evicted(
 
     assert payloads_of((await in_time(waiting)).deliveries) == [b"1"]
     for pull in (began_as_owner, began_evicted):
-        answer = await pull
+        answer = await at_its_end(pull, clock)
         assert (list(answer.deliveries), answer.subscription_state) == ([], EVICTED)
 
 
-async def test_a_wake_up_in_the_middle_of_a_takeover_is_not_lost(broker: ExclusiveBroker) -> None:
+async def test_a_wake_up_in_the_middle_of_a_takeover_is_not_lost(
+    start: Start, clock: ManualClock
+) -> None:
     """E9: hole 5. The broker hears of the message before it hears who owns."""
+    broker = await start(clock)
     ada, bob = broker.unary_client("ada"), await broker.session_client("bob")
     await subscribe(ada, QUEUE)
     pull = await pull_that_waits(broker, "ada")
@@ -236,7 +252,7 @@ async def test_a_wake_up_in_the_middle_of_a_takeover_is_not_lost(broker: Exclusi
     epoch = await subscribing
     (delivery,) = await bob.receive()
     assert (payloads_of([delivery]), delivery.epoch) == ([b"1"], epoch)
-    assert list((await pull).deliveries) == []
+    assert list((await at_its_end(pull, clock)).deliveries) == []
     await publishing
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from broker_svc.cleanup import EvictionOutcome
 from broker_svc.publishers import PublisherCache
+from tests.rpc.broker.local_broker import until
 from tests.rpc.idle.conftest import (
     IDLE_MS,
     PARTITIONS,
@@ -222,8 +223,8 @@ async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease
     link.answers.let_go()
     await cleanup
     await broker.shop.leases.create(QUEUE, (QUEUE_PARTITION,), IDLE_MS)  # behind the publisher's
-    for _ in range(100):  # turns in which the publisher's may be given back
-        await broker.clock.sleep_ms(0)
 
-    assert leases_of(broker) == 1
-    assert len(broker.shop.publishers) == 0
+    async def given_back() -> bool:
+        return leases_of(broker) == 1 and len(broker.shop.publishers) == 0
+
+    await until(given_back)
