@@ -20,7 +20,6 @@ from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, Settlement
 from tidemark.client.session import Session
-from tidemark.clock import SystemClock
 from tidemark.errors import (
     BatchTooLarge,
     InvalidArgument,
@@ -394,19 +393,15 @@ async def test_a_frame_that_makes_no_sense_is_told_why_and_the_session_goes_on(
 
 
 async def test_the_others_go_on_at_their_speed(local: LocalBroker) -> None:
-    """A hostile client costs the others a share of the machine and no more."""
-    clock = SystemClock()
-    good, hostile = await local.session("good"), await local.session("hostile")
+    """A hostile client costs the others a share of the machine and no more.
 
-    async def median_ms() -> float:
-        took: list[int] = []
-        for _ in range(100):
-            began_ns = clock.monotonic_ns()
-            await good.publish(QUEUE, [b"1"])
-            took.append(clock.monotonic_ns() - began_ns)
-        return sorted(took)[50] / 1_000_000
+    How large a share is counted, not timed: a machine that is busy with other things slows both.
+    """
+    good, hostile = await local.session("good"), await local.session("hostile")
+    attacks = 0
 
     async def attack() -> None:
+        nonlocal attacks
         while True:
             refused = [hostile.submit(run_of("orders/\x00" * 9, b"1")) for _ in range(50)]
             for tag in range(50):
@@ -416,11 +411,15 @@ async def test_the_others_go_on_at_their_speed(local: LocalBroker) -> None:
             await asyncio.gather(*refused)
             hostile.errors.clear()
             hostile.failed_settlements.clear()
+            attacks += 1
 
-    alone_ms = await median_ms()
     attacking = asyncio.create_task(attack())
-    attacked_ms = await median_ms()
+    during: list[int] = []
+    for _ in range(100):
+        before = attacks
+        await good.publish(QUEUE, [b"1"])
+        during.append(attacks - before)
     assert not attacking.done()
     attacking.cancel()
 
-    assert attacked_ms < 25 * max(alone_ms, 2)
+    assert sorted(during)[50] < 100  # it takes three where a disk is quick
