@@ -67,9 +67,13 @@ async def serving(
     unary_deadline_ms: int | None = 60_000,
     deserializer: Callable[[bytes], Any] | None = None,
     serializer: Callable[[Any], bytes] | None = None,
+    address: str = "127.0.0.1:0",
 ) -> AsyncIterator[Echo]:
-    """A real server on a free port, with a behaviour for each kind of call that is needed."""
-    server = RpcServer("127.0.0.1:0", clock=clock, unary_deadline_ms=unary_deadline_ms)
+    """A real server on a free port, with a behaviour for each kind of call that is needed.
+
+    Whoever uses its address after the end gives one that nobody else is given meanwhile.
+    """
+    server = RpcServer(address, clock=clock, unary_deadline_ms=unary_deadline_ms)
     server.add_service(
         SERVICE,
         {

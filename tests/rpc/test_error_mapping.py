@@ -18,6 +18,7 @@ from tests.rpc.echo_service import HANDLER_OF_KIND, SERVICE, serving, unary_meth
 from tidemark import errors
 from tidemark.errors import TidemarkError
 from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
+from tidemark.ports import free_address
 from tidemark.rpc import from_rpc_error, open_channel, revive
 
 KINDS = tuple(HANDLER_OF_KIND)
@@ -393,10 +394,7 @@ async def test_an_answer_that_is_too_large_is_an_error_and_not_a_broken_link() -
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     """I2: a broken link is UNAVAILABLE."""
-    async with serving({}) as echo:
-        address = echo.server.address
-
-    async with open_channel(address) as channel:
+    async with open_channel(free_address()) as channel:
         with pytest.raises(errors.Unavailable) as caught:
             await unary_method(channel)(b"")
 
