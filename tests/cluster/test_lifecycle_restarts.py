@@ -34,8 +34,14 @@ SHORT_LEASE = {"TIDEMARK_SWEEP_LEASE_MS": str(LEASE_MS)}
 SCHEDULED = 25
 """Messages in a queue."""
 
-BUSY_MS = 10_000
+BUSY_MS = 30_000
 """What a busy machine may add to anything."""
+
+UNTIL_DUE_MS = 5_000
+"""Time to look at what is not due yet, also on a machine that stands still for a while."""
+
+LONG_LEASE_MS = 90_000
+LONG_LEASE = {"TIDEMARK_SWEEP_LEASE_MS": str(LONG_LEASE_MS)}
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ async def test_storage_ends_nack_delays_when_the_broker_never_comes_back(
     """L5, V8."""
     await client.create_topic("jobs")
     await client.publish("jobs/ada", b"again")
-    await client.nack(await client.take("jobs/ada"), delay_ms=1_000)
+    await client.nack(await client.take("jobs/ada"), delay_ms=UNTIL_DUE_MS)
     partition = partition_of("jobs/ada", PARTITIONS)
     assert (await client.storage.scan(SCAN_KIND_DELAYS_OVER, partition)).HasField("next_due_in_ms")
 
@@ -105,8 +111,8 @@ async def test_scheduled_messages_and_times_to_live_need_no_broker(
     """L5: both are due while there is none."""
     await client.create_topic("dead")
     await client.create_topic("jobs", dead_letter_topic="dead")
-    await client.publish("jobs/ada", b"due", delay_ms=1_500)
-    await client.publish("jobs/bob", b"dead", ttl_ms=1_500)
+    await client.publish("jobs/ada", b"due", delay_ms=UNTIL_DUE_MS)
+    await client.publish("jobs/bob", b"dead", ttl_ms=UNTIL_DUE_MS)
     assert (await client.queue("jobs/ada")).next_offset == 0
 
     await cluster.kill("broker")
@@ -140,9 +146,13 @@ async def test_without_lifecycle_a_cluster_that_starts_takes_no_publishes_until_
     assert payloads(stored.batch.messages) == [b"before"], "what is stored is delivered"
     assert await client.ack(stored) == 1
     await cluster.restart("lifecycle")
+
+    async def serving() -> bool:  # it is healthy once it has tried every partition
+        return await states(client) == [PARTITION_STATE_SERVING] * PARTITIONS
+
+    await until(serving)
     for number in range(8):
         await client.publish(f"jobs/{number}", b"taken")
-    assert await states(client) == [PARTITION_STATE_SERVING] * PARTITIONS
 
 
 async def test_lifecycle_that_was_killed_finds_what_became_due_without_it(
@@ -241,17 +251,25 @@ async def until_it_sweeps(address: str, within_ms: int = WITHIN_MS) -> None:
 
 
 async def test_of_two_replicas_one_sweeps_and_the_other_stands_by(
-    replicated: LocalCluster, replica: ServiceProcess
+    start_cluster: StartCluster, tmp_path: Path
 ) -> None:
-    """L2: while there is work, too."""
-    async with client_of(replicated) as client:
-        await client.create_topic("jobs")
-        for number in range(20):
-            await client.publish(f"jobs/{number}", b"due", delay_ms=50)
-            await client.take(f"jobs/{number}")
+    """L2: while there is work, too. The lease is one that no pause of the machine outlasts."""
+    cluster = await start_cluster(environment={"lifecycle": LONG_LEASE})
+    replica = another_replica(cluster, tmp_path / "replica.log", **LONG_LEASE)
+    try:
+        await replica.start()
+        await replica.wait_healthy()
+        async with client_of(cluster) as client:
+            await client.create_topic("jobs")
+            for number in range(20):
+                await client.publish(f"jobs/{number}", b"due", delay_ms=50)
+                await client.take(f"jobs/{number}")
+        sweeping = await swept_by(cluster.address("lifecycle"))
+        standing_by = await sweepers_at(replica.address)
+    finally:
+        await replica.kill()
 
-    assert await swept_by(replicated.address("lifecycle")) == set(range(PARTITIONS))
-    standing_by = await sweepers_at(replica.address)
+    assert sweeping == set(range(PARTITIONS))
     assert [each.partition for each in standing_by] == list(range(PARTITIONS))
     assert {each.state for each in standing_by} == {SWEEPER_STATE_STANDING_BY}
     assert not any(each.HasField("last_sweep_time") for each in standing_by)
@@ -306,16 +324,14 @@ async def test_a_replica_that_stops_gives_its_partitions_up_at_once(
     start_cluster: StartCluster, tmp_path: Path
 ) -> None:
     """L2: the other does not wait for the end of the lease, of which two thirds are left."""
-    lease_ms = 24_000
-    variables = {"TIDEMARK_SWEEP_LEASE_MS": str(lease_ms)}
-    cluster = await start_cluster(environment={"lifecycle": variables})
-    process = another_replica(cluster, tmp_path / "replica.log", **variables)
+    cluster = await start_cluster(environment={"lifecycle": LONG_LEASE})
+    process = another_replica(cluster, tmp_path / "replica.log", **LONG_LEASE)
     try:
         await process.start()
         await process.wait_healthy()
 
         assert await cluster.terminate("lifecycle") == 0
 
-        await until_it_sweeps(process.address, within_ms=lease_ms * 2 // 3)
+        await until_it_sweeps(process.address, within_ms=LONG_LEASE_MS * 2 // 3)
     finally:
         await process.kill()

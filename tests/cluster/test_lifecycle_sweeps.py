@@ -16,6 +16,8 @@ from tidemark.local_cluster import LocalCluster
 
 VISIBILITY_MS = 200
 HELD_MS = 600_000
+UNTIL_DUE_MS = 5_000
+"""Time for what must happen before, also on a machine that stands still for a while."""
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ async def test_scheduled_messages_become_ready_in_their_order_and_never_early(
     clock = SystemClock()
 
     begin_ms = clock.monotonic_ms()
-    await client.publish("jobs/ada", b"later", delay_ms=900)
+    await client.publish("jobs/ada", b"later", delay_ms=UNTIL_DUE_MS)
     await client.publish("jobs/ada", b"sooner", delay_ms=300)
     sooner = await client.take("jobs/ada")
     sooner_ms = clock.monotonic_ms() - begin_ms
@@ -45,7 +47,7 @@ async def test_scheduled_messages_become_ready_in_their_order_and_never_early(
     assert payloads(sooner.batch.messages) == [b"sooner"]
     assert payloads(later.batch.messages) == [b"later"]
     assert sooner_ms >= 300
-    assert later_ms >= 900
+    assert later_ms >= UNTIL_DUE_MS
     assert await client.pull("jobs/ada", wait_ms=0) == [], "each of them once"
 
 
@@ -181,12 +183,13 @@ async def test_nothing_under_a_live_reservation_is_dead_lettered_or_deleted(
     """
     await client.create_topic("dead")
     await client.create_topic("jobs", dead_letter_topic="dead", visibility_timeout_ms=HELD_MS)
-    await client.publish("jobs/ada", b"done in the end", ttl_ms=200)
-    await client.publish("jobs/ada", b"given back", ttl_ms=200)
+    await client.publish("jobs/ada", b"done in the end", ttl_ms=UNTIL_DUE_MS)
+    await client.publish("jobs/ada", b"given back", ttl_ms=UNTIL_DUE_MS)
     done, returned = await client.pull("jobs/ada")
 
-    for number in range(2):  # the second is due after a sweep that has seen those that are held
-        await client.publish("jobs/ada", b"%d" % number, ttl_ms=200)
+    # The second is due after a sweep that has seen those that are held.
+    for number, ttl_ms in enumerate((UNTIL_DUE_MS, 200)):
+        await client.publish("jobs/ada", b"%d" % number, ttl_ms=ttl_ms)
         await client.until_stored("dead", number + 1)
 
     assert payloads(await client.stored("dead")) == [b"0", b"1"]

@@ -12,6 +12,9 @@ import pytest
 from tidemark.local_cluster import SERVICES, LocalCluster
 from tidemark.ports import free_address
 
+PATIENTLY = ("--timeout-ms", "60000")
+"""Instead of the seconds that a probe gives a service that serves, on a machine that runs tests."""
+
 
 async def run(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None
@@ -40,7 +43,7 @@ def paused(pid: int) -> Iterator[None]:
 async def test_the_probe_passes_for_a_service_that_serves(cluster: LocalCluster) -> None:
     """S1."""
     for name in SERVICES:
-        assert await run("tidemark.probe", cluster.address(name)) == (0, "")
+        assert await run("tidemark.probe", cluster.address(name), *PATIENTLY) == (0, "")
 
 
 async def test_the_probe_finds_the_service_that_the_environment_configures(
@@ -55,7 +58,7 @@ async def test_the_probe_finds_the_service_that_the_environment_configures(
         "TIDEMARK_LIFECYCLE_LISTEN": nobody,
     }
 
-    assert await run("tidemark.probe", environment=environment) == (0, "")
+    assert await run("tidemark.probe", *PATIENTLY, environment=environment) == (0, "")
 
 
 async def test_the_probe_fails_in_one_line_when_nobody_listens() -> None:
@@ -81,7 +84,8 @@ async def test_the_probe_does_not_wait_for_a_service_that_hangs(cluster: LocalCl
 async def test_the_probe_fails_for_a_name_that_the_service_does_not_have(
     cluster: LocalCluster,
 ) -> None:
-    status, output = await run("tidemark.probe", cluster.address("broker"), "--service", "nonsense")
+    address = cluster.address("broker")
+    status, output = await run("tidemark.probe", address, "--service", "nonsense", *PATIENTLY)
 
     assert (status, output) == (1, f"{cluster.address('broker')}: no such service\n")
 
