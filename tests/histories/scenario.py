@@ -47,6 +47,8 @@ class Pace:
     """Within which a new owner that nothing disturbs has its first message."""
     calm_ms: int
     """After which everything that was on its way has arrived."""
+    drain_ms: int
+    """Within which the last owner has acknowledged everything that is left."""
     calm_takeovers: float
     """How often, per step, everybody pauses for a takeover."""
 
@@ -117,7 +119,7 @@ class _Scenario:
         for queue in QUEUES:
             while not await _whatever_comes(last.subscribe(queue)):
                 await self._cluster.clock.sleep_ms(self._pace.calm_ms)
-        deadline_ms = last.now_ms + 4 * self._pace.calm_ms
+        deadline_ms = last.now_ms + self._pace.drain_ms
         while last.now_ms < deadline_ms:
             for held in list(last.held):
                 await last.settle(held, Ack())

@@ -18,6 +18,7 @@ PACE: Final = Pace(
     visibility_ms=300,
     bound_ms=150,
     calm_ms=3_000,
+    drain_ms=12_000,
     calm_takeovers=0.05,
 )
 

@@ -33,8 +33,9 @@ PACE: Final = Pace(
     steps=250,
     gap_ms_max=80,
     visibility_ms=2_000,
-    bound_ms=4_000,
+    bound_ms=20_000,
     calm_ms=5_000,
+    drain_ms=120_000,
     calm_takeovers=0.0,
 )
 
