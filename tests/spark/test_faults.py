@@ -28,7 +28,9 @@ from tidemark.rpc import open_channel
 from tidemark.settings import RetentionSettings
 
 QUEUES = 40
-RUNS = 5
+RUNS = 8
+"""In a queue: a pass that makes a call for each lasts for seconds, and can be caught at it."""
+
 HOUR_MS = 3_600_000
 DUE = QUEUES * RUNS * 2
 
