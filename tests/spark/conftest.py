@@ -20,7 +20,9 @@ RunPass = Callable[..., Awaitable[Pass]]
 
 LOOPBACK = (
     "spark.driver.host=127.0.0.1,spark.driver.bindAddress=127.0.0.1,"
-    "spark.ui.showConsoleProgress=false"
+    "spark.ui.showConsoleProgress=false,"
+    # Its workers connect within 15 s otherwise, which a busy machine may not manage.
+    "spark.python.authenticate.socketTimeout=120s"
 )
 
 
