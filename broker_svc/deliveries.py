@@ -7,12 +7,13 @@ is gone, everything it holds goes back at once (V6).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from broker_svc.consumers import FeedKey
 from broker_svc.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import UnknownDeliveryTag
+from tidemark.errors import Fenced, UnknownDeliveryTag
 from tidemark.telemetry import messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
@@ -20,6 +21,9 @@ _tracer = tracer(__name__)
 
 ReservationKey = tuple[int, int]
 """Partition and reservation id: ids are given per partition."""
+
+REVOKED_MAX: Final = 10_000
+"""Revoked tags that a connection remembers: whoever was evicted need not settle them, ever."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +39,6 @@ class HeldDelivery:
     traceparent: str = ""
     """Of whoever published them, for the spans of what becomes of them."""
     group: str = ""
-    revoked: bool = False
 
     @staticmethod
     def of(slice_: exchange_pb2.ReservedSlice, queue: TrackedQueue, group: str) -> "HeldDelivery":
@@ -69,6 +72,8 @@ class Deliveries:
         self._by_tag: dict[int, HeldDelivery] = {}
         self._tags: dict[ReservationKey, int] = {}
         self._last_tag = 0
+        self._revoked: dict[int, int] = {}
+        """Tags of what another owner has now, each with the epoch under which it was held."""
 
     def __len__(self) -> int:
         return len(self._by_tag)
@@ -86,9 +91,17 @@ class Deliveries:
         return self._last_tag
 
     def get(self, tag: int) -> HeldDelivery:
-        """Raises UnknownDeliveryTag for one never issued here, or settled or expired since."""
+        """Raises UnknownDeliveryTag for one never issued here, or settled or expired since.
+
+        Raises Fenced, once, for one that was revoked.
+        """
         held = self._by_tag.get(tag)
         if held is None:
+            epoch = self._revoked.pop(tag, None)
+            if epoch is not None:
+                raise Fenced(
+                    "another client took the queue and the reservation with it", epoch=str(epoch)
+                )
             raise UnknownDeliveryTag(
                 f"delivery tag {tag} is not held by this connection", delivery_tag=str(tag)
             )
@@ -103,24 +116,24 @@ class Deliveries:
         tag = self._tags.pop(key, None)
         if tag is not None:
             held = self._by_tag.pop(tag)
-            if not held.revoked:
-                held.queue.deliveries -= 1
-                self._directory.drop(held)
-
-    def revoke(self, key: ReservationKey) -> None:
-        """Another client took the queue: the tag stays, so that settling it is told FENCED."""
-        held = self.find(key)
-        if held is not None and not held.revoked:
-            held.revoked = True
             held.queue.deliveries -= 1
             self._directory.drop(held)
+
+    def revoke(self, key: ReservationKey) -> None:
+        """Another client took the queue: it is held no longer, and settling it is told FENCED."""
+        tag = self._tags.get(key)
+        if tag is not None:
+            self._revoked[tag] = self._by_tag[tag].owner_epoch
+            self.drop(key)
+            if len(self._revoked) > REVOKED_MAX:
+                del self._revoked[next(iter(self._revoked))]
 
     def take_all(self) -> list[HeldDelivery]:
         """Everything the client holds, which it holds no longer."""
         held = list(self._by_tag.values())
         for each in held:
             self.drop(each.key)
-        return [each for each in held if not each.revoked]
+        return held
 
 
 class DeliveryDirectory:

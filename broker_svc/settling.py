@@ -86,12 +86,6 @@ class Settling:
                 operation.settle.owner_epoch = receipt.owner_epoch
             else:
                 held, holder = deliveries.get(settlement.delivery_tag), deliveries
-                if held.revoked:
-                    deliveries.drop(held.key)
-                    raise Fenced(
-                        "another client took the queue and the reservation with it",
-                        epoch=str(held.owner_epoch),
-                    )
                 link = self._link(held.queue.partition)
                 operation.settle.receipt = held.receipt
                 operation.settle.owner_epoch = held.owner_epoch
