@@ -166,6 +166,13 @@ class DeliveryDirectory:
         if holder is not None:
             holder.revoke(key)
 
+    def revoked_below(self, feed_key: FeedKey, epoch: int) -> None:
+        """Storage took back what was handed out before `epoch`; looks at everything held."""
+        for key, holder in list(self._holders.items()):
+            held = holder.find(key)
+            if held is not None and held.feed_key == feed_key and held.owner_epoch < epoch:
+                holder.revoke(key)
+
     def receipts(self, partition: int) -> list[bytes]:
         """Of everything that clients hold of a partition."""
         held = (holder.find(key) for key, holder in self._holders.items() if key[0] == partition)

@@ -190,6 +190,8 @@ class Ownerships:
             dropped = exchange_pb2.OwnershipResult()
         self._learn(queue, dropped)
         self._revoke(queue, dropped)
+        if not dropped.matched:  # an earlier one whose answer was lost may have been done
+            self._revoke_older(queue)
 
     async def lost(self, queue: ExclusiveQueue, epoch: int) -> Owner | None:
         """Storage has refused the epoch: returns its owner if it is none any more.
@@ -205,6 +207,7 @@ class Ownerships:
         if found.matched:
             return None
         self._learn(queue, found)
+        self._revoke_older(queue)
         return owner
 
     async def resolve(self, queue: ExclusiveQueue) -> None:
@@ -213,6 +216,7 @@ class Ownerships:
         if not isinstance(state, Transferring) or not state.must_read:
             return
         self._learn(queue, await self._ask(queue, "", 0))
+        self._revoke_older(queue)
         if queue.state == state.before:
             self._feeds.resume(queue.key)
         elif isinstance(state.before, Owned) and queue.owner != state.before.owner:
@@ -231,6 +235,10 @@ class Ownerships:
         """What storage took back, clients hold no longer."""
         for reservation_id in ended.revoked_reservation_ids:
             self._directory.revoked((queue.partition, reservation_id))
+
+    def _revoke_older(self, queue: ExclusiveQueue) -> None:
+        """The same when the answer that named them was lost: all of earlier epochs."""
+        self._directory.revoked_below(queue.key, takeover.epoch_of(queue.state))
 
     def _forget(self, queue: ExclusiveQueue) -> None:
         if self._queues.get(queue.key) is queue:
