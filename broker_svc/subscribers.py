@@ -16,6 +16,7 @@ from broker_svc.ownership import ExclusiveQueue
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.errors import QuotaExceeded
+from tidemark.names import topic_of
 from tidemark.settings import BrokerSettings
 
 SubscriptionKey = tuple[str, str]
@@ -93,6 +94,16 @@ class Subscribers:
             for subscriber in incarnations
             for key, subscription in subscriber.subscriptions.items()
             if key[1] == lmq_name
+        ]
+
+    def owning(self, topic: str) -> list[tuple[str, ExclusiveQueue]]:
+        """Exclusive queues of a topic, each with the client that consumes it."""
+        return [
+            (client_id, subscription.exclusive)
+            for client_id, incarnations in self._by_client.items()
+            for subscriber in incarnations
+            for (_, lmq_name), subscription in subscriber.subscriptions.items()
+            if subscription.exclusive is not None and topic_of(lmq_name) == topic
         ]
 
     # --- what they consume ---------------------------------------------------------------------

@@ -112,6 +112,11 @@ class Subscriptions:
                 self._subscribers.end(subscriber, key)
                 self._subscribers.begin(subscriber, key, Subscription(lease, narrow.consumer))
 
+    def topic_deleted(self, name: str) -> None:
+        """Ownership goes with the queues; who still has one, after half a deletion, confirms it."""
+        for client_id, queue in self._subscribers.owning(name):
+            self._end_all(queue, client_id, RESYNC_REQUIRED)
+
     # --- what storage says ---------------------------------------------------------------------
 
     def link_up(self, partition: int) -> None:
@@ -386,7 +391,8 @@ class Subscriptions:
 
     def _end_all(self, queue: ExclusiveQueue, client_id: str, why: State) -> None:
         """The client has lost the queue, in every incarnation; each is told."""
-        epoch = 0 if queue.owner is None else queue.owner.epoch
+        owner = queue.owner
+        epoch = 0 if owner is None or owner.client_id == client_id else owner.epoch
         self._feeds.evict(queue.key)
         for subscriber in self._subscribers.of(client_id):
             self._subscribers.end(subscriber, (queue.group, queue.lmq_name))

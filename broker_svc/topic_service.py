@@ -109,10 +109,15 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         if not request.force:  # all of them before the first is deleted
             for number in partitions:
                 await self._check_empty(number, request.name)
-        for number in partitions:
-            deleted += await self._delete_queues(number, request.name, force=request.force)
-        gone = await self._storage.DeleteTopic(storage_pb2.DeleteTopicRequest(name=request.name))
-        await self._shop.topics.fan_out(replace(topic, version=gone.version), deleted=True)
+        try:
+            for number in partitions:
+                deleted += await self._delete_queues(number, request.name, force=request.force)
+            gone = await self._storage.DeleteTopic(
+                storage_pb2.DeleteTopicRequest(name=request.name)
+            )
+            await self._shop.topics.fan_out(replace(topic, version=gone.version), deleted=True)
+        finally:  # also of half a deletion
+            self._shop.subscriptions.topic_deleted(request.name)
         return topic_pb2.DeleteTopicResponse(queues=deleted)
 
     async def _put(self, topic: Topic, *, create: bool, expected_version: int = 0) -> Topic:
