@@ -23,7 +23,13 @@ from broker_svc.topic_cache import TopicCache
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import InvalidArgument, QuotaExceeded, TidemarkError
+from tidemark.errors import (
+    InvalidArgument,
+    NotOwner,
+    QuotaExceeded,
+    TidemarkError,
+    TopicNotFound,
+)
 from tidemark.names import LmqName
 from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
@@ -37,6 +43,9 @@ EVICTED = subscription_pb2.SUBSCRIPTION_STATE_EVICTED
 NOT_SUBSCRIBED = subscription_pb2.SUBSCRIPTION_STATE_NOT_SUBSCRIBED
 RESYNC_REQUIRED = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 TRANSFERRING = subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING
+
+_NOT_HERE = (NotOwner, TopicNotFound)
+"""The queue is gone, or another broker's: nobody can consume it here, or give it up."""
 
 Change: TypeAlias = Callable[
     [Subscriber, str, Entry, Consumer | None, Topic], Coroutine[Any, Any, tuple[State, int]]
@@ -236,6 +245,8 @@ class Subscriptions:
             changing = asyncio.ensure_future(change(subscriber, group, entry, consumer, topic))
             result.state, result.epoch = await asyncio.shield(changing)
         except TidemarkError as error:
+            if isinstance(error, _NOT_HERE):
+                self._subscribers.end(subscriber, (group, entry.lmq_name))
             result.error.CopyFrom(to_status(error))
         return result
 
@@ -342,8 +353,11 @@ class Subscriptions:
         kept = set(except_for)
         for held_group, lmq_name in list(subscriber.subscriptions):
             if held_group == group and lmq_name not in kept:
-                topic = await self._topics.get(LmqName.parse(lmq_name).topic)
-                await self._remove(subscriber, group, Entry(lmq_name=lmq_name), None, topic)
+                try:
+                    topic = await self._topics.get(LmqName.parse(lmq_name).topic)
+                    await self._remove(subscriber, group, Entry(lmq_name=lmq_name), None, topic)
+                except _NOT_HERE:
+                    self._subscribers.end(subscriber, (group, lmq_name))
 
     # --- inside --------------------------------------------------------------------------------
 

@@ -19,9 +19,12 @@ from tests.rpc.exclusive.clients import (
 from tests.rpc.exclusive.conftest import QUEUE, ExclusiveBroker, NewClient, Start
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.subscription_pb2 import SubscriptionEntry
+from tidemark.api.storage.v1.storage_pb2 import ClaimPartitionRequest
 from tidemark.clock import ManualClock
 from tidemark.errors import Unavailable
+from tidemark.names import partition_of
 from tidemark.rpc import from_status
+from tidemark.settings import BrokerSettings
 
 # --- the queue goes under its owner --------------------------------------------------------------
 
@@ -204,6 +207,35 @@ async def test_a_removal_by_another_incarnation_leaves_the_one_that_consumes(
     assert await owner_in_storage(broker) == "ada"
     await broker.publish(run_of(QUEUE, b"1"))
     assert payloads_of(await ada.receive()) == [b"1"]
+
+
+# --- partitions of other brokers -----------------------------------------------------------------
+
+
+async def test_a_resync_confirms_what_is_here_though_something_went_to_another_broker(
+    broker: ExclusiveBroker,
+) -> None:
+    """E7, S8: what the client holds elsewhere now is none of this broker's business."""
+    ada = await broker.session_client("ada")
+    partition = partition_of(QUEUE, broker.partitions)
+    (here,) = broker.names_in(1 - partition, 1, topic="own")
+    await subscribe(ada, QUEUE)
+    epoch = await subscribe(ada, here)
+    claim = ClaimPartitionRequest(
+        partition=partition,
+        cluster_id=BrokerSettings().cluster_id,
+        broker_id="another",
+        incarnation=1,
+        broker_address="another:1",
+    )
+    await broker.storage.ClaimPartition(claim)
+
+    async def moved() -> bool:
+        return bool(ada.session.go_aways)
+
+    await until(moved)
+
+    assert await resync(ada, {here: epoch}) == [(ACTIVE, epoch)]
 
 
 # --- incarnations --------------------------------------------------------------------------------
