@@ -159,13 +159,15 @@ class Ownerships:
         self._revoke(queue, taken)
         return before, queue.state.owner
 
-    async def confirm(self, queue: ExclusiveQueue, client_id: str, epoch: int) -> bool:
-        """Whether (client, epoch) is what storage holds. Never takes ownership (E7)."""
+    async def confirm(
+        self, queue: ExclusiveQueue, client_id: str, epoch: int
+    ) -> exchange_pb2.OwnershipResult:
+        """Whether (client, epoch) is what storage holds, and what that is. Never takes it (E7)."""
         await self.resolve(queue)
         found = await self._ask(queue, client_id, epoch)
         if found.matched:
             queue.state = takeover.confirmed(queue.state, Owner(client_id, epoch))
-        return found.matched
+        return found
 
     async def drop(self, queue: ExclusiveQueue, client_id: str) -> None:
         """Whatever the client owns of the queue it owns no longer. The caller holds the lock.

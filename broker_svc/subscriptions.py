@@ -313,9 +313,11 @@ class Subscriptions:
             return await self._add(subscriber, group, entry, consumer, topic)
         queue = self._exclusive(entry.lmq_name, group, topic)
         async with queue.lock():
-            if not await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch):
-                epoch = 0 if queue.owner is None else queue.owner.epoch
-                self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
+            found = await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch)
+            if not found.matched:
+                epoch = found.epoch if found.client_id else 0
+                if found.client_id != subscriber.client_id:
+                    self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
                 self._subscribers.end(subscriber, key)
                 subscriber.notify(_notice(group, entry.lmq_name, EVICTED, epoch))
                 return EVICTED, epoch

@@ -64,3 +64,30 @@ async def test_a_reconnect_is_a_new_incarnation_that_goes_on_by_resync(
     await first.leave()  # the end of the old incarnation is not that of the new
     await broker.publish(run_of(QUEUE, b"3"))
     assert sorted(payloads_of(await second.receive(2))) == [b"1", b"3"]
+
+
+async def test_a_stale_resync_does_not_evict_another_incarnation_that_owns(
+    broker: ExclusiveBroker,
+) -> None:
+    """E3, E7: the client owns the queue, not under the epoch that one of its sessions has."""
+    session, unary = await broker.session_client("ada"), broker.unary_client("ada")
+    stale = await subscribe(session, QUEUE)
+    await subscribe(broker.unary_client("bob"), QUEUE)
+    epoch = await subscribe(unary, QUEUE)
+
+    assert await resync(session, {QUEUE: stale}) == [(EVICTED, epoch)]
+
+    assert (await unary.pull(QUEUE)).subscription_state == ACTIVE
+    await broker.publish(run_of(QUEUE, b"1"))
+    assert payloads_of(await unary.receive()) == [b"1"]
+
+
+async def test_who_is_told_that_it_was_evicted_hears_by_which_epoch_also_after_a_restart(
+    broker: ExclusiveBroker, client: NewClient
+) -> None:
+    """E5, E10: storage says who owns; nobody has asked this broker yet."""
+    stale = await subscribe(await client("ada"), QUEUE)
+    epoch = await subscribe(await client("bob"), QUEUE)
+    await broker.restart_broker()
+
+    assert await resync(await client("ada"), {QUEUE: stale}) == [(EVICTED, epoch)]
