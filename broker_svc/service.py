@@ -156,9 +156,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         group = request.sync.group or DEFAULT_GROUP
         validate_group(group)
         client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
-        result = await self._shop.subscriptions.sync(
-            client.subscriber, request.sync, group, consumer=None
-        )
+        client.calls += 1
+        try:
+            result = await self._shop.subscriptions.sync(
+                client.subscriber, request.sync, group, consumer=None
+            )
+        finally:
+            client.calls -= 1
+            self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
         return broker_pb2.SyncSubscriptionsResponse(result=result)
 
     async def Heartbeat(

@@ -1,13 +1,16 @@
 """Subscribing: where a group starts, quotas, and a result for every entry."""
 
+import asyncio
+
 import pytest
 
-from tests.rpc.broker.local_broker import payloads_of, run_of
+from tests.rpc.broker.local_broker import in_time, payloads_of, run_of
 from tests.rpc.exclusive.clients import ACTIVE, ADD, REMOVE, REMOVE_ALL, RESYNC, subscribe
 from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition, SubscriptionEntry
+from tidemark.clock import ManualClock
 from tidemark.errors import QuotaExceeded
 from tidemark.rpc import from_status
 
@@ -142,3 +145,22 @@ async def test_every_entry_of_a_sync_has_its_own_result(client: NewClient) -> No
         reasons = [from_status(each.error).reason for each in results if each.HasField("error")]
         assert reasons == ["INVALID_NAME", "TOPIC_NOT_FOUND"]
         assert not results[0].HasField("error")
+
+
+async def test_a_unary_client_that_waits_for_its_subscription_is_not_silent(
+    start: Start, clock: ManualClock
+) -> None:
+    """E4: what it is told to own it can pull, however long storage has taken."""
+    broker = await start(clock, client_timeout_ms=5_000)
+    ada = broker.unary_client("ada")
+    await subscribe(ada, OTHER_QUEUE)
+    broker.link.answers.close()
+    subscribing = asyncio.create_task(subscribe(ada, QUEUE))
+    await in_time(broker.link.answers.until_held())
+
+    await clock.advance_ms(7_000)
+    broker.link.answers.let_go()
+    await subscribing
+
+    assert (await ada.pull(QUEUE)).subscription_state == ACTIVE
+    assert (await ada.pull(OTHER_QUEUE)).subscription_state == ACTIVE
