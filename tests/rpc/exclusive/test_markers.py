@@ -110,3 +110,17 @@ async def test_nothing_else_clears_a_marker(broker: ExclusiveBroker, path: str) 
             await broker.unary_client("ada", "another").sync(REMOVE_ALL)
 
     assert (await ada.pull(QUEUE)).subscription_state == EVICTED
+
+
+async def test_a_client_has_no_more_markers_than_the_bound(
+    broker: ExclusiveBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E6: a resync in ever other groups costs no more and no more. The oldest goes."""
+    monkeypatch.setattr("broker_svc.markers.MARKERS_PER_CLIENT_MAX", 2)
+    incarnations = [broker.unary_client("ada", f"group-{number}") for number in range(3)]
+
+    for each in incarnations:
+        await resync(each, {QUEUE: 1})
+
+    states = [(await each.pull(QUEUE)).subscription_state for each in incarnations]
+    assert states == [RESYNC_REQUIRED, EVICTED, EVICTED]
