@@ -3,7 +3,6 @@
 Pure. A marker is written before the client is told and answers at the door without asking storage.
 Markers go by exactly three paths: explicit resubscription removes one, a full resync keeps only
 what is still reported, disconnect or timeout removes all of a client. No task watches over them.
-Of a client that takes none of these, only the newest are kept: the epoch protects the owner anyway.
 """
 
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Final
 from tidemark import limits
 
 MARKERS_PER_CLIENT_MAX: Final = limits.SUBSCRIPTIONS_PER_SESSION_MAX
-"""As many as one resync can report: a client can lose queues, and name groups, without end."""
+"""As many as one resync can report. A client with so many gets no further queues to lose."""
 
 
 class EvictionMarkers:
@@ -22,7 +21,7 @@ class EvictionMarkers:
 
     def __init__(self) -> None:
         self._by_client: dict[str, dict[tuple[str, str], int]] = {}
-        """The epochs of each client by group and lmq_name, the oldest first."""
+        """The epochs of each client by group and lmq_name."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -30,12 +29,14 @@ class EvictionMarkers:
 
     def add(self, client_id: str, group: str, lmq_name: str, epoch: int) -> None:
         """The client was evicted by the owner of `epoch`; a later eviction replaces an earlier."""
-        self.remove(client_id, group, lmq_name)
         marked = self._by_client.setdefault(client_id, {})
+        self._count += (group, lmq_name) not in marked
         marked[group, lmq_name] = epoch
-        self._count += 1
-        if len(marked) > MARKERS_PER_CLIENT_MAX:
-            self.remove(client_id, *next(iter(marked)))
+
+    def may_add(self, client_id: str, group: str, lmq_name: str) -> bool:
+        """Whether the client has room for this one, or has it already."""
+        marked = self._by_client.get(client_id, {})
+        return len(marked) < MARKERS_PER_CLIENT_MAX or (group, lmq_name) in marked
 
     def epoch(self, client_id: str, group: str, lmq_name: str) -> int | None:
         """The epoch that evicted the client; None if it is not marked."""

@@ -268,6 +268,7 @@ class Subscriptions:
                     await self._place(lease, group, start)
                     self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
             return ACTIVE, 0
+        self._check_markers(subscriber.client_id, key)
         queue = self._exclusive(entry.lmq_name, group, topic)
         async with queue.lock():
             with self._subscribers.joins(subscriber, key):
@@ -316,9 +317,10 @@ class Subscriptions:
             found = await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch)
             if not found.matched:
                 epoch = found.epoch if found.client_id else 0
-                if found.client_id != subscriber.client_id:
-                    self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
                 self._subscribers.end(subscriber, key)
+                if found.client_id != subscriber.client_id:
+                    self._check_markers(subscriber.client_id, key)
+                    self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
                 subscriber.notify(_notice(group, entry.lmq_name, EVICTED, epoch))
                 return EVICTED, epoch
             self._markers.remove(subscriber.client_id, group, entry.lmq_name)
@@ -399,6 +401,13 @@ class Subscriptions:
         epoch = 0 if queue.owner is None else queue.owner.epoch
         self._mark(old.client_id, queue.group, queue.lmq_name, epoch)
         self._end_all(queue, old.client_id, EVICTED)
+
+    def _check_markers(self, client_id: str, key: SubscriptionKey) -> None:
+        """A client gathers no evictions without end: first it says which of them still matter."""
+        if not self._markers.may_add(client_id, *key):
+            raise QuotaExceeded(
+                "evicted from too many queues since the last full resync", quota="markers"
+            )
 
     def _mark(self, client_id: str, group: str, lmq_name: str, epoch: int) -> None:
         """Who is gone needs no marker, and nothing would remove it: its next sync compares."""

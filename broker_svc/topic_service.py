@@ -75,6 +75,9 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         changed = replace(topic, settings=settings_from_proto(merged))
         if changed.settings.partitions < topic.settings.partitions:
             raise InvalidArgument("a queue keeps the partitions it spans", field="partitions")
+        if changed.settings.subscription is not topic.settings.subscription:
+            # Its groups have owners, or consumers who would have to hear that there are some now.
+            raise InvalidArgument("a topic stays shared or exclusive", field="subscription")
         topics.validate(changed, self._shop.settings.partitions)
         version = request.expected_version or topic.version
         stored = await self._put(changed, create=False, expected_version=version)

@@ -151,6 +151,7 @@ async def test_an_update_from_an_old_version_is_refused(local: LocalBroker) -> N
         (["max_attempts"], {"max_attempts": 1_000_001}),
         (["idle_after_ms"], {"idle_after_ms": 99}),
         (["partitions"], {"partitions": 3}),
+        (["subscription"], {"subscription": topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE}),
         (["dead_letter_topic"], {"dead_letter_topic": "orders"}),
         (["max_wait_action"], {"max_wait_action": topic_pb2.MAX_WAIT_ACTION_DEAD_LETTER}),
         (["fairness_weights"], {"fairness_weights": {"gold": 101}}),
@@ -168,6 +169,14 @@ async def test_an_update_that_cannot_hold_changes_nothing(
         await update(local, "orders", paths, **settings)
 
     assert await get(local, "orders") == before
+
+
+async def test_a_topic_stays_exclusive(local: LocalBroker) -> None:
+    """E8: what its owners hold was given out under epochs that shared consumers know nothing of."""
+    await local.create_topic("own", subscription=topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE)
+
+    with pytest.raises(InvalidArgument):
+        await update(local, "own", ["subscription"])
 
 
 async def test_a_queue_keeps_the_partitions_it_spans(local: LocalBroker) -> None:

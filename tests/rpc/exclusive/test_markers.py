@@ -9,6 +9,7 @@ from tests.rpc.exclusive.clients import (
     NOT_SUBSCRIBED,
     REMOVE,
     REMOVE_ALL,
+    RESYNC,
     RESYNC_REQUIRED,
     resync,
     subscribe,
@@ -16,6 +17,8 @@ from tests.rpc.exclusive.clients import (
 from tests.rpc.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
 from tidemark.api.broker.v1.subscription_pb2 import SubscriptionEntry
 from tidemark.clock import ManualClock
+from tidemark.errors import QuotaExceeded
+from tidemark.rpc import from_status
 
 
 async def test_subscribing_again_clears_the_marker_of_that_name_only(
@@ -112,15 +115,22 @@ async def test_nothing_else_clears_a_marker(broker: ExclusiveBroker, path: str) 
     assert (await ada.pull(QUEUE)).subscription_state == EVICTED
 
 
-async def test_a_client_has_no_more_markers_than_the_bound(
+async def test_a_client_at_the_bound_of_its_markers_gets_no_further_queues_to_lose(
     broker: ExclusiveBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E6: a resync in ever other groups costs no more and no more. The oldest goes."""
+    """E4, E6: resyncs in ever other groups cost no more and no more, and no marker goes for it."""
     monkeypatch.setattr("broker_svc.markers.MARKERS_PER_CLIENT_MAX", 2)
-    incarnations = [broker.unary_client("ada", f"group-{number}") for number in range(3)]
-
-    for each in incarnations:
+    first, second, third = (broker.unary_client("ada", f"group-{number}") for number in range(3))
+    for each in (first, second):
         await resync(each, {QUEUE: 1})
 
-    states = [(await each.pull(QUEUE)).subscription_state for each in incarnations]
-    assert states == [RESYNC_REQUIRED, EVICTED, EVICTED]
+    (reported,) = await third.sync(RESYNC, SubscriptionEntry(lmq_name=QUEUE, epoch=1))
+    with pytest.raises(QuotaExceeded) as refused:
+        await subscribe(third, OTHER_QUEUE)
+
+    assert from_status(reported.error).reason == "QUOTA_EXCEEDED"
+    assert refused.value.metadata["quota"] == "markers"
+    states = [(await each.pull(QUEUE)).subscription_state for each in (first, second, third)]
+    assert states == [EVICTED, EVICTED, RESYNC_REQUIRED]
+    await subscribe(second, QUEUE)  # what is marked may be taken back, and makes room
+    await subscribe(third, OTHER_QUEUE)

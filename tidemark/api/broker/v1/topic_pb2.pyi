@@ -224,7 +224,7 @@ class TopicSettings(_message.Message):
     DEFAULT_TTL_MS_FIELD_NUMBER: _builtins.int
     CONSUMPTION_RECORDS_DISABLED_FIELD_NUMBER: _builtins.int
     subscription: Global___SubscriptionKind.ValueType
-    """Who may consume. Default shared."""
+    """Who may consume. Default shared. No update changes it."""
     partitions: _builtins.int
     """Partitions that the plain queue of the topic spans. 1 to the cluster's number. Default 1."""
     visibility_timeout_ms: _builtins.int
