@@ -6,6 +6,7 @@ clears it. Whoever dies in between, the entry is neither lost nor appended twice
 """
 
 import logging
+from collections.abc import Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from storage_svc.operations import (
 )
 from storage_svc.unit import Unit
 from tidemark.errors import DiskFull, Unavailable
+from tidemark.limits import RUN_BYTES_MAX
 from tidemark.names import partition_of, topic_of
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
@@ -99,8 +101,27 @@ async def dispose(unit: Unit, handle: Handle, slice_: Slice, body: bytes, death:
     }
     if death.detail:
         headers[HEADER_DETAIL] = death.detail
-    body = bodies.label(body, headers, slice_.start, HEADER_OFFSET)
-    await put(unit, destination, slice_, body, death.reason)
+    await _put_labelled(unit, destination, slice_, body, headers, death.reason)
+
+
+async def _put_labelled(
+    unit: Unit,
+    destination: str,
+    slice_: Slice,
+    body: bytes,
+    headers: Mapping[str, str],
+    reason: DeadReason,
+) -> None:
+    """In parts where the headers make it larger than a run may be: no frame would take it."""
+    labelled = bodies.label(body, headers, slice_.start, HEADER_OFFSET)
+    half = slice_.messages // 2
+    if not half or len(labelled) <= RUN_BYTES_MAX:
+        await put(unit, destination, slice_, labelled, reason)
+        return
+    middle = slice_.start + half
+    for part, at in ((slice_._replace(end=middle), 0), (slice_._replace(start=middle), half)):
+        part_body = bodies.cut(body, at, at + part.messages)
+        await _put_labelled(unit, destination, part, part_body, headers, reason)
 
 
 async def put(unit: Unit, destination: str, slice_: Slice, body: bytes, reason: DeadReason) -> None:

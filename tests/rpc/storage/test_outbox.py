@@ -13,7 +13,7 @@ from tests.rpc.storage_client import (
     reserved,
     settle,
 )
-from tidemark import errors
+from tidemark import errors, limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_DONE,
@@ -22,7 +22,10 @@ from tidemark.api.storage.v1.action_pb2 import (
     Action,
     ClearOutbox,
 )
-from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_DEAD_LETTER, SETTLE_ACTION_NACK
+from tidemark.api.storage.v1.exchange_pb2 import (
+    SETTLE_ACTION_DEAD_LETTER,
+    SETTLE_ACTION_NACK,
+)
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.names import partition_of
 
@@ -154,3 +157,30 @@ async def test_large_dead_letters_can_be_read(
         await exchange.ask(settle(got.receipt, SETTLE_ACTION_DEAD_LETTER))
 
     assert await storage.due(SCAN_KIND_OUTBOX) != []
+
+
+async def test_the_largest_run_under_the_longest_names_reaches_its_dead_letter_topic(
+    two_partitions: RunningStorage,
+) -> None:
+    """L6, S3: headers make a run larger than runs may be; a page of them must fit a frame."""
+    storage = two_partitions
+    lmq_name = "jobs/" + "l" * limits.LITE_NAME_BYTES_MAX
+    payload = bytes(limits.RUN_BYTES_MAX // limits.RUN_MESSAGES_MAX - 8)
+    async with storage.exchange() as exchange:
+        for _ in range(2):
+            await exchange.ask(append(lmq_name, *[payload] * limits.RUN_MESSAGES_MAX))
+            got = await reserved(exchange, lmq_name, limits.PULL_MESSAGES_MAX)
+            rejected = settle(got.receipt, SETTLE_ACTION_DEAD_LETTER, detail="d" * 1024)
+            await exchange.ask(rejected)
+
+    offsets: list[int] = []
+    while entries := await storage.due(SCAN_KIND_OUTBOX):
+        for action in entries:
+            (appended,) = await storage.delegate(action, partition=1)
+            assert appended.outcome == ACTION_OUTCOME_DONE
+            entry = action.append_from_outbox.entry
+            letters = MessageBatch.FromString(entry.body).messages
+            offsets += [int(each.headers["tidemark-dead-offset"]) for each in letters]
+            await storage.delegate(Action(clear_outbox=ClearOutbox(sequence=entry.sequence)))
+
+    assert offsets == list(range(2 * limits.RUN_MESSAGES_MAX))
