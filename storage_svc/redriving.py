@@ -16,7 +16,7 @@ from storage_svc.reservations import Span
 from storage_svc.sweeping import waiting_spans
 from storage_svc.unit import Unit
 from tidemark.errors import InvalidArgument, InvalidName
-from tidemark.names import topic_of
+from tidemark.names import LmqName, topic_of
 from tidemark.telemetry import counter
 
 RUNS_MAX = 200
@@ -80,10 +80,10 @@ def _source(unit: Unit, headers: Mapping[str, str]) -> str | None:
     """The queue that the messages came from; None if it cannot take them back."""
     name = headers.get(outbox.HEADER_QUEUE, "")
     try:
-        topic = topic_of(name)
+        LmqName.parse(name)  # anybody may have written it
     except InvalidName:
         return None
-    return None if unit.memory.topics.find(topic) is None else name
+    return None if unit.memory.topics.find(topic_of(name)) is None else name
 
 
 def _split(spans: list[Span], messages: int) -> tuple[list[Span], list[Span]]:

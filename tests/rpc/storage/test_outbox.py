@@ -25,6 +25,7 @@ from tidemark.api.storage.v1.action_pb2 import (
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_DEAD_LETTER,
     SETTLE_ACTION_NACK,
+    Redrive,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.names import partition_of
@@ -184,3 +185,20 @@ async def test_the_largest_run_under_the_longest_names_reaches_its_dead_letter_t
             await storage.delegate(Action(clear_outbox=ClearOutbox(sequence=entry.sequence)))
 
     assert offsets == list(range(2 * limits.RUN_MESSAGES_MAX))
+
+
+async def test_a_forged_source_is_left_where_it_is(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S3: anybody may publish to a dead-letter topic; no destination takes a name that is none."""
+    forged = append("jobs")
+    body = MessageBatch()
+    body.messages.add(payload=b"x").headers["tidemark-dead-queue"] = "jobs/a/b"
+    forged.append.count, forged.append.body = 1, body.SerializeToString()
+    await exchange.ask(forged)
+
+    redriven = await exchange.ask(operation(redrive=Redrive(lmq_name="jobs")))
+
+    assert (redriven.messages, redriven.skipped) == (0, 1)
+    assert await storage.due(SCAN_KIND_OUTBOX) == []
+    assert (await storage.queue("jobs")).queue.messages == 1
