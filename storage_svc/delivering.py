@@ -30,10 +30,13 @@ from storage_svc.operations import (
 from storage_svc.reservations import Ending, Reservation
 from storage_svc.unit import Unit
 from tidemark.errors import Fenced, ReservationNotFound
-from tidemark.limits import EXCEPTIONS_MAX
+from tidemark.limits import EXCEPTIONS_MAX, RUN_BYTES_MAX
 from tidemark.receipts import Receipt
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
+
+ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
+"""What one hand-out may carry: the answer must fit one frame, and any run fits an answer."""
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
@@ -220,6 +223,7 @@ async def _take(
     """
     taken: list[Slice] = []
     messages_max, bytes_max = operation.messages_max, operation.bytes_max
+    room_bytes, measured = ANSWER_BYTES_MAX, 0
     if len(group.delayed) + len(group.buried) >= EXCEPTIONS_MAX:
         return taken, False  # what came back must go first, or it would grow without end
     while messages_max > 0:
@@ -229,17 +233,24 @@ async def _take(
             unit.now_ms,
             max_attempts=handle.state.rules.max_attempts,
             at_least_one=not taken and not operation.strict_bytes,
+            room_bytes=room_bytes,
         )
         if found.passed:
             handle.state.bury(group, found.passed, unit.journal)
         for slice_ in found.slices:
             messages_max -= slice_.messages
             bytes_max -= slice_.messages * slice_.run.message_bytes
+            room_bytes -= slice_.run.body_bytes
         taken += found.slices
         if len(found.passed) == PASSED_MAX:
             unit.journal.ready(handle.state.record, group)  # there may be more: ask again
+        if found.cramped and found.slices:
+            for slice_ in taken[measured:]:
+                room_bytes += slice_.run.body_bytes - len(await _body(unit, handle, slice_))
+            measured = len(taken)
+            continue
         if found.starved is None:
-            return taken, found.too_large
+            return taken, found.too_large or found.cramped
         await unit.memory.handles.read_lane(handle.state, found.starved, unit.journal)
     return taken, False
 
@@ -250,9 +261,6 @@ async def _reserved(
     slice_ = reservation.slice
     run = slice_.run
     queue_id = handle.state.record.queue_id
-    body = await unit.body(queue_id, run)
-    if slice_.messages != run.messages:
-        body = bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)
     receipt = Receipt(unit.partition, queue_id, reservation.reservation_id, reservation.owner_epoch)
     return ReservedSlice(
         reservation.reservation_id,
@@ -260,7 +268,7 @@ async def _reserved(
         queue_id,
         slice_.start,
         slice_.messages,
-        body,
+        await _body(unit, handle, slice_),
         slice_.attempts,
         slice_.deliveries,
         reservation.owner_epoch,
@@ -269,6 +277,14 @@ async def _reserved(
         run.fairness_key,
         run.traceparent,
     )
+
+
+async def _body(unit: Unit, handle: Handle, slice_: Slice) -> bytes:
+    run = slice_.run
+    body = await unit.body(handle.queue_id, run)
+    if slice_.messages == run.messages:
+        return body
+    return bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)
 
 
 async def _find(unit: Unit, data: bytes, owner_epoch: int) -> tuple[Handle, Reservation]:

@@ -7,6 +7,7 @@ Everything before a lane's position that is in none of these is settled; so sett
 of its own, and progress costs what is in flight, not what ever happened (ADR 0004).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ class Taken(NamedTuple):
     passed: list[Slice]  # not to be handed out: too late, or tried too often
     starved: Lane | None  # where to read on before anything more can be taken
     too_large: bool = False  # whether the next message alone is more than the bytes allow
+    cramped: bool = False  # whether the run of the next messages may be more than there is room for
 
 
 class Group:
@@ -94,8 +96,13 @@ class Group:
         *,
         max_attempts: int = 0,
         at_least_one: bool = True,
+        room_bytes: float = math.inf,
     ) -> Taken:
-        """Messages to hand out next, in fair turns; the first whatever its size, if one must be."""
+        """Messages to hand out next, in fair turns; the first whatever its size, if one must be.
+
+        Bytes are those of the mean message of a run. Any part of a run may hold nearly all its
+        bytes, so each that is taken needs room for the whole run.
+        """
         taken = Taken([], [], None)
         ring = self.ring
         while messages_max > 0 and len(taken.passed) < PASSED_MAX:
@@ -115,6 +122,8 @@ class Group:
             message_bytes = head.run.message_bytes
             if bytes_max < message_bytes and (taken.slices or not at_least_one):
                 return taken._replace(too_large=True)
+            if room_bytes < head.run.body_bytes:
+                return taken._replace(cramped=True)
             allowed = head.messages if ring.alone else ring.allowance_bytes() // message_bytes
             if allowed <= 0:
                 ring.rotate()
@@ -124,6 +133,7 @@ class Group:
             ring.spend(count * message_bytes)
             messages_max -= count
             bytes_max -= count * message_bytes
+            room_bytes -= head.run.body_bytes
             if lane.drained:
                 ring.retire()  # also when no more may be taken: nobody needs to ask again
         return taken

@@ -33,7 +33,7 @@ def spans(slices: list[Slice]) -> list[tuple[int, int]]:
 
 
 def test_an_empty_group_gives_nothing() -> None:
-    assert group().take(10, PLENTY, NOW_MS) == ([], [], None, False)
+    assert group().take(10, PLENTY, NOW_MS) == ([], [], None, False, False)
 
 
 def test_nothing_is_given_to_whoever_asks_for_nothing() -> None:
@@ -72,7 +72,7 @@ def test_a_message_that_is_too_large_stays_where_none_must_be_given() -> None:
 
     kept = large.take(PLENTY, 999, NOW_MS, at_least_one=False)
 
-    assert kept == ([], [], None, True)
+    assert kept == ([], [], None, True, False)
     assert spans(taken(large)) == [(0, 3)]
 
 

@@ -9,6 +9,7 @@ from tests.rpc.storage_client import (
     reserved,
     settle,
 )
+from tidemark import limits
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_NACK, SETTLE_ACTION_RELEASE
 from tidemark.clock import ManualClock
 
@@ -131,3 +132,23 @@ async def test_large_messages_of_many_queues_can_be_reserved_in_one_frame(
     results = await exchange.ask_all(*(reserve(f"jobs/{number}") for number in range(5)))
 
     assert [sum(each.count for each in result.slices) for result in results] == [4] * 5
+
+
+async def test_what_one_reserve_gives_fits_a_frame_however_unequal_messages_are(
+    exchange: ExchangeClient,
+) -> None:
+    """S3: a run counts its mean, so the large messages of many runs come in one hand-out."""
+    large, small = bytes(limits.MESSAGE_BYTES_MAX), [b"x"] * 99
+    keys = [f"k{number}" for number in range(24)]
+    for key in keys:
+        await exchange.ask(append("jobs", large, *small, fairness_key=key))
+
+    got: dict[str, list[bytes]] = {key: [] for key in keys}
+    more = True
+    while more:
+        handed_out = await exchange.ask(reserve("jobs"))
+        for each in handed_out.slices:
+            got[each.fairness_key] += payloads(each.body)
+        more = handed_out.more
+
+    assert all(each == [large, *small] for each in got.values())
