@@ -151,6 +151,8 @@ async def _inactive_queue(unit: Unit, row: RetentionRow) -> _Removed | None:
     record = handle.state.record
     if record.messages or record.scheduled or record.last_activity_ms > row.before_ms:
         return None
+    if handle.tracked:
+        return None  # a client uses it, and nobody would tell that client
     await administering.delete_queue(unit, handle)
     return 0, 0
 

@@ -13,6 +13,7 @@ from tests.conformance.faulty_engine import Fault
 from tests.rpc.idle.conftest import (
     IDLE_MS,
     QUEUE,
+    QUEUE_PARTITION,
     TOPIC,
     IdleBroker,
     RestartableStorage,
@@ -21,6 +22,8 @@ from tests.rpc.idle.conftest import (
 )
 from tests.rpc.idle.gated_storage import GatedStorage
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tidemark.api.storage.v1 import action_pb2, exchange_pb2, retention_pb2
+from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import ManualClock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -28,6 +31,7 @@ from tidemark.errors import (
     ReservationNotFound,
     Unavailable,
 )
+from tidemark.rpc import open_channel
 
 HOUSEKEEPING_MS = 1_000
 GIVE_UP_S = 60
@@ -205,6 +209,39 @@ async def test_a_consumer_that_waits_while_its_queue_is_deleted_gets_what_comes_
     await broker.publish(b"a")
 
     assert await got(consumer) == b"a"
+
+
+async def test_a_queue_that_somebody_waits_for_is_not_inactive(
+    broker: IdleBroker, stored: RestartableStorage
+) -> None:
+    """R3: nobody would tell the consumer of a dead letter in the queue that takes its place."""
+    consumer = await broker.waiting_consumer()
+    found = await broker.topics.GetQueue(topic_pb2.GetQueueRequest(lmq_name=QUEUE))
+    inactive = retention_pb2.RetentionRow(
+        queue_id=found.queue.queue_id, lmq_name=QUEUE, before_ms=1 << 60
+    )
+
+    async with open_channel(stored.address) as channel:
+        applied = await RetentionServiceStub(channel).ApplyRetention(
+            retention_pb2.ApplyRetentionRequest(
+                pass_id="pass-1",
+                type=retention_pb2.RETENTION_TYPE_INACTIVE_QUEUE,
+                rows=[inactive],
+            )
+        )
+    entry = action_pb2.OutboxEntry(
+        sequence=1,
+        destination_lmq_name=QUEUE,
+        count=1,
+        body=run_of(b"a").batch.SerializeToString(),
+        reason=action_pb2.DEAD_REASON_REJECTED,
+    )
+    dead = action_pb2.AppendFromOutbox(source_partition=1, entry=entry)
+    action = action_pb2.Action(append_from_outbox=dead)
+    await broker.shop.links[QUEUE_PARTITION].call(exchange_pb2.Operation(action=action))
+
+    assert await got(consumer) == b"a"
+    assert (applied.queues, applied.stale) == (0, 1)
 
 
 async def test_a_lease_on_a_queue_that_was_deleted_loads_it_anew(broker: IdleBroker) -> None:
