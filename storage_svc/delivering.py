@@ -76,6 +76,8 @@ async def reserve(unit: Unit, operation: Reserve) -> Reserved:
     counters.delivered += sum(each.slice.messages for each in reservations)
     # Whatever is still active was kept back by the bounds of the request alone.
     group.short = not group.ring or not (taken or too_large)
+    if len(group.lanes) > group.lanes_max:
+        await unit.memory.handles.forget_lanes(state, unit.journal)
     slices = [await _reserved(unit, handle, each, visibility_ms) for each in reservations]
     return Reserved(tuple(slices), more=not group.short)
 

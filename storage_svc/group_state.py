@@ -18,6 +18,9 @@ from storage_svc.reservations import Reservation
 PASSED_MAX = 1000
 """Slices that one hand-out sets aside, so that a backlog past its time costs no long commit."""
 
+IDLE_LANES_MAX = 1024
+"""Lanes beyond those it needs that a group gathers before it looks which of them are left over."""
+
 
 class Taken(NamedTuple):
     """What `Group.take` found."""
@@ -37,6 +40,7 @@ class Group:
         "buried",
         "delayed",
         "lanes",
+        "lanes_max",
         "live",
         "name",
         "outstanding",
@@ -54,6 +58,8 @@ class Group:
         self.settled = 0
         """Messages from `base` on that are settled or were never there."""
         self.lanes: dict[str, Lane] = {}
+        self.lanes_max = IDLE_LANES_MAX
+        """Beyond it somebody must look which lanes are left over: see `idle_lanes`."""
         self.ring = Ring(weights)
         self.outstanding: dict[int, int] = {}
         """Messages handed out and not settled, by the first offset of their run."""
@@ -79,6 +85,20 @@ class Group:
         self.lanes[key] = Lane(key, position, read_from)
         if read_from is not None:
             self.ring.activate(key)
+
+    def idle_lanes(self) -> list[Lane]:
+        """Lanes with nothing to hand out, which are left over unless runs of them are stored.
+
+        The one without a key is part of the group's record, and stays.
+        """
+        idle = [lane for lane in self.lanes.values() if lane.key and lane.drained]
+        return [lane for lane in idle if lane.key not in self.ring]
+
+    def forget_lanes(self, lanes: Sequence[Lane]) -> None:
+        """No run of these lanes is stored: a later one begins anew."""
+        for lane in lanes:
+            del self.lanes[lane.key]
+        self.lanes_max = 2 * len(self.lanes) + IDLE_LANES_MAX
 
     def offer(self, run: Run) -> None:
         """A run was appended to the queue."""

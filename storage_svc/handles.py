@@ -128,6 +128,7 @@ class Handles:
         # What this commit changes is not in the engine yet: it could not be loaded again.
         if expected_stamp not in (0, handle.stamp) or handle.queue_id in journal.touched:
             return Eviction.RACE_LOST
+        await self.forget_lanes(handle.state, journal)
         handle.state.prepare_to_unload(journal)
         self.drop(lmq_name)
         return Eviction.EVICTED
@@ -199,6 +200,27 @@ class Handles:
         )
         for key in keys:
             group.add_lane(key, group.base, read_from)
+
+    async def forget_lanes(self, state: QueueState, journal: BatchJournal) -> None:
+        """Forget lanes of which nothing is stored any more: fairness keys come and go."""
+        queue_id = state.record.queue_id
+        appended = {run.fairness_key for run in journal.appended.get(queue_id, ())}
+        for group in state.groups.values():
+            left_over = [
+                lane
+                for lane in group.idle_lanes()
+                if lane.key not in appended and not await self._is_stored(state.record, lane.key)
+            ]
+            for lane in left_over:
+                journal.lane_removed(state.record, group, lane)
+            group.forget_lanes(left_over)
+
+    async def _is_stored(self, record: QueueRecord, fairness_key: str) -> bool:
+        """Whether the engine has runs of a key; also those that this commit deletes."""
+        prefix = rows.lane_prefix(record.queue_id, fairness_key)
+        return bool(record.messages) and bool(
+            await self._engine.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
+        )
 
     async def runs(self, state: QueueState, journal: BatchJournal) -> list[Run]:
         """Every run of a queue, as it is after the commit under way. Costs what is stored."""

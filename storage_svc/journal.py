@@ -121,6 +121,10 @@ class BatchJournal:
         else:
             self.group_changed(record, group)
 
+    def lane_removed(self, record: QueueRecord, group: Group, lane: Lane) -> None:
+        self.touched.add(record.queue_id)
+        self.batch.delete(Table.LANES, rows.lane_key(record.queue_id, group.name, lane.key))
+
     # --- runs ----------------------------------------------------------------------------------
 
     def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None:

@@ -66,6 +66,7 @@ SMALL_BOUNDS = [
     (handles, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (handles, "_PAGE_ROWS", 2),
     (group_state, "PASSED_MAX", 2),
+    (group_state, "IDLE_LANES_MAX", 1),
     (delivering, "PASSED_MAX", 2),
     (queue_state, "REMEMBERED_MAX", 12),
 ]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from storage_svc import group_state, scanning
 from storage_svc import operations as op
-from storage_svc import scanning
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.group_state import Group
@@ -25,6 +25,7 @@ from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock
 from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, QueueFull, ReservationNotFound
+from tidemark.receipts import Receipt
 from tidemark.topics import Subscription, Topic, TopicSettings
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -487,3 +488,48 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
 
     assert [type(each).__name__ for each in outcomes] == ["CommitOutcomeUnknown", "PartitionFaulty"]
     assert spans(await life.do(op.Reserve("t", "g", 100))) == [(0, 1)]
+
+
+async def test_fairness_keys_that_come_and_go_leave_nothing_behind(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key per user or per request: neither memory nor disk may grow with all there ever were."""
+    monkeypatch.setattr(group_state, "IDLE_LANES_MAX", 10)
+    kept = life.run("t", 1, fairness_key="kept")
+    await life.do(kept)
+    await life.do(op.Reserve("t", "g", 1))
+
+    for number in range(100):
+        await life.do(life.run("t", 1, fairness_key=f"k{number}"))
+        (slice_,) = (await life.do(op.Reserve("t", "g", 1))).slices
+        await life.do(op.Settle(slice_.receipt, ACK))
+    lanes, stored = len(life.group("t", "g").lanes), await life.rows(Table.LANES)
+    (kept_slice,) = life.group("t", "g").live.values()
+    receipt = Receipt(0, life.state("t").record.queue_id, kept_slice.reservation_id, 0).encode()
+    await life.do(op.Settle(receipt, NACK))
+    (again,) = (await life.do(op.Reserve("t", "g", 1))).slices
+    await life.do(op.Settle(again.receipt, ACK))
+    unloaded = await life.do(op.Unmaterialize("t"))
+
+    assert lanes < 20
+    assert stored < 20
+    assert (again.fairness_key, again.attempt_count) == ("kept", 1)
+    assert unloaded is op.Eviction.EVICTED
+    assert await life.rows(Table.LANES) == 0
+
+
+async def test_a_fairness_key_whose_settled_runs_are_kept_goes_on_where_it_was(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was settled is not handed out again, however many keys came since (R2)."""
+    monkeypatch.setattr(group_state, "IDLE_LANES_MAX", 2)
+    await life.topic("kept", retention_enabled=True)
+    for number in range(10):
+        await life.do(life.run("kept", 1, fairness_key=f"k{number}"))
+        (slice_,) = (await life.do(op.Reserve("kept", "g", 1))).slices
+        await life.do(op.Settle(slice_.receipt, ACK))
+
+    await life.do(op.Unmaterialize("kept"))
+    await life.do(life.run("kept", 1, fairness_key="k3"))
+
+    assert spans(await life.do(op.Reserve("kept", "g", 100))) == [(10, 11)]
