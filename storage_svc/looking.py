@@ -4,11 +4,13 @@ Reads beside the writer. What is in memory for a loaded queue is shown as it is;
 described from what is stored and stays idle.
 """
 
+from collections.abc import AsyncIterator
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from storage_svc import rows
 from storage_svc.engines.engine import Reader, Table
-from storage_svc.engines.keys import prefix_end, read_u64, successor, u64x2
+from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.group_state import Group
 from storage_svc.handles import fairness_keys
 from storage_svc.lanes import Run
@@ -22,7 +24,6 @@ PEEK_BYTES_MAX = 4 * 1024 * 1024
 """Bodies after which a look is enough; an answer must fit one frame."""
 
 _KEYS_LOOKED_AT_MAX = 16
-_RUNS_PER_READ = 2
 
 
 class QueueView(NamedTuple):
@@ -85,25 +86,21 @@ async def peek(
     only_for = state.group(group) if group else None
     peeked: list[Peeked] = []
     looked_at_bytes = 0
-    start = u64x2(state.record.queue_id, max(0, offset - RUN_MESSAGES_MAX))
-    _, end = rows.queue_range(state.record.queue_id)
+    queue_id = state.record.queue_id
     with partition.reader() as reader:
-        keys = await fairness_keys(reader, state.record.queue_id)
-        while len(peeked) < limit:
-            page = await reader.scan(Table.RUN_BODIES, start, end, limit=_RUNS_PER_READ)
-            for key, body in page:
-                run = await _header(reader, state.record.queue_id, keys, read_u64(key, 8))
-                if run is None or run.end <= offset:
-                    continue
-                for at, message in enumerate(MessageBatch.FromString(body).messages):
-                    number = run.first_offset + at
-                    settled = only_for is not None and only_for.has_settled_message(run, number)
-                    if number >= offset and not settled:
-                        peeked.append(Peeked(number, message, run))
-                looked_at_bytes += len(body)
-            if len(page) < _RUNS_PER_READ or looked_at_bytes > PEEK_BYTES_MAX:
+        async for run in _runs_from(reader, queue_id, offset):
+            (body,) = await reader.load(Table.RUN_BODIES, [rows.body_key(queue_id, run)])
+            if body is None:
+                continue  # deleted meanwhile
+            for number, message in enumerate(
+                MessageBatch.FromString(body).messages, run.first_offset
+            ):
+                settled = only_for is not None and only_for.has_settled_message(run, number)
+                if number >= offset and not settled:
+                    peeked.append(Peeked(number, message, run))
+            looked_at_bytes += len(body)
+            if len(peeked) >= limit or looked_at_bytes > PEEK_BYTES_MAX:
                 break
-            start = successor(page[-1][0])
     return peeked[:limit]
 
 
@@ -138,10 +135,25 @@ async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | 
     return min(times, default=None)
 
 
-async def _header(reader: Reader, queue_id: int, keys: list[str], first_offset: int) -> Run | None:
-    wanted = [rows.run_key_of(queue_id, key, first_offset) for key in keys]
-    found = await reader.load(Table.RUN_HEADERS, wanted)
-    for key, value in zip(wanted, found, strict=True):
-        if value is not None:
-            return rows.read_run(key, value)
-    return None
+async def _runs_from(reader: Reader, queue_id: int, offset: int) -> AsyncIterator[Run]:
+    """Runs in the order of their offsets, whatever their keys: a seek per key and per run."""
+    heads: list[Run] = []
+    for key in await fairness_keys(reader, queue_id):
+        # A run that begins before the offset may reach beyond it.
+        heads += await _next_run(reader, queue_id, key, max(0, offset - RUN_MESSAGES_MAX))
+    heapify(heads)
+    while heads:
+        run = heappop(heads)
+        if run.end > offset:
+            yield run
+        for following in await _next_run(reader, queue_id, run.fairness_key, run.end):
+            heappush(heads, following)
+
+
+async def _next_run(reader: Reader, queue_id: int, key: str, offset: int) -> list[Run]:
+    """The first run of a key that begins at an offset or later; none if there is none."""
+    start = rows.run_key_of(queue_id, key, offset)
+    end = prefix_end(rows.lane_prefix(queue_id, key))
+    return [
+        rows.read_run(*row) for row in await reader.scan(Table.RUN_HEADERS, start, end, limit=1)
+    ]

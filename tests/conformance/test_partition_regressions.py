@@ -5,17 +5,17 @@ truth, or a reopening, where it is all there is.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage_svc import group_state, scanning
+from storage_svc import group_state, looking, scanning
 from storage_svc import operations as op
 from storage_svc.engines.engine import Identity, Table
-from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.engines.rocksdb import RocksEngines, RocksReader
 from storage_svc.group_state import Group
 from storage_svc.operations import Start, StartAt
 from storage_svc.partition import Partition
@@ -533,3 +533,33 @@ async def test_a_fairness_key_whose_settled_runs_are_kept_goes_on_where_it_was(
     await life.do(life.run("kept", 1, fairness_key="k3"))
 
     assert spans(await life.do(op.Reserve("kept", "g", 100))) == [(10, 11)]
+
+
+async def test_a_look_costs_what_it_shows_and_not_that_times_the_fairness_keys(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads hold the event loop, and with it every partition."""
+    keys = 50
+    reads = 0
+    load, scan = RocksReader.load, RocksReader.scan
+
+    async def counted_load(self: RocksReader, table: Table, wanted: Sequence[bytes]) -> Any:
+        nonlocal reads
+        reads += len(wanted)
+        return await load(self, table, wanted)
+
+    async def counted_scan(self: RocksReader, *where: Any, **how: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await scan(self, *where, **how)
+
+    monkeypatch.setattr(RocksReader, "load", counted_load)
+    monkeypatch.setattr(RocksReader, "scan", counted_scan)
+    for number in (*range(keys), *range(keys)):
+        await life.do(life.run("t", 2, fairness_key=f"k{number}"))
+
+    peeked = await looking.peek(life.partition, "t", 3, 1000, "")
+
+    assert [each.offset for each in peeked] == list(range(3, 4 * keys))
+    assert [each.message.payload for each in peeked] == [b"m%d" % each.offset for each in peeked]
+    assert reads <= 6 * keys + 10
