@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from storage_svc import rows
 from storage_svc.deadlines import Deadlines
 from storage_svc.engines.engine import Batch, Row, Table
-from storage_svc.engines.keys import u64, u64x2
+from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.group_state import Group
 from storage_svc.lanes import Lane, Run
 from storage_svc.queue_state import QueueRecord, Returned
@@ -72,7 +72,13 @@ class BatchJournal:
         return self.batch
 
     def puts_in(self, table: Table, start: bytes, end: bytes) -> list[Row]:
-        """Rows of a range that this commit has put. Slow: for deleting whole queues and groups."""
+        """Rows of a range within one queue that this commit has put.
+
+        Walks over the whole batch where the commit has changed the queue: for deleting whole queues
+        and groups.
+        """
+        if read_u64(start) not in self.touched:
+            return []
         return [
             (key, value)
             for where, key, value, _ in self.batch.operations
@@ -115,6 +121,7 @@ class BatchJournal:
         self.batch.delete(Table.GROUPS, rows.group_key(record.queue_id, group.name))
 
     def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None:
+        self.touched.add(record.queue_id)
         if lane.key:
             key = rows.lane_key(record.queue_id, group.name, lane.key)
             self.batch.put(Table.LANES, key, rows.lane_value(lane))

@@ -5,7 +5,7 @@ truth, or a reopening, where it is all there is.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from storage_svc import group_state, looking, scanning
 from storage_svc import operations as op
-from storage_svc.engines.engine import Identity, Table
+from storage_svc.engines.engine import Batch, Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines, RocksReader
 from storage_svc.group_state import Group
 from storage_svc.operations import Start, StartAt
@@ -563,3 +563,33 @@ async def test_a_look_costs_what_it_shows_and_not_that_times_the_fairness_keys(
     assert [each.offset for each in peeked] == list(range(3, 4 * keys))
     assert [each.message.payload for each in peeked] == [b"m%d" % each.offset for each in peeked]
     assert reads <= 6 * keys + 10
+
+
+async def test_removing_many_queues_in_one_commit_costs_what_one_costs_times_many(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass may name 10 000 inactive queues in one call, and all partitions wait for it (R3)."""
+    walked = 0
+
+    class Operations(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal walked
+            walked += len(self)
+            return super().__iter__()
+
+    queues = 50
+    made = await life.do(*[op.Materialize(f"t/{number}", True) for number in range(queues)])
+    life.partition.memory.handles.forget_trackers()
+    inactive = [op.RetentionRow(queue_id=each.queue_id, before_ms=1 << 60) for each in made]
+    make_batch = Batch.__init__
+
+    def make_counted(batch: Batch) -> None:
+        make_batch(batch)
+        batch.operations = Operations()
+
+    monkeypatch.setattr(Batch, "__init__", make_counted)
+    removal = op.ApplyRetention("p", op.RetentionType.INACTIVE_QUEUE, tuple(inactive))
+    removed = await life.do(removal)
+
+    assert removed.queues == queues
+    assert walked < 10 * queues
