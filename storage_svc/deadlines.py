@@ -5,25 +5,33 @@ goes away costs nothing and the next one is found without passing over those tha
 """
 
 from collections import defaultdict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 BUCKET_MS = 10
+_EMPTY_MIN = 64
 
 
 class Deadlines:
-    """How many deadlines lie in which bucket. Fewer than one entry per deadline."""
+    """How many deadlines lie in which bucket; empty ones are at most as many as the others."""
 
-    __slots__ = ("_counts", "_heap", "total")
+    __slots__ = ("_counts", "_empty", "_heap", "total")
 
     def __init__(self) -> None:
         self._counts: defaultdict[int, int] = defaultdict(int)
         self._heap: list[int] = []
+        self._empty = 0
         self.total = 0
+
+    def __len__(self) -> int:
+        """Buckets that take up memory."""
+        return len(self._heap)
 
     def add(self, deadline_ms: int) -> None:
         bucket = deadline_ms // BUCKET_MS
         if bucket not in self._counts:
             heappush(self._heap, bucket)
+        elif not self._counts[bucket]:
+            self._empty -= 1
         self._counts[bucket] += 1
         self.total += 1
 
@@ -33,6 +41,10 @@ class Deadlines:
         assert self._counts[bucket] > 0, "only what was added is discarded"
         self._counts[bucket] -= 1
         self.total -= 1
+        if not self._counts[bucket]:
+            self._empty += 1
+            if self._empty > max(_EMPTY_MIN, len(self._heap) // 2):
+                self._forget_empty()
 
     def earliest_ms(self) -> int | None:
         """When the earliest bucket ends: everything in it is due then. None if there is none."""
@@ -42,4 +54,12 @@ class Deadlines:
                 return (bucket + 1) * BUCKET_MS
             heappop(self._heap)
             del self._counts[bucket]
+            self._empty -= 1
         return None
+
+    def _forget_empty(self) -> None:
+        """Those behind a deadline that stays would pile up for as long as it does."""
+        self._heap = [bucket for bucket in self._heap if self._counts[bucket]]
+        heapify(self._heap)
+        self._counts = defaultdict(int, {bucket: self._counts[bucket] for bucket in self._heap})
+        self._empty = 0

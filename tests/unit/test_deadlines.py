@@ -87,3 +87,16 @@ def test_the_earliest_is_that_of_a_plain_list(steps: list[tuple[bool, bool, int]
 
             assert deadlines.earliest_ms() == expected
             assert deadlines.total == kept.total()
+
+
+def test_what_is_gone_takes_up_nothing_also_behind_a_deadline_that_stays() -> None:
+    """A reservation may be held for hours while others come and go beside it."""
+    deadlines = Deadlines()
+    deadlines.add(5)
+
+    for bucket in range(1, 10_000):
+        deadlines.add(bucket * BUCKET_MS)
+        deadlines.discard(bucket * BUCKET_MS)
+
+    assert (deadlines.total, deadlines.earliest_ms()) == (1, BUCKET_MS)
+    assert len(deadlines) < 100
