@@ -399,7 +399,10 @@ class Partition:
     async def _housekeep(self) -> None:
         while True:
             await self._clock.sleep_ms(HOUSEKEEPING_MS)
-            await self.housekeep_once()
+            try:
+                await self.housekeep_once()
+            except OSError as error:  # the disk could not be looked at: the next round does
+                _log.warning("no housekeeping", extra={"partition": self.number, "why": str(error)})
 
     async def housekeep_once(self) -> None:
         """Look at the disk and for lifecycle, unload idle queues, forget old producers."""

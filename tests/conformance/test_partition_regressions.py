@@ -18,7 +18,7 @@ from storage_svc.engines.engine import Batch, Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines, RocksReader
 from storage_svc.group_state import Group
 from storage_svc.operations import Start, StartAt
-from storage_svc.partition import Partition
+from storage_svc.partition import HOUSEKEEPING_MS, Partition
 from storage_svc.queue_state import QueueState
 from storage_svc.reservations import Ending
 from tests.conformance.faulty_engine import Fault, FaultyEngines
@@ -593,3 +593,23 @@ async def test_removing_many_queues_in_one_commit_costs_what_one_costs_times_man
 
     assert removed.queues == queues
     assert walked < 10 * queues
+
+
+async def test_a_disk_that_cannot_be_looked_at_for_a_moment_does_not_end_housekeeping(
+    life: Life, tmp_path: Path
+) -> None:
+    """S3, I9: the watermark is watched and idle queues are unloaded for as long as it serves."""
+    directory = tmp_path / "partition-00000"
+    await life.topic("brief", idle_after_ms=HOUSEKEEPING_MS)
+    await life.do(life.run("brief", 1))
+    await life.clock.until_sleepers(1)
+
+    directory.rename(tmp_path / "away")
+    await life.clock.advance_ms(HOUSEKEEPING_MS)
+    (tmp_path / "away").rename(directory)
+    async with asyncio.timeout(60):
+        await life.clock.until_sleepers(1)
+    await life.clock.advance_ms(HOUSEKEEPING_MS)
+    await life.clock.until_sleepers(1)
+
+    assert life.partition.memory.handles.peek("brief") is None
