@@ -108,8 +108,11 @@ class QueueState:
     def delete_runs(self, runs: Sequence[Run], journal: Journal) -> None:
         """Remove runs of one lane in every group; no live reservation may hold any."""
         for group in self.groups.values():
-            for start, not_before_ms in group.drop_runs(runs):
+            came_back = group.drop_runs(runs)
+            for start, not_before_ms in came_back:
                 journal.delete_exception(self.record, group, start, not_before_ms)
+            if came_back:
+                self._tell_if_short(group, journal)  # there may have been too many of them
             journal.group_changed(self.record, group)
         self._erase(runs, journal)
 

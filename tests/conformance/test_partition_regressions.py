@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from storage_svc import group_state, looking, scanning
+from storage_svc import delivering, group_state, looking, scanning
 from storage_svc import operations as op
 from storage_svc.engines.engine import Batch, Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines, RocksReader
@@ -613,3 +613,23 @@ async def test_a_disk_that_cannot_be_looked_at_for_a_moment_does_not_end_houseke
     await life.clock.until_sleepers(1)
 
     assert life.partition.memory.handles.peek("brief") is None
+
+
+async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_leave(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V2: at the cap nothing is handed out; what leaves by its time to live makes room as well."""
+    monkeypatch.setattr(delivering, "EXCEPTIONS_MAX", 1)
+    await life.do(life.run("t", 1, ttl_ms=1000))
+    (slice_,) = (await life.do(op.Reserve("t", "g", 1))).slices
+    await life.do(op.Settle(slice_.receipt, NACK, delay_ms=DAY_MS))
+    await life.do(life.run("t", 1))
+    waiting = await life.do(op.Reserve("t", "g", 1))
+    watcher = life.partition.watch(broker_epoch=0)
+
+    await life.clock.advance_ms(1000)
+    await life.do(*await life.due(scanning.ScanKind.DEAD_DEADLINES))
+
+    assert not waiting.slices
+    assert ("t", "g") in watcher.ready
+    assert spans(await life.do(op.Reserve("t", "g", 1))) == [(1, 2)]
