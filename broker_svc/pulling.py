@@ -1,10 +1,11 @@
 """Pulling: a long poll is a consumer that lives for one call.
 
 It draws from the same feeds as sessions do, so that a pull and a session share a queue fairly. What
-arrives too late for its call goes back untouched.
+arrives too late for its call, or for a call that was given up, goes back untouched.
 """
 
 import asyncio
+from contextlib import suppress
 
 from broker_svc.clients import UnaryClient
 from broker_svc.consumers import Consumer, Feed, Room, Slices
@@ -27,14 +28,21 @@ class Pull:
         self._shop = workshop
         self._client = client
         self._deliveries: list[message_pb2.Delivery] = []
+        self._held: list[HeldDelivery] = []
         self._got_some = asyncio.Event()
 
     async def messages(
-        self, request: broker_pb2.PullRequest, group: str, messages_max: int, wait_ms: int
+        self,
+        request: broker_pb2.PullRequest,
+        group: str,
+        messages_max: int,
+        wait_ms: int,
+        left_ms: int | None,
     ) -> tuple[list[message_pb2.Delivery], State]:
         """Reserved messages; none if there were none for as long as the call may wait.
 
-        Whoever does not own an exclusive queue gets the same "none", after the same wait (E3).
+        The call is cut off after `left_ms`: what is there by then is the answer. Whoever does not
+        own an exclusive queue gets the same "none", after the same wait (E3).
         """
         topic = await self._shop.topics.get(LmqName.parse(request.lmq_name).topic)
         partitions = partitions_of(request.lmq_name, topic, self._shop.settings.partitions)
@@ -56,11 +64,12 @@ class Pull:
         consumer.credit = messages_max
         self._shop.feeds.subscribe(consumer, lease, epoch)
         try:
-            # Whatever the wait, every partition is heard first: "none" must be true.
-            await consumer.quiet.wait()
-            await self._shop.clock.wait_for(self._got_some.wait(), wait_ms)
-        except TimeoutError:
-            pass
+            await self._hear_all(consumer, left_ms)
+            with suppress(TimeoutError):
+                await self._shop.clock.wait_for(self._got_some.wait(), wait_ms)
+        except asyncio.CancelledError:
+            self._give_back()
+            raise
         finally:
             self._shop.feeds.close(consumer)
         if not self._deliveries and not any(link.connected.is_set() for link in links):
@@ -69,10 +78,27 @@ class Pull:
             return self._deliveries, UNSPECIFIED
         return self._deliveries, self._shop.subscriptions.door(self._client.subscriber, key)
 
+    async def _hear_all(self, consumer: Consumer, left_ms: int | None) -> None:
+        """Whatever the wait, every partition is heard first: "none" must be true.
+
+        Something is true without those that do not answer in time.
+        """
+        with suppress(TimeoutError):
+            await self._shop.clock.wait_for(consumer.quiet.wait(), left_ms)
+        if not self._deliveries:
+            await consumer.quiet.wait()
+
+    def _give_back(self) -> None:
+        """The client is gone before its answer: it has tried nothing."""
+        for each in self._held:
+            self._client.deliveries.drop(each.key)
+        self._shop.settling.give_back(self._held, failed=False)
+
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
         for each in slices:
             held = HeldDelivery.of(each, feed.queue, feed.group)
             self._client.deliveries.add(held)
+            self._held.append(held)
             delivery = message_pb2.Delivery()
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
             self._deliveries.append(delivery)

@@ -124,12 +124,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         left_ms = remaining_ms(context)
         wait_ms = request.wait_ms
         if left_ms is not None:
-            wait_ms = min(wait_ms, max(0, left_ms - _DEADLINE_MARGIN_MS))
+            left_ms = max(0, left_ms - _DEADLINE_MARGIN_MS)
+            wait_ms = min(wait_ms, left_ms)
         client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
         pull = Pull(self._shop, client)
         client.calls += 1
         try:
-            deliveries, state = await pull.messages(request, group, messages_max, wait_ms)
+            deliveries, state = await pull.messages(request, group, messages_max, wait_ms, left_ms)
         finally:
             client.calls -= 1
             self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())

@@ -28,6 +28,7 @@ from tidemark.api.storage.v1.exchange_pb2 import ExpireDue, Operation
 from tidemark.api.storage.v1.storage_pb2 import (
     SCAN_KIND_EXPIRED_RESERVATIONS,
     ClaimPartitionRequest,
+    GetQueueRequest,
     ScanPartitionRequest,
 )
 from tidemark.client.session import Session, open_session
@@ -404,6 +405,50 @@ async def test_a_pull_whose_link_breaks_does_not_say_that_there_is_none(gated: G
     with pytest.raises(Unavailable):
         await in_time(pull)
     gates.links[0].requests.let_go()
+
+
+@pytest.fixture
+async def half_silent(start_gated: StartGated) -> AsyncIterator[Gated]:
+    """The plain queue spans two partitions: 0 has a message of it, and 1 hears nothing."""
+    local, gates = await start_gated(2, topic={"partitions": 2})
+    await until_share(await local.session("watcher"), 0, 1)
+    await local.publish(run_of(PLAIN, b"1", partition=0))
+    gates.links[1].requests.close()
+    yield local, gates
+    gates.links[1].requests.let_go()
+
+
+async def test_a_pull_answers_in_time_without_a_partition_that_does_not(
+    half_silent: Gated,
+) -> None:
+    """L4, V6: what was reserved for it must not be lost with its call."""
+    local, _ = half_silent
+    request = broker_pb2.PullRequest(client_id="ada", lmq_name=PLAIN)
+
+    response = await local.api.Pull(request, timeout=1)
+
+    assert payloads_of(response.deliveries) == [b"1"]
+
+
+async def test_what_was_reserved_for_a_pull_that_was_given_up_goes_to_the_next(
+    half_silent: Gated,
+) -> None:
+    """V6, V8: nobody has it, and nobody has tried it, though the client lives on."""
+    local, gates = half_silent
+    pull = asyncio.create_task(local.pull(PLAIN))
+    await in_time(gates.links[1].requests.until_held())
+
+    async def is_reserved() -> bool:
+        request = GetQueueRequest(partition=0, lmq_name=PLAIN)
+        return (await local.storage.GetQueue(request)).queue.inflight == 1
+
+    await until(is_reserved)
+    await local.publish(run_of(local.names_in(0, 1)[0], b"behind it"))
+    pull.cancel()
+    gates.links[1].requests.let_go()
+
+    (delivery,) = await in_time(local.pull(PLAIN, client_id="bob", wait_ms=9_000))
+    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
 
 
 # --- partitions that move -------------------------------------------------------------------------
