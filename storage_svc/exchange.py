@@ -24,6 +24,11 @@ FRAMES_IN_FLIGHT_MAX = 16
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 """Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
 
+SLICE_BYTES = 512
+ERROR_BYTES = 2048
+RESULT_BYTES = 512
+"""What a slice besides its body, a refusal, and any other result hardly ever pass."""
+
 UNSENT_RESULTS_MAX = 20_000
 """Results that a broker may leave unread before it is read from no longer."""
 
@@ -193,18 +198,18 @@ class _Unsent:
     def add(self, results: Iterable[_Answered]) -> None:
         for each in results:
             self._results.append(each)
-            self._bytes += _body_bytes(each[1])
+            self._bytes += _bytes_of(each[1])
 
     def move_to(self, frame: exchange_pb2.ExchangeResponse) -> None:
         """As many as fit a frame, at least one if there is one."""
         frame_bytes = 0
         while self._results:
             request_id, result = self._results[0]
-            body_bytes = _body_bytes(result)
-            if frame_bytes and frame_bytes + body_bytes > RESPONSE_BYTES_MAX:
+            result_bytes = _bytes_of(result)
+            if frame_bytes and frame_bytes + result_bytes > RESPONSE_BYTES_MAX:
                 break
             self._results.popleft()
-            frame_bytes += body_bytes
+            frame_bytes += result_bytes
             # Written in place: a result that is appended is copied, bodies and all.
             wire.write_result(frame.results.add(request_id=request_id), result)
         self._bytes -= frame_bytes
@@ -217,5 +222,8 @@ def _set_if(event: asyncio.Event, condition: bool) -> None:
         event.clear()
 
 
-def _body_bytes(result: Result) -> int:
-    return sum(len(each.body) for each in result.slices) if isinstance(result, Reserved) else 0
+def _bytes_of(result: Result) -> int:
+    """About what it takes on the wire, in about no time."""
+    if isinstance(result, Reserved):
+        return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
+    return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

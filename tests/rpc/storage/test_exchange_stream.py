@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from broker_svc.partition_link import FRAME_OPERATIONS_MAX
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.conftest import StartStorage
-from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, reserve
-from tidemark import errors
-from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest
+from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
+from tidemark import errors, limits
+from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Materialize
 from tidemark.clock import SystemClock
 
 
@@ -87,3 +88,24 @@ async def test_a_broker_that_never_reads_is_no_longer_read_from_and_holds_up_nob
     deaf.cancel()
     assert written < frames_max
     assert beside.queue_id
+
+
+async def test_answers_that_gathered_fit_the_frames_in_which_they_leave(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S3: also refusals, which have no bodies and long names."""
+    epoch = (await storage.info()).broker_epoch
+    slow: Any = storage.storage.Exchange()
+    await slow.write(ExchangeRequest(bind=Bind(partition=0, broker_epoch=epoch)))
+    nowhere = "n" * limits.TOPIC_NAME_BYTES_MAX + "/" + "x" * limits.LITE_NAME_BYTES_MAX
+    refused = [operation(materialize=Materialize(lmq_name=nowhere))] * FRAME_OPERATIONS_MAX
+    frames = 4
+
+    for _ in range(frames):
+        await slow.write(ExchangeRequest(operations=refused))
+    await exchange.ask(append("jobs", b"behind them"))
+    await slow.done_writing()
+
+    sizes = [(len(frame.results), frame.ByteSize()) async for frame in slow]
+    assert sum(results for results, _ in sizes) == frames * FRAME_OPERATIONS_MAX
+    assert max(size for _, size in sizes) <= limits.FRAME_BYTES_MAX
