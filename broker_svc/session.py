@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from broker_svc.consumers import Consumer, Feed, Room, Slices
 from broker_svc.deliveries import Deliveries, HeldDelivery, fill_delivery
+from broker_svc.fitting import fitting
 from broker_svc.partition_link import PartitionLink
 from broker_svc.publishers import PublisherCache
 from broker_svc.subscribers import Subscriber
@@ -94,9 +95,10 @@ class Session:
                 if self._closing is not None:
                     raise self._closing
                 frame, self._out = self._out, broker_pb2.SessionResponse()
-                if frame.ByteSize():
+                if frame_bytes := frame.ByteSize():
                     sent_bytes, self._unsent_bytes = self._unsent_bytes, 0
-                    yield frame
+                    for piece in fitting(frame, frame_bytes):
+                        yield piece
                     self._room.taken_bytes -= sent_bytes
                     self._shop.feeds.room_made(self._room)
                     self._make_room()

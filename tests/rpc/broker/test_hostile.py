@@ -145,6 +145,30 @@ async def test_a_heartbeat_reports_no_more_than_a_client_can_have(local: LocalBr
     assert ended.metadata == {"field": "held"}
 
 
+async def test_answers_that_a_client_leaves_unread_fit_the_frames_in_which_they_come(
+    local: LocalBroker,
+) -> None:
+    """S3: however many of them gather, and however long their names."""
+    call = BrokerServiceStub(await local.channel()).Session()
+    await call.write(broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="slow")))
+    entry = subscription_pb2.SubscriptionEntry(lmq_name="n/" + "x" * limits.LITE_NAME_BYTES_MAX)
+    entries = [entry] * limits.SUBSCRIPTIONS_PER_SESSION_MAX
+    sync = subscription_pb2.SubscriptionSync(consumer_id=1, entries=entries)
+    frames = 8
+
+    for _ in range(frames):
+        await call.write(broker_pb2.SessionRequest(syncs=[sync]))
+    await call.write(broker_pb2.SessionRequest(open_publishers=[broker_pb2.OpenPublisher()]))
+    await in_time(local.publish(run_of(QUEUE, b"behind them")))
+    await call.done_writing()
+
+    read = [frame async for frame in call]
+    results = [len(each.results) for frame in read for each in frame.synced]
+    assert results == [len(entries)] * frames
+    assert sum(len(frame.publishers) for frame in read) == 1
+    assert max(frame.ByteSize() for frame in read) <= limits.FRAME_BYTES_MAX
+
+
 async def test_a_settlement_names_as_many_ranges_as_it_may_and_no_more(
     local: LocalBroker,
 ) -> None:
