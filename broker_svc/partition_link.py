@@ -287,15 +287,19 @@ class PartitionLink:
         was_serving, openings = self.serving, self._health.openings
         if frame.HasField("health"):
             self._health = frame.health
+        if self.connected.is_set() and openings != self._health.openings:
+            # What its last commit did nobody was told: it may have expired what clients hold, and
+            # handed out what nobody heard of. Only a report after a new claim brings that to light.
+            raise Unavailable(
+                f"storage has opened partition {self.partition} anew", partition=str(self.partition)
+            )
         listener = self._listener
         if not self.connected.is_set():
             self.connected.set()
             _log.info("link up", extra={"partition": self.partition})
         if listener is None:
             return
-        if self.serving and not (was_serving and openings == self._health.openings):
-            # Storage has opened the partition anew: it knows of nobody who waits. That it was
-            # closed for a moment need not have been told.
+        if self.serving and not was_serving:
             listener.link_up(self.partition)
         if frame.expired_reservation_ids:
             # Behind the results of this frame, which are seen in the next turn: one of them may

@@ -22,6 +22,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
+from tidemark.errors import Unavailable
 from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
 
@@ -59,7 +60,7 @@ async def link() -> AsyncIterator[PartitionLink]:
 
 
 async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: PartitionLink) -> None:
-    """S2: storage has forgotten who waits, so whoever waits is offered again."""
+    """S2: what the last commit did is known to nobody, so the link begins anew, with a report."""
     serving = topic_pb2.PARTITION_STATE_SERVING
     offers = Offers()
     link.listen(offers)
@@ -69,14 +70,18 @@ async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: Par
         health(1, serving),
         ExchangeResponse(),
         health(1, serving),
-        health(2, serving),
-        health(2, topic_pb2.PARTITION_STATE_FAULTY),
-        health(2, serving),
+        health(1, topic_pb2.PARTITION_STATE_FAULTY),
+        health(1, serving),
     ):
         link._take(frame)
         counts.append(offers.link_ups)
+    with pytest.raises(Unavailable):
+        link._take(health(2, serving))
+    link._drop_callers()
+    link._take(health(2, serving))
 
-    assert counts == [1, 1, 1, 2, 2, 3]
+    assert counts == [1, 1, 1, 1, 2]
+    assert offers.link_ups == 3
 
 
 async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(

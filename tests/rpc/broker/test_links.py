@@ -8,7 +8,9 @@ import pytest
 
 from broker_svc.app import broker
 from broker_svc.partition_link import PartitionLink
-from tests.rpc.broker.conftest import Gated, StartGated, break_and_hold
+from storage_svc.engines.engine import Engines
+from tests.conformance.faulty_engine import Fault, FaultyEngines
+from tests.rpc.broker.conftest import Gated, StartBroker, StartGated, break_and_hold
 from tests.rpc.broker.local_broker import (
     PLAIN,
     LocalBroker,
@@ -168,6 +170,79 @@ async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer
     await until(is_dropped)
     (again,) = await take(consumer, 1)
     assert (again.attempt_count, again.delivery_count) == (1, 2)
+
+
+async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
+    """The same services over disks that can be told to fail."""
+    disks: list[FaultyEngines] = []
+
+    def wrap(engines: Engines) -> Engines:
+        disks.append(FaultyEngines(engines))
+        return disks[-1]
+
+    await local.stop_broker()
+    await local.stop_storage()
+    local.wrap = wrap
+    await local.start_storage()
+    await local.start_broker()
+    return disks
+
+
+async def test_a_delivery_that_expired_in_a_commit_of_unknown_outcome_is_held_no_longer(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """S2, I4: nobody was told of the expiry, and the tag would keep the queue from going idle."""
+    topic = {"visibility_timeout_ms": 1000, "idle_after_ms": 1000}
+    local = await start(clock, partitions=1, topic=topic)
+    (disk,) = await with_faulty_disks(local)
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    receipt = await session.publish("orders/x", [b"1"])
+    await take(consumer, 1)
+    session.destroy_publisher(receipt.publisher_id)
+    await consumer.unsubscribe("orders/x")
+
+    disk.next_commit = Fault.AFTER_WRITING
+
+    async def is_unloaded() -> bool:
+        await clock.advance_ms(200)
+        request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name="orders/x")
+        try:
+            evicted = await local.topics.TryEvictInactiveQueue(request)
+        except TidemarkError:  # the link is not up yet
+            return False
+        return evicted.outcome in (
+            topic_pb2.EVICTION_OUTCOME_EVICTED,
+            topic_pb2.EVICTION_OUTCOME_NOT_MATERIALIZED,
+        )
+
+    await until(is_unloaded)
+    assert session.ended is None
+
+
+async def test_what_was_reserved_in_a_commit_of_unknown_outcome_is_released(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """S2, V8: nobody has it, and nobody waits for its visibility timeout."""
+    local = await start(clock, partitions=1)
+    (disk,) = await with_faulty_disks(local)
+    session = await local.session()
+    consumer = session.open_consumer(credit=10)
+    await consumer.subscribe("orders/x")
+
+    disk.next_commit = Fault.AFTER_WRITING
+    publishing = session.submit(run_of("orders/x", b"1"))  # reserved in the same commit
+    assert reason_of(await in_time(publishing)) == "COMMIT_OUTCOME_UNKNOWN"
+    taking = asyncio.create_task(take(consumer, 1))
+
+    async def is_taken() -> bool:
+        await clock.advance_ms(10)
+        return taking.done()
+
+    await until(is_taken)
+    (delivery,) = await taking
+    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
 
 
 @pytest.mark.parametrize("ranges", [[], [(0, 1), (1, 2)]], ids=["whole", "by ranges"])

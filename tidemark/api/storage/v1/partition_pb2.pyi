@@ -32,7 +32,7 @@ class PartitionHealth(_message.Message):
     """Whether it serves."""
     openings: _builtins.int
     """How often the process has opened the partition. With every opening it has forgotten who waits
-    for messages.
+    for messages, and what its last commit did nobody was told: a broker claims and reports anew.
     """
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.PartitionFault]:
