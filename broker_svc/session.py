@@ -23,6 +23,7 @@ from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import (
     InvalidArgument,
     QuotaExceeded,
+    ShuttingDown,
     TidemarkError,
 )
 from tidemark.names import validate_client_id, validate_group, validate_producer_id
@@ -293,6 +294,8 @@ class Session:
     # --- consuming -----------------------------------------------------------------------------
 
     def _open_consumer(self, opened: broker_pb2.OpenConsumer) -> None:
+        if self._draining:
+            raise ShuttingDown("the broker is stopping")
         if opened.consumer_id in self._consumers or not opened.consumer_id:
             raise InvalidArgument("a consumer has a number of its own", field="consumer_id")
         if len(self._consumers) >= CONSUMERS_MAX:

@@ -1,5 +1,9 @@
 """What a client holds: given back when it leaves or its broker stops, and loaded until then."""
 
+import asyncio
+
+import pytest
+
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
     QUEUE,
@@ -13,6 +17,8 @@ from tests.rpc.broker.local_broker import (
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.clock import ManualClock
+from tidemark.errors import TidemarkError
+from tidemark.rpc import from_status
 
 
 async def test_a_disconnect_gives_everything_back_at_once_as_a_failed_attempt(
@@ -72,6 +78,30 @@ async def test_a_stop_of_the_broker_is_no_failed_attempt(local: LocalBroker) -> 
     await until(is_back)
     (again,) = await local.pull(QUEUE)
     assert (again.attempt_count, again.delivery_count) == (0, 2)
+
+
+async def test_a_broker_that_stops_hands_nothing_out_to_consumers_opened_meanwhile(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """S5: it would be handled here and handed out again elsewhere."""
+    local = await start(clock)
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe(QUEUE)
+    await session.publish(QUEUE, [b"1", b"2"])
+    (held,) = await take(consumer, 1)
+    stopping = asyncio.create_task(local.server.stop(5000))
+    async with session.told:
+        await in_time(session.told.wait_for(lambda: bool(session.go_aways)))
+
+    late = session.open_consumer(credit=1)
+    with pytest.raises(TidemarkError):
+        await in_time(late.subscribe(QUEUE))
+
+    assert from_status(session.errors[0].error).reason == "SHUTTING_DOWN"
+    assert (await in_time(session.settle(held.delivery_tag, Ack()))).messages == 1
+    await in_time(session.until_ended())
+    await in_time(stopping)
 
 
 async def test_a_queue_that_is_held_is_not_unloaded(start: StartBroker, clock: ManualClock) -> None:
