@@ -144,10 +144,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise InvalidArgument(
                 f"1 to {limits.SETTLEMENTS_PER_FRAME_MAX} settlements a call", field="settlements"
             )
-        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
         collected = _Collected[message_pb2.SettleResult](len(request.settlements))
         for at, settlement in enumerate(request.settlements):
-            self._shop.settling.submit(settlement, client.deliveries, collected.at(at))
+            self._shop.settling.submit(settlement, None, collected.at(at))
         return broker_pb2.SettleResponse(results=await collected.all())
 
     async def SyncSubscriptions(

@@ -29,6 +29,7 @@ from tidemark.errors import (
     ShuttingDown,
     TidemarkError,
     Unavailable,
+    UnknownDeliveryTag,
 )
 from tidemark.receipts import Receipt
 from tidemark.rpc.statuses import from_status, to_status
@@ -71,9 +72,12 @@ class Settling:
         """What clients held that are gone, until storage has it back."""
 
     def submit(
-        self, settlement: message_pb2.Settlement, deliveries: Deliveries, done: Done
+        self, settlement: message_pb2.Settlement, deliveries: Deliveries | None, done: Done
     ) -> None:
-        """Settle; the result is told to `done`, after the commit."""
+        """Settle; the result is told to `done`, after the commit.
+
+        Tags mean one of `deliveries`. A unary client has none: it is told receipts alone.
+        """
         try:
             operation = _operation(settlement)
             if settlement.WhichOneof("target") == "receipt":
@@ -84,6 +88,11 @@ class Settling:
                 held = None if holder is None else holder.find(key)
                 operation.settle.receipt = settlement.receipt
                 operation.settle.owner_epoch = receipt.owner_epoch
+            elif deliveries is None:
+                raise UnknownDeliveryTag(
+                    "delivery tags are numbers of a session; settle by receipt",
+                    delivery_tag=str(settlement.delivery_tag),
+                )
             else:
                 held, holder = deliveries.get(settlement.delivery_tag), deliveries
                 link = self._link(held.queue.partition)

@@ -234,13 +234,14 @@ async def test_a_unary_client_settles_by_receipt(local: LocalBroker) -> None:
     assert again.attempt_count == 1
 
 
-async def test_a_unary_client_has_no_tags(local: LocalBroker) -> None:
-    """S3."""
+@pytest.mark.parametrize("client_id", ["bob", "thief"])
+async def test_a_unary_client_has_no_tags(local: LocalBroker, client_id: str) -> None:
+    """S3: none that would settle what it happened to pull first."""
     await local.publish(run_of(QUEUE, b"1"))
     await local.pull(QUEUE, client_id="bob")
     settlement = Settlement(delivery_tag=1, ack=Ack())
 
-    request = broker_pb2.SettleRequest(client_id="thief", settlements=[settlement])
+    request = broker_pb2.SettleRequest(client_id=client_id, settlements=[settlement])
     (result,) = (await local.api.Settle(request)).results
 
     assert reason_of(result) == "UNKNOWN_DELIVERY_TAG"
