@@ -214,7 +214,7 @@ def _answered(
     messaging.end(span, refusal_of(result))
     if result.HasField("error"):
         # What storage has ended the client holds no longer, whatever it believes.
-        ended = _has_ended(settlement, from_status(result.error))
+        ended = _has_ended(from_status(result.error))
         if ended and held is not None and holder is not None:
             holder.drop(held.key)
         done(_failed(settlement, result.error))
@@ -237,10 +237,10 @@ def _answered(
     )
 
 
-def _has_ended(settlement: message_pb2.Settlement, refusal: TidemarkError) -> bool:
+def _has_ended(refusal: TidemarkError) -> bool:
     """Whether nothing of the reservation is open any more."""
     if isinstance(refusal, AlreadySettled):
-        return not settlement.ranges  # all that was open was meant, and there was nothing
+        return refusal.metadata.get("open_messages") == "0"
     return isinstance(refusal, _ENDED)
 
 

@@ -87,7 +87,7 @@ class Reservation:
     def check_live(self) -> None:
         """Raise why it is not, if it is not."""
         if not self.open:
-            raise _refusal(self.done[-1][2])
+            raise self._refusal(self.done[-1][2])
 
     @property
     def open_messages(self) -> int:
@@ -116,11 +116,11 @@ class Reservation:
             # Whoever settled all that was open did so last.
             if self.done[-1][2] is ending:
                 return []
-            raise _refusal(self.done[-1][2])
+            raise self._refusal(self.done[-1][2])
         wanted = list(spans) or list(self.open)
         for start, end, how in self.done:
             if how is not ending and any(start < stop and begin < end for begin, stop in wanted):
-                raise _refusal(how)
+                raise self._refusal(how)
         changed, left = _cut(self.open, wanted)
         self.open = left
         for start, end in changed:
@@ -135,13 +135,16 @@ class Reservation:
             start = self.done.pop()[0]
         self.done.append((start, end, ending))
 
-
-def _refusal(how: Ending) -> TidemarkError:
-    if how is Ending.EXPIRED:
-        return ReservationExpired("the reservation has expired and its messages went back")
-    if how is Ending.REVOKED:
-        return Fenced("the reservation was revoked when another client took the queue")
-    return AlreadySettled(f"the messages were settled before: {how.name}", how=how.name)
+    def _refusal(self, how: Ending) -> TidemarkError:
+        if how is Ending.EXPIRED:
+            return ReservationExpired("the reservation has expired and its messages went back")
+        if how is Ending.REVOKED:
+            return Fenced("the reservation was revoked when another client took the queue")
+        return AlreadySettled(
+            f"the messages were settled before: {how.name}",
+            how=how.name,
+            open_messages=str(self.open_messages),
+        )
 
 
 def _cut(spans: Iterable[Span], wanted: Sequence[Span]) -> tuple[list[Span], list[Span]]:

@@ -271,7 +271,10 @@ async def test_a_settlement_that_is_repeated_after_its_answer_was_lost_ends_the_
     assert await repeated(session, tag, Ack(), ranges) == "UNKNOWN_DELIVERY_TAG"
 
 
-async def test_another_settlement_after_an_answer_was_lost_ends_the_delivery(gated: Gated) -> None:
+@pytest.mark.parametrize("ranges", [[], [(0, 1)]], ids=["whole", "by ranges"])
+async def test_another_settlement_after_an_answer_was_lost_ends_the_delivery(
+    gated: Gated, ranges: list[Range]
+) -> None:
     """V6, I4."""
     local, gates = gated
     link = gates.links[0]
@@ -290,8 +293,8 @@ async def test_another_settlement_after_an_answer_was_lost_ends_the_delivery(gat
     with pytest.raises(Unavailable):
         await settling
 
-    assert await repeated(session, tag, Nack()) == "ALREADY_SETTLED"
-    assert await repeated(session, tag, Nack()) == "UNKNOWN_DELIVERY_TAG"
+    assert await repeated(session, tag, Nack(), ranges) == "ALREADY_SETTLED"
+    assert await repeated(session, tag, Nack(), ranges) == "UNKNOWN_DELIVERY_TAG"
 
 
 async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[Range] = ()) -> str:
