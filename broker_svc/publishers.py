@@ -31,6 +31,12 @@ class Publisher:
         self.last_used_ms = now_ms
         self.unanswered = 0
 
+    def widen(self, lease: Lease) -> None:
+        """Its queue lives in more partitions now: it goes on as the same publisher, in all."""
+        self.lease.release()
+        self.lease = lease
+        self.partitions = tuple(queue.partition for queue in lease.queues)
+
     def __copy__(self) -> NoReturn:
         raise TypeError("a publisher owns its lease and cannot be copied")
 

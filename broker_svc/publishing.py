@@ -32,7 +32,7 @@ from tidemark.errors import (
     TopicVersionMismatch,
     Unavailable,
 )
-from tidemark.names import LmqName, topic_of, validate_fairness_key, validate_producer_id
+from tidemark.names import LmqName, is_lite, topic_of, validate_fairness_key, validate_producer_id
 from tidemark.rpc.statuses import from_status, to_status
 from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages
@@ -102,6 +102,7 @@ class Publishing:
         topic = await self._topics.get(LmqName.parse(lmq_name).topic)
         publisher = cache.find(lmq_name, self._clock.monotonic_ms())
         if publisher is not None:
+            self._widen(publisher, topic)
             if not publisher.lease.failed:
                 with suppress(TidemarkError):  # then it is loaded anew, or its caller told why not
                     await publisher.lease.loaded()  # a first publish may just have begun it
@@ -119,6 +120,7 @@ class Publishing:
         now_ms = self._clock.monotonic_ms()
         publisher = cache.find(lmq_name, now_ms)
         if publisher is not None:
+            self._widen(publisher, topic)
             if not publisher.lease.failed:
                 return publisher
             cache.destroy(publisher)
@@ -128,6 +130,17 @@ class Publishing:
             lease.release()
             raise self._links[partitions[0]].refusal()
         return None if lease is None else cache.add(lmq_name, lease, now_ms)
+
+    def _widen(self, publisher: Publisher, topic: Topic) -> None:
+        """Let a publisher from before an update use the partitions that its queue grew into."""
+        if len(publisher.partitions) >= topic.settings.partitions or is_lite(publisher.lmq_name):
+            return
+        partitions = partitions_of(publisher.lmq_name, topic, len(self._links))
+        if partitions != publisher.partitions:
+            idle_after_ms = topic.settings.idle_after_ms
+            lease = self._leases.begin(publisher.lmq_name, partitions, idle_after_ms)
+            if lease is not None:  # else one of them is being cleaned: the next run sees to it
+                publisher.widen(lease)
 
     def _open_first(
         self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done

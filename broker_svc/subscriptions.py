@@ -267,6 +267,9 @@ class Subscriptions:
                     lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
                     await self._place(lease, group, start)
                     self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
+                current = self._topics.known(topic.name)
+                if current is not None and current.version != topic.version:
+                    await self.topic_changed(current)  # it was not there to be widened
             return ACTIVE, 0
         self._check_markers(subscriber.client_id, key)
         queue = self._exclusive(entry.lmq_name, group, topic)

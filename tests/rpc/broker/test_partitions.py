@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tests.rpc.broker.conftest import StartBroker
+from tests.rpc.broker.conftest import StartBroker, StartGated
 from tests.rpc.broker.local_broker import (
     PLAIN,
     LocalBroker,
@@ -19,6 +19,7 @@ from tests.rpc.broker.local_broker import (
 )
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.storage.v1 import action_pb2, storage_pb2
 from tidemark.errors import (
     InvalidArgument,
@@ -26,6 +27,7 @@ from tidemark.errors import (
     PartitionNotFound,
     Unavailable,
 )
+from tidemark.names import partition_of
 
 # --- queues over several partitions ---------------------------------------------------------------
 
@@ -133,19 +135,41 @@ async def test_lite_queues_of_a_wide_topic_live_in_one_partition_each(start: Sta
     assert len({each.partition for each in receipts}) == 1
 
 
+async def grow(local: LocalBroker, partitions: int) -> None:
+    settings = topic_pb2.TopicSettings(partitions=partitions)
+    update = topic_pb2.UpdateTopicRequest(name="orders", settings=settings)
+    update.update_mask.paths.append("partitions")
+    await local.topics.UpdateTopic(update)
+
+
 async def test_a_topic_that_grows_spreads_over_its_new_partitions(start: StartBroker) -> None:
     local = await start(partitions=3, topic={"partitions": 1})
     await local.publish(run_of(PLAIN, b"1"))
-    update = topic_pb2.UpdateTopicRequest(
-        name="orders", settings=topic_pb2.TopicSettings(partitions=3)
-    )
-    update.update_mask.paths.append("partitions")
 
-    await local.topics.UpdateTopic(update)
+    await grow(local, partitions=3)
     session = await local.session()
     receipts = [await session.publish(PLAIN, [b"1"]) for _ in range(6)]
 
     assert {each.partition for each in receipts} == {0, 1, 2}
+
+
+async def test_a_publisher_goes_on_in_the_partitions_that_its_queue_grew_into(
+    start: StartBroker,
+) -> None:
+    """I5, I8: as the same publisher, also where a run is pinned."""
+    local = await start(partitions=3, topic={"partitions": 1})
+    session = await local.session()
+    opened = await session.open_publisher(PLAIN)
+
+    await grow(local, partitions=3)
+    pinned = [await session.publish(PLAIN, [b"1"], partition=number) for number in range(3)]
+    spread = [await session.publish(PLAIN, [b"1"]) for _ in range(6)]
+    again = await session.open_publisher(PLAIN)
+
+    assert [each.partition for each in pinned] == [0, 1, 2]
+    assert {each.partition for each in spread} == {0, 1, 2}
+    assert {each.publisher_id for each in pinned + spread} == {opened.publisher_id}
+    assert sorted(again.partitions) == [0, 1, 2]
 
 
 async def test_a_consumer_draws_from_partitions_that_its_queue_grew_into(
@@ -156,14 +180,37 @@ async def test_a_consumer_draws_from_partitions_that_its_queue_grew_into(
     session = await local.session()
     consumer = session.open_consumer("mail", credit=100)
     await consumer.subscribe(PLAIN)
-    update = topic_pb2.UpdateTopicRequest(
-        name="orders", settings=topic_pb2.TopicSettings(partitions=3)
-    )
-    update.update_mask.paths.append("partitions")
 
-    await local.topics.UpdateTopic(update)
+    await grow(local, partitions=3)
     await local.publish(*(run_of(PLAIN, b"1", partition=number) for number in range(3)))
 
+    deliveries = await take(consumer, 3)
+    assert {each.partition for each in deliveries} == {0, 1, 2}
+
+
+async def test_a_consumer_that_subscribes_while_its_queue_grows_draws_from_all_partitions(
+    start_gated: StartGated,
+) -> None:
+    local, gates = await start_gated(3, topic={"partitions": 1})
+    home = partition_of(PLAIN, 3)
+    session = await local.session()
+    consumer = session.open_consumer("mail", credit=100)
+    gates.links[home].requests.close()
+    begin = StartPosition(earliest=True)
+    subscribing = asyncio.create_task(consumer.subscribe(PLAIN, start=begin))
+    await in_time(gates.links[home].requests.until_held())
+
+    growing = asyncio.create_task(grow(local, partitions=3))
+
+    async def is_stored() -> bool:
+        found = await local.storage.GetTopic(storage_pb2.GetTopicRequest(name="orders"))
+        return found.topic.settings.partitions == 3
+
+    await until(is_stored)
+    gates.links[home].requests.let_go()
+    await in_time(asyncio.gather(subscribing, growing))
+
+    await local.publish(*(run_of(PLAIN, b"1", partition=number) for number in range(3)))
     deliveries = await take(consumer, 3)
     assert {each.partition for each in deliveries} == {0, 1, 2}
 
