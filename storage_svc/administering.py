@@ -122,7 +122,7 @@ async def delete_queue(unit: Unit, handle: Handle) -> None:
 
 
 async def purge(unit: Unit, operation: Purge) -> Removed:
-    """Delete what no live reservation holds, one history row for all of it."""
+    """Delete what no live reservation holds, scheduled or not; one history row for all of it."""
     handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
     state = handle.state
     record = state.record
@@ -134,6 +134,11 @@ async def purge(unit: Unit, operation: Purge) -> Removed:
         state.delete_runs((run,), unit.journal)
         messages += run.messages
         body_bytes += run.body_bytes
+    if record.scheduled:
+        messages += record.scheduled
+        await appending.forget_schedules(unit, record)
+        record.scheduled = 0
+        unit.journal.queue_changed(record)
     if messages:
         history.write(unit, record.lmq_name, RetentionType.PURGE, "purge", messages, body_bytes)
     return Removed(messages, body_bytes, skipped)

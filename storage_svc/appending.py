@@ -177,7 +177,7 @@ async def unschedule(unit: Unit, operation: Unschedule) -> Removed:
 
 
 async def forget_schedules(unit: Unit, record: QueueRecord) -> None:
-    """Forget all scheduled runs of a queue that is deleted."""
+    """Forget all scheduled runs of a queue that is deleted or purged."""
     start, end = rows.queue_range(record.queue_id)
     stored = [row async for row in unit.memory.handles.scan_all(Table.SCHEDULED, start, end)]
     for key, due in stored + unit.journal.puts_in(Table.SCHEDULED, start, end):

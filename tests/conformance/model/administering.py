@@ -78,6 +78,10 @@ def purge(model: PartitionState, asked: op.Purge, _: Result | None) -> Result:
         queue.delete_run(run)
         model.touched.add(queue.queue_id)
     messages = sum(run.messages for run in free)
+    messages += sum(run.messages for _, run in queue.scheduled.values())
+    if queue.scheduled:
+        queue.scheduled.clear()
+        model.touched.add(queue.queue_id)
     model.count_deleted(queue, messages)
     skipped = sum(run.messages for run in held)
     return op.Removed(messages, sum(run.body_bytes for run in free), skipped)

@@ -130,6 +130,22 @@ async def test_a_purge_deletes_what_no_reservation_holds_and_writes_one_row_of_h
     assert (await storage.queue("jobs")).queue.messages == 0
 
 
+async def test_a_purge_deletes_what_is_scheduled_too(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """It is one of the messages that a queue says it has."""
+    later = append("jobs", b"2", b"3", delay_ms=1000)
+    await exchange.ask_all(append("jobs", b"1"), later)
+    purge = operation(purge=Purge(lmq_name="jobs"))
+
+    purged = await exchange.ask(purge)
+    _, in_one_commit = await exchange.ask_all(later, purge)
+
+    assert (purged.messages, in_one_commit.messages) == (3, 2)
+    assert (await storage.queue("jobs")).queue.messages == 0
+    assert not (await storage.scan(SCAN_KIND_SCHEDULES_DUE)).HasField("next_due_in_ms")
+
+
 async def test_a_queue_deleted_and_created_again_is_another_queue(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:

@@ -190,8 +190,8 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PurgeQueue(self, request, context):
-        """Deletes all messages of a queue that no live reservation holds. Materializes the queue. Fails
-        with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+        """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
+        Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,8 +44,8 @@ class TopicServiceStub:
     QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
     """
     PurgeQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PurgeQueueRequest, _topic_pb2.PurgeQueueResponse]
-    """Deletes all messages of a queue that no live reservation holds. Materializes the queue. Fails
-    with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+    """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
+    Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
     """
     PeekQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PeekQueueRequest, _topic_pb2.PeekQueueResponse]
     """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
@@ -153,8 +153,8 @@ class TopicServiceServicer:
         request: _topic_pb2.PurgeQueueRequest,
         context: _aio.ServicerContext[_topic_pb2.PurgeQueueRequest, _abc.Awaitable[_topic_pb2.PurgeQueueResponse]],
     ) -> _abc.Awaitable[_topic_pb2.PurgeQueueResponse]:
-        """Deletes all messages of a queue that no live reservation holds. Materializes the queue. Fails
-        with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+        """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
+        Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
         """
 
     def PeekQueue(
