@@ -8,6 +8,7 @@ outcomes; a link that breaks is UNAVAILABLE and no outcome at all.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 
@@ -21,6 +22,8 @@ from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import counter
 
 CANDIDATES_PER_PASS_MAX = 1000
+PASS_MS_MAX = 1_000
+"""How long the next pass waits for one: a partition that does not answer holds up no other."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +66,18 @@ class Cleanup:
         self._clock = clock
 
     async def run(self) -> None:
-        while True:
-            await self._until_candidate()
-            await self.run_once()
+        passes: set[asyncio.Task[list[EvictionOutcome]]] = set()
+        try:
+            while True:
+                await self._until_candidate()
+                one = asyncio.create_task(self.run_once())
+                passes.add(one)
+                one.add_done_callback(passes.discard)
+                with suppress(TimeoutError):
+                    await self._clock.wait_for(asyncio.wait({one}), PASS_MS_MAX)
+        finally:
+            for each in passes:
+                each.cancel()
 
     async def run_once(self) -> list[EvictionOutcome]:
         """Try every candidate whose idle window has elapsed."""

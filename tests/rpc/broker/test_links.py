@@ -496,6 +496,37 @@ async def half_silent(start_gated: StartGated) -> AsyncIterator[Gated]:
     gates.links[1].requests.let_go()
 
 
+async def test_a_partition_that_does_not_answer_holds_up_no_cleanup_of_others(
+    start_gated: StartGated, clock: ManualClock
+) -> None:
+    """I3, I9."""
+    local, gates = await start_gated(2, clock=clock, topic={"idle_after_ms": 1000})
+    (first, second), (silent,) = local.names_in(0, 2), local.names_in(1, 1)
+
+    async def use_and_leave(*lmq_names: str) -> None:
+        session = await local.session()
+        for each in lmq_names:
+            await session.publish(each, [b"1"])
+        await session.abort()
+
+    async def until_unloaded(lmq_name: str) -> None:
+        async def is_unloaded() -> bool:
+            await clock.advance_ms(100)
+            return (await local.queue(lmq_name)).activity == topic_pb2.QUEUE_ACTIVITY_IDLE
+
+        await until(is_unloaded)
+
+    await use_and_leave(first, silent)
+    gates.links[1].requests.close()
+    try:
+        await until_unloaded(first)
+        await use_and_leave(second)
+        await until_unloaded(second)
+    finally:
+        gates.links[1].requests.let_go()
+    await until_unloaded(silent)
+
+
 async def test_a_pull_answers_in_time_without_a_partition_that_does_not(
     half_silent: Gated,
 ) -> None:
