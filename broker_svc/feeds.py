@@ -20,6 +20,7 @@ from broker_svc.tracking import QueueKey
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, QueueNotFound, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX
+from tidemark.names import topic_of
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import Tally, counter
 
@@ -154,6 +155,12 @@ class Feeds:
         """A queue or a group was deleted under its consumers: they ask for it anew."""
         for partition in self._links:
             for feed in list(self._by_queue.get((partition, lmq_name), ())):
+                self.queue_ready(feed.key)
+
+    def topic_created(self, topic: str) -> None:
+        """Whoever consumed queues of an earlier topic of that name asks for them anew."""
+        for feed in list(self._feeds.values()):
+            if topic_of(feed.lmq_name) == topic:
                 self.queue_ready(feed.key)
 
     def link_up(self, partition: int) -> None:

@@ -134,6 +134,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         await self._shop.topics.fan_out(current)
         self._shop.tracking.topic_changed(current)
         await self._shop.subscriptions.topic_changed(current)
+        if create:
+            self._shop.feeds.topic_created(current.name)
         return current
 
     async def _check_empty(self, partition: int, topic: str) -> None:

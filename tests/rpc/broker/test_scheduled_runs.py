@@ -3,7 +3,7 @@
 import pytest
 
 from tests.rpc.broker.conftest import StartBroker
-from tests.rpc.broker.local_broker import QUEUE, LocalBroker, payloads_of, run_of
+from tests.rpc.broker.local_broker import QUEUE, TOPIC, LocalBroker, payloads_of, run_of, take
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import action_pb2, storage_pb2
 from tidemark.clock import ManualClock
@@ -65,3 +65,21 @@ async def test_a_run_that_was_promoted_or_is_unknown_cannot_be_cancelled(
     with pytest.raises(RunNotScheduled):
         await cancel(local, receipt.partition, receipt.schedule_id)
     assert payloads_of(await local.pull(QUEUE)) == [b"1"]
+
+
+async def test_a_scheduled_run_reaches_those_who_subscribed_before_their_topic_was_created_again(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """Nothing but its promotion tells them that there is something."""
+    local = await start(clock)
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe(QUEUE)
+    await local.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC, force=True))
+    await local.create_topic()
+
+    (published,) = await local.publish(run_of(QUEUE, b"1", delay_ms=5000))
+    await clock.advance_ms(5000)
+    await promote(local, published.receipt.partition)
+
+    assert payloads_of(await take(consumer, 1)) == [b"1"]
