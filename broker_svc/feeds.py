@@ -266,14 +266,14 @@ class Feeds:
 
     def _refused(self, feed: Feed, error: TidemarkError) -> None:
         """Whatever it is, asking again at once would not help: the next event does."""
-        if isinstance(error, QueueNotFound):  # deleted under its consumers: create it anew
+        current = self._feeds.get(feed.key) is feed
+        if isinstance(error, QueueNotFound) and current:  # deleted under its consumers: create it
             materialize = exchange_pb2.Materialize(lmq_name=feed.lmq_name, create=True)
             operation = exchange_pb2.Operation(materialize=materialize)
             answer = self._links[feed.partition].send(operation)
             answer.add_done_callback(partial(self._created, feed))
         else:
             feed.ready = False
-            current = self._feeds.get(feed.key) is feed
             if isinstance(error, Fenced) and current and feed.owner_epoch:
                 self.fenced(feed.key, feed.owner_epoch)
 

@@ -36,7 +36,14 @@ from tidemark.api.storage.v1.storage_pb2 import (
 from tidemark.client.session import Session, open_session
 from tidemark.client.wire import Action, Range, settlement_of
 from tidemark.clock import ManualClock, SystemClock
-from tidemark.errors import Fenced, NotOwner, TidemarkError, Unavailable, UnknownDeliveryTag
+from tidemark.errors import (
+    Fenced,
+    NotOwner,
+    QueueNotFound,
+    TidemarkError,
+    Unavailable,
+    UnknownDeliveryTag,
+)
 from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
 
@@ -483,6 +490,34 @@ async def test_a_pull_whose_link_breaks_does_not_say_that_there_is_none(gated: G
     with pytest.raises(Unavailable):
         await in_time(pull)
     gates.links[0].requests.let_go()
+
+
+async def test_a_queue_that_was_deleted_is_not_created_anew_for_consumers_that_have_left(
+    gated: Gated,
+) -> None:
+    """Storage says that it is gone when nobody asks for it any more."""
+    local, gates = gated
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    await local.publish(run_of("orders/beside", b"1"))
+
+    link.answers.close()
+    request = topic_pb2.DeleteQueueRequest(lmq_name="orders/x")
+    deleting = asyncio.ensure_future(local.topics.DeleteQueue(request))
+    await in_time(link.answers.until_held())
+    link.requests.close()
+    link.answers.let_go()
+    await in_time(deleting)
+    await in_time(link.requests.until_held())  # who consumed it asks for it anew
+    await in_time(consumer.unsubscribe("orders/x"))
+    link.requests.let_go()
+
+    for _ in range(2):  # whatever came of it is stored before
+        await in_time(local.publish(run_of("orders/beside", b"2")))
+    with pytest.raises(QueueNotFound):
+        await local.queue("orders/x")
 
 
 @pytest.fixture
