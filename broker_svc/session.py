@@ -414,6 +414,10 @@ def _check_parts(request: broker_pb2.SessionRequest) -> None:
     for field, items in parts:
         if len(items) > limits.FRAME_PARTS_MAX:
             raise InvalidArgument(f"at most {limits.FRAME_PARTS_MAX} {field} a frame", field=field)
+    if sum(len(each.entries) for each in request.syncs) > limits.FRAME_ENTRIES_MAX:
+        raise InvalidArgument(
+            f"at most {limits.FRAME_ENTRIES_MAX} subscriptions a frame", field="syncs"
+        )
     check_held(request.heartbeat.held)
 
 

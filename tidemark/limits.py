@@ -34,6 +34,9 @@ FRAME_RUNS_MAX: Final = 10_000
 FRAME_PARTS_MAX: Final = 10_000
 """Parts of any other kind in one frame of a session: while it is taken nobody else is served."""
 
+FRAME_ENTRIES_MAX: Final = 20_000
+"""Subscriptions that the syncs of one frame may name: each is answered, also by its refusal."""
+
 FRAME_BYTES_MAX: Final = 16 * _MIB
 """One frame on the wire, in either direction. Far beyond the size at which frames stop paying."""
 

@@ -14,6 +14,7 @@ import pytest
 from tests.histories.checker import Rule
 from tests.histories.history import By, Disturbed, History, Outcome, Owned, Settled
 from tests.histories.simulation import simulated
+from tidemark.api.storage.v1.exchange_pb2 import OwnershipResult
 
 HISTORIES, HISTORIES_LONG = 40, 2_000
 MUTANT_HISTORIES_MAX = 40
@@ -88,8 +89,8 @@ def _nothing_revoked(*_: object) -> list[int]:
     return []
 
 
-async def _always_confirmed(*_: object) -> bool:
-    return True
+async def _always_confirmed(*_: object) -> OwnershipResult:
+    return OwnershipResult(matched=True)
 
 
 Mutant = dict[str, Callable[..., Any]]

@@ -128,6 +128,19 @@ async def test_a_frame_has_so_many_parts_of_a_kind_and_no_more(
     assert ended.metadata == {"field": part}
 
 
+async def test_the_syncs_of_a_frame_name_so_many_subscriptions_and_no_more(
+    local: LocalBroker,
+) -> None:
+    frame = broker_pb2.SessionRequest()
+    for _ in range(3):
+        frame.syncs.add().entries.extend([subscription_pb2.SubscriptionEntry()] * 7_000)
+
+    ended = await answers_to(local, frame)
+
+    assert isinstance(ended, InvalidArgument)
+    assert ended.metadata == {"field": "syncs"}
+
+
 async def test_a_heartbeat_reports_no_more_than_a_client_can_have(local: LocalBroker) -> None:
     entry = subscription_pb2.SubscriptionEntry(lmq_name=QUEUE)
     entries = [entry] * limits.SUBSCRIPTIONS_PER_SESSION_MAX
