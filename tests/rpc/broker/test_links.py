@@ -1,18 +1,14 @@
 """Links from a broker to its partitions: they break, another broker has them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import pytest
 
 from broker_svc.app import broker
 from broker_svc.partition_link import PartitionLink
-from storage_svc.engines.engine import Engines
-from tests.conformance.faulty_engine import Fault, FaultyEngines
-from tests.rpc.broker.conftest import Gated, StartBroker, StartGated, break_and_hold
+from tests.rpc.broker.conftest import Gated, StartGated, break_and_hold
 from tests.rpc.broker.local_broker import (
-    PLAIN,
     LocalBroker,
     in_time,
     payloads_of,
@@ -20,21 +16,18 @@ from tests.rpc.broker.local_broker import (
     run_of,
     take,
     until,
-    until_share,
 )
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
-from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE, DelegateActionsRequest
 from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
 from tidemark.api.storage.v1.exchange_pb2 import ExpireDue, Operation
 from tidemark.api.storage.v1.storage_pb2 import (
     SCAN_KIND_EXPIRED_RESERVATIONS,
     ClaimPartitionRequest,
-    GetQueueRequest,
     ScanPartitionRequest,
 )
 from tidemark.client.session import Session, open_session
-from tidemark.client.wire import Action, Range, settlement_of
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import (
     Fenced,
@@ -46,8 +39,6 @@ from tidemark.errors import (
 )
 from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
-
-# --- links that break -----------------------------------------------------------------------------
 
 
 async def restart_storage(local: LocalBroker, session: Session) -> None:
@@ -122,31 +113,6 @@ async def test_everybody_is_answered_while_storage_is_away(local: LocalBroker) -
     assert session.ended is None
 
 
-async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
-    gated: Gated,
-) -> None:
-    """V8: nobody has had it, so that no attempt is counted."""
-    local, gates = gated
-    link = gates.links[0]
-    session = await local.session()
-    consumer = session.open_consumer(credit=10)
-    await consumer.subscribe("orders/x", "orders/held")
-    await session.publish("orders/held", [b"held"])
-    (held,) = await take(consumer, 1)
-
-    link.answers.close()
-    publishing = session.submit(run_of("orders/x", b"lost"))
-    await in_time(link.answers.until_held())  # it is stored, and reserved in the same commit
-    await link.break_now()
-    link.answers.let_go()
-
-    (delivery,) = await take(consumer, 1)
-    assert reason_of(await publishing) == "UNAVAILABLE"
-    assert payloads_of([delivery]) == [b"lost"]
-    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
-    assert (await session.settle(held.delivery_tag, Ack())).messages == 1
-
-
 async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer(
     start_gated: StartGated, clock: ManualClock
 ) -> None:
@@ -177,144 +143,6 @@ async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer
     await until(is_dropped)
     (again,) = await take(consumer, 1)
     assert (again.attempt_count, again.delivery_count) == (1, 2)
-
-
-async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
-    """The same services over disks that can be told to fail."""
-    disks: list[FaultyEngines] = []
-
-    def wrap(engines: Engines) -> Engines:
-        disks.append(FaultyEngines(engines))
-        return disks[-1]
-
-    await local.stop_broker()
-    await local.stop_storage()
-    local.wrap = wrap
-    await local.start_storage()
-    await local.start_broker()
-    return disks
-
-
-async def test_a_delivery_that_expired_in_a_commit_of_unknown_outcome_is_held_no_longer(
-    start: StartBroker, clock: ManualClock
-) -> None:
-    """S2, I4: nobody was told of the expiry, and the tag would keep the queue from going idle."""
-    topic = {"visibility_timeout_ms": 1000, "idle_after_ms": 1000}
-    local = await start(clock, partitions=1, topic=topic)
-    (disk,) = await with_faulty_disks(local)
-    session = await local.session()
-    consumer = session.open_consumer(credit=1)
-    await consumer.subscribe("orders/x")
-    receipt = await session.publish("orders/x", [b"1"])
-    await take(consumer, 1)
-    session.destroy_publisher(receipt.publisher_id)
-    await consumer.unsubscribe("orders/x")
-
-    disk.next_commit = Fault.AFTER_WRITING
-
-    async def is_unloaded() -> bool:
-        await clock.advance_ms(200)
-        request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name="orders/x")
-        try:
-            evicted = await local.topics.TryEvictInactiveQueue(request)
-        except TidemarkError:  # the link is not up yet
-            return False
-        return evicted.outcome in (
-            topic_pb2.EVICTION_OUTCOME_EVICTED,
-            topic_pb2.EVICTION_OUTCOME_NOT_MATERIALIZED,
-        )
-
-    await until(is_unloaded)
-    assert session.ended is None
-
-
-async def test_what_was_reserved_in_a_commit_of_unknown_outcome_is_released(
-    start: StartBroker, clock: ManualClock
-) -> None:
-    """S2, V8: nobody has it, and nobody waits for its visibility timeout."""
-    local = await start(clock, partitions=1)
-    (disk,) = await with_faulty_disks(local)
-    session = await local.session()
-    consumer = session.open_consumer(credit=10)
-    await consumer.subscribe("orders/x")
-
-    disk.next_commit = Fault.AFTER_WRITING
-    publishing = session.submit(run_of("orders/x", b"1"))  # reserved in the same commit
-    assert reason_of(await in_time(publishing)) == "COMMIT_OUTCOME_UNKNOWN"
-    taking = asyncio.create_task(take(consumer, 1))
-
-    async def is_taken() -> bool:
-        await clock.advance_ms(10)
-        return taking.done()
-
-    await until(is_taken)
-    (delivery,) = await taking
-    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
-
-
-@pytest.mark.parametrize("ranges", [[], [(0, 1), (1, 2)]], ids=["whole", "by ranges"])
-async def test_a_settlement_that_is_repeated_after_its_answer_was_lost_ends_the_delivery(
-    gated: Gated, ranges: list[Range]
-) -> None:
-    """V6, I4: its tag would keep the queue from going idle for as long as the client stays."""
-    local, gates = gated
-    link = gates.links[0]
-    session = await local.session()
-    consumer = session.open_consumer(credit=2)
-    await consumer.subscribe("orders/x")
-    await session.publish("orders/x", [b"1", b"2"])
-    (held,) = await take(consumer, 2)
-    tag = held.delivery_tag
-
-    link.answers.close()
-    settling = asyncio.create_task(session.settle(tag, Ack(), ranges))
-    await in_time(link.answers.until_held())  # it is on disk
-    await link.break_now()
-    link.answers.let_go()
-    with pytest.raises(Unavailable):
-        await settling
-
-    assert await repeated(session, tag, Ack(), ranges) == ""
-    assert await repeated(session, tag, Ack(), ranges) == "UNKNOWN_DELIVERY_TAG"
-
-
-@pytest.mark.parametrize("ranges", [[], [(0, 1)]], ids=["whole", "by ranges"])
-async def test_another_settlement_after_an_answer_was_lost_ends_the_delivery(
-    gated: Gated, ranges: list[Range]
-) -> None:
-    """V6, I4."""
-    local, gates = gated
-    link = gates.links[0]
-    session = await local.session()
-    consumer = session.open_consumer(credit=1)
-    await consumer.subscribe("orders/x")
-    await session.publish("orders/x", [b"1"])
-    (held,) = await take(consumer, 1)
-    tag = held.delivery_tag
-
-    link.answers.close()
-    settling = asyncio.create_task(session.settle(tag, Ack()))
-    await in_time(link.answers.until_held())
-    await link.break_now()
-    link.answers.let_go()
-    with pytest.raises(Unavailable):
-        await settling
-
-    assert await repeated(session, tag, Nack(), ranges) == "ALREADY_SETTLED"
-    assert await repeated(session, tag, Nack(), ranges) == "UNKNOWN_DELIVERY_TAG"
-
-
-async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[Range] = ()) -> str:
-    """Settle once the link is up again; returns the reason of a refusal."""
-    reason = ""
-
-    async def is_answered() -> bool:
-        nonlocal reason
-        reason = reason_of(await session.submit_settlement(settlement_of(tag, action, ranges)))
-        return reason != "UNAVAILABLE"
-
-    await until(is_answered)
-    return reason
 
 
 async def test_what_a_client_held_that_left_while_the_link_was_down_goes_back(
@@ -407,76 +235,6 @@ async def test_what_sessions_hold_is_back_before_a_broker_that_stops_lets_go_of_
     assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
 
 
-@pytest.fixture
-async def half_down(start_gated: StartGated) -> AsyncIterator[Gated]:
-    """The plain queue spans two partitions, and the link to partition 1 is down."""
-    local, gates = await start_gated(2, topic={"partitions": 2})
-    session = await local.session("watcher")
-    await until_share(session, 0, 1)
-    gates.links[1].requests.close()
-    await gates.links[1].break_now()
-    await until_share(session, 0)
-    yield local, gates
-    gates.links[1].requests.let_go()
-
-
-async def test_a_plain_queue_lives_in_the_partitions_that_are_left(half_down: Gated) -> None:
-    """L4, I2: opened, published to and consumed, without a share for what is away."""
-    local, _ = half_down
-    session = await local.session()
-    consumer = session.open_consumer(credit=10)
-
-    opened = await in_time(session.open_publisher(PLAIN))
-    receipts = [await in_time(session.publish(PLAIN, [b"1"])) for _ in range(4)]
-    await in_time(consumer.subscribe(PLAIN))
-
-    assert list(opened.partitions) == [0]
-    assert {each.partition for each in receipts} == {0}
-    assert len(payloads_of(await take(consumer, 4))) == 4
-    await session.publish(PLAIN, [b"pulled"])
-    (held,) = await take(consumer, 1)
-    consumer.close()  # or it gets what it gives back
-    await session.settle(held.delivery_tag, Nack())
-    assert payloads_of(await in_time(local.pull(PLAIN, wait_ms=30_000))) == [b"pulled"]
-    with pytest.raises(Unavailable):
-        await session.publish(PLAIN, [b"1"], partition=1)
-
-
-async def test_a_partition_that_comes_back_feeds_those_who_subscribed_without_it(
-    half_down: Gated,
-) -> None:
-    """L4, I2."""
-    local, gates = half_down
-    session = await local.session()
-    consumer = session.open_consumer(credit=10)
-    await in_time(consumer.subscribe(PLAIN))
-
-    gates.links[1].requests.let_go()
-    await until_share(session, 0, 1)
-    await session.publish(PLAIN, [b"1"], partition=1)
-
-    (delivery,) = await take(consumer, 1)
-    assert delivery.partition == 1
-    assert (await local.queue(PLAIN)).activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED
-
-
-async def test_a_lite_queue_of_a_partition_that_is_away_can_not_be_used(half_down: Gated) -> None:
-    """L4, I2: its others are not harmed."""
-    local, _ = half_down
-    session = await local.session()
-    ((away,), (there,)) = local.names_in(1, 1), local.names_in(0, 1)
-
-    for call in (
-        session.open_publisher(away),
-        session.publish(away, [b"1"]),
-        session.open_consumer(credit=1).subscribe(away),
-        local.pull(away, wait_ms=30_000),
-    ):
-        with pytest.raises(Unavailable):
-            await in_time(call)
-    await session.publish(there, [b"1"])
-
-
 async def test_a_pull_whose_link_breaks_does_not_say_that_there_is_none(gated: Gated) -> None:
     """I2: it is answered, and with the truth."""
     local, gates = gated
@@ -518,84 +276,6 @@ async def test_a_queue_that_was_deleted_is_not_created_anew_for_consumers_that_h
         await in_time(local.publish(run_of("orders/beside", b"2")))
     with pytest.raises(QueueNotFound):
         await local.queue("orders/x")
-
-
-@pytest.fixture
-async def half_silent(start_gated: StartGated) -> AsyncIterator[Gated]:
-    """The plain queue spans two partitions: 0 has a message of it, and 1 hears nothing."""
-    local, gates = await start_gated(2, topic={"partitions": 2})
-    await until_share(await local.session("watcher"), 0, 1)
-    await local.publish(run_of(PLAIN, b"1", partition=0))
-    gates.links[1].requests.close()
-    yield local, gates
-    gates.links[1].requests.let_go()
-
-
-async def test_a_partition_that_does_not_answer_holds_up_no_cleanup_of_others(
-    start_gated: StartGated, clock: ManualClock
-) -> None:
-    """I3, I9."""
-    local, gates = await start_gated(2, clock=clock, topic={"idle_after_ms": 1000})
-    (first, second), (silent,) = local.names_in(0, 2), local.names_in(1, 1)
-
-    async def use_and_leave(*lmq_names: str) -> None:
-        session = await local.session()
-        for each in lmq_names:
-            await session.publish(each, [b"1"])
-        await session.abort()
-
-    async def until_unloaded(lmq_name: str) -> None:
-        async def is_unloaded() -> bool:
-            await clock.advance_ms(100)
-            return (await local.queue(lmq_name)).activity == topic_pb2.QUEUE_ACTIVITY_IDLE
-
-        await until(is_unloaded)
-
-    await use_and_leave(first, silent)
-    gates.links[1].requests.close()
-    try:
-        await until_unloaded(first)
-        await use_and_leave(second)
-        await until_unloaded(second)
-    finally:
-        gates.links[1].requests.let_go()
-    await until_unloaded(silent)
-
-
-async def test_a_pull_answers_in_time_without_a_partition_that_does_not(
-    half_silent: Gated,
-) -> None:
-    """L4, V6: what was reserved for it must not be lost with its call."""
-    local, _ = half_silent
-    request = broker_pb2.PullRequest(client_id="ada", lmq_name=PLAIN)
-
-    response = await local.api.Pull(request, timeout=1)
-
-    assert payloads_of(response.deliveries) == [b"1"]
-
-
-async def test_what_was_reserved_for_a_pull_that_was_given_up_goes_to_the_next(
-    half_silent: Gated,
-) -> None:
-    """V6, V8: nobody has it, and nobody has tried it, though the client lives on."""
-    local, gates = half_silent
-    pull = asyncio.create_task(local.pull(PLAIN))
-    await in_time(gates.links[1].requests.until_held())
-
-    async def is_reserved() -> bool:
-        request = GetQueueRequest(partition=0, lmq_name=PLAIN)
-        return (await local.storage.GetQueue(request)).queue.inflight == 1
-
-    await until(is_reserved)
-    await local.publish(run_of(local.names_in(0, 1)[0], b"behind it"))
-    pull.cancel()
-    gates.links[1].requests.let_go()
-
-    (delivery,) = await in_time(local.pull(PLAIN, client_id="bob", wait_ms=9_000))
-    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
-
-
-# --- partitions that move -------------------------------------------------------------------------
 
 
 async def test_clients_are_told_which_partitions_another_broker_has_taken(
