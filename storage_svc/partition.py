@@ -372,9 +372,9 @@ class Partition:
         while not self._stopping.is_set():
             try:
                 await self._load()
-            except (TidemarkError, OSError) as error:
+            except Exception as error:  # whatever it is: a writer that ends answers nobody
                 self.health.add(FaultReason.OPEN_FAILED, str(error), self.now_ms())
-                _log.warning("not reopened", extra={"partition": self.number, "why": str(error)})
+                _log.warning("not reopened", extra={"partition": self.number}, exc_info=error)
                 with suppress(TimeoutError):
                     await self._clock.wait_for(self._stopping.wait(), wait_ms)
                 wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
@@ -385,14 +385,18 @@ class Partition:
             return
 
     async def _load(self) -> None:
-        memory, self._deadlines = await open_memory(self._engines, self.identity)
-        self._memory = memory
+        memory, deadlines = await open_memory(self._engines, self.identity)
+        try:
+            self.disk.look(memory.engine.usage())
+        except BaseException:
+            await memory.engine.close()  # or it could never be opened again
+            raise
+        self._memory, self._deadlines = memory, deadlines
         self.health.openings += 1
         committed_ms = max(memory.counters.time_ms, self.now_ms())
         suspicious = self._time.suspicious
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
         self._time.suspicious = suspicious
-        self.disk.look(memory.engine.usage())
 
     # --- housekeeping --------------------------------------------------------------------------
 
@@ -401,8 +405,8 @@ class Partition:
             await self._clock.sleep_ms(HOUSEKEEPING_MS)
             try:
                 await self.housekeep_once()
-            except OSError as error:  # the disk could not be looked at: the next round does
-                _log.warning("no housekeeping", extra={"partition": self.number, "why": str(error)})
+            except Exception as error:  # such as a disk that cannot be looked at: next time
+                _log.warning("no housekeeping", extra={"partition": self.number}, exc_info=error)
 
     async def housekeep_once(self) -> None:
         """Look at the disk and for lifecycle, unload idle queues, forget old producers."""

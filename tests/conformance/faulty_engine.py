@@ -1,5 +1,7 @@
 """An engine whose commits can be told to wait, and to fail before or after they reach the disk.
 
+Opening it and looking at its disk can be told to fail, too.
+
 Wraps the engines of any `Engines`, so that everything else happens for real. A failed commit breaks
 the engine for good, as the protocol says: it must be opened again.
 """
@@ -25,6 +27,10 @@ class FaultyEngines:
     def __init__(self, engines: Engines) -> None:
         self.next_commit: Fault | None = None
         """How the next commit fails, of whichever engine; None after it has, and by default."""
+        self.next_openings: list[Exception] = []
+        """How the next openings fail, one after the other."""
+        self.next_looks: list[Exception] = []
+        """How the next looks at the disk fail."""
         self.commits = 0
         """Commits that succeeded."""
         self.gate = asyncio.Event()
@@ -35,6 +41,8 @@ class FaultyEngines:
         self._engines = engines
 
     async def open(self, identity: Identity) -> "FaultyEngine":
+        if self.next_openings:
+            raise self.next_openings.pop(0)
         return FaultyEngine(await self._engines.open(identity), self)
 
 
@@ -72,6 +80,8 @@ class FaultyEngine:
         return self._engine.reader()
 
     def usage(self) -> Usage:
+        if self._controls.next_looks:
+            raise self._controls.next_looks.pop(0)
         return self._engine.usage()
 
     async def close(self) -> None:

@@ -1,9 +1,12 @@
-"""The health of a partition, by what sweeps report (L4)."""
+"""The health of a partition, by what sweeps report and what its disk does (L4, S2)."""
 
 from typing import Any
 
 import pytest
 
+from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.partition import HOUSEKEEPING_MS
+from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, reserved, settle
 from tidemark import errors
@@ -13,7 +16,7 @@ from tidemark.api.broker.v1.topic_pb2 import (
     PARTITION_STATE_STARTING,
 )
 from tidemark.api.storage.v1.storage_pb2 import ConfirmPartitionTimeRequest, ReportSweepRequest
-from tidemark.clock import ManualClock
+from tidemark.clock import ManualClock, SystemClock
 
 
 async def report(storage: RunningStorage, succeeded: bool, detail: str = "") -> Any:
@@ -86,3 +89,71 @@ async def test_a_report_for_a_partition_elsewhere_is_refused(storage: RunningSto
         await storage.storage.ReportSweep(ReportSweepRequest(partition=1))
     with pytest.raises(errors.PartitionNotFound):
         await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=1))
+
+
+@pytest.fixture
+async def disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
+    """The disks of the services that start from now on; they can be told to fail."""
+    disks: list[FaultyEngines] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyEngines:
+        disks.append(FaultyEngines(RocksEngines(*args, **options)))
+        return disks[-1]
+
+    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
+    return disks
+
+
+async def until_serving(storage: RunningStorage, clock: ManualClock) -> None:
+    """Let time pass until the partition has healed; fails if it does not."""
+
+    async def healing() -> None:
+        while (await storage.info()).state != PARTITION_STATE_SERVING:
+            await clock.advance_ms(100)
+
+    await SystemClock().wait_for(healing(), 10_000)
+
+
+@pytest.mark.parametrize("why", [OSError("no such device"), RuntimeError("never heard of")])
+@pytest.mark.parametrize("when", ["opening", "looking"])
+async def test_a_partition_heals_whatever_kept_it_from_opening_again(
+    start_storage: StartStorage,
+    clock: ManualClock,
+    disks: list[FaultyEngines],
+    why: Exception,
+    when: str,
+) -> None:
+    """S2: a writer that ended would leave everybody waiting for ever."""
+    storage = await start_storage()
+    await storage.create_topic("jobs")
+    (disk,) = disks
+    async with storage.exchange() as exchange:
+        await exchange.ask(append("jobs", b"x"))
+        disk.next_commit = Fault.BEFORE_WRITING
+        faults = disk.next_openings if when == "opening" else disk.next_looks
+        faults += [why, why]
+
+        (failed,) = await exchange.ask_all(append("jobs", b"y"))
+
+    assert isinstance(failed, errors.CommitOutcomeUnknown)
+    await until_serving(storage, clock)
+    async with storage.exchange() as exchange:
+        assert (await reserved(exchange, "jobs")).first_offset == 0
+
+
+async def test_housekeeping_goes_on_whatever_one_round_of_it_met(
+    start_storage: StartStorage, clock: ManualClock, disks: list[FaultyEngines]
+) -> None:
+    """I9, S3: without it no idle queue is unloaded, and nobody watches the disk."""
+    storage = await start_storage()
+    (disk,) = disks
+    disk.next_looks += [OSError("no such device"), RuntimeError("never heard of")]
+
+    async def looking() -> None:
+        while disk.next_looks:
+            await clock.advance_ms(HOUSEKEEPING_MS)
+
+    await SystemClock().wait_for(looking(), 10_000)
+    disk.next_looks.append(OSError("no such device"))
+    await SystemClock().wait_for(looking(), 10_000)
+    assert (await storage.info()).state == PARTITION_STATE_SERVING
