@@ -28,6 +28,9 @@ from tidemark.topics import Topic
 LOOKED_AT_MAX = 10_000
 """Handles that one round of housekeeping looks at."""
 
+ERASED_PER_USE_MAX = 10_000
+"""Kept runs that one use of a queue drops once retention is off; the next use goes on."""
+
 _PAGE_ROWS = 1000
 _UNREAD_RUN = (0, 0, 0, 0, "", "")  # what is left to know of a run that is gone
 
@@ -91,7 +94,11 @@ class Handles:
         handle = self._by_name.get(lmq_name)
         if handle is None and lmq_name not in journal.removed_names:
             handle = await self._materialize(lmq_name, journal.now_ms)
-        return None if handle is None else self._use(lmq_name, handle, journal.now_ms)
+        if handle is None:
+            return None
+        if handle.state.record.kept and not handle.state.rules.keeps_settled:
+            await self._erase_kept(handle.state, journal)
+        return self._use(lmq_name, handle, journal.now_ms)
 
     async def get(self, lmq_name: str, journal: BatchJournal) -> Handle:
         """The handle of a queue that must exist."""
@@ -231,6 +238,17 @@ class Handles:
             if key not in journal.deleted
         ]
         return stored + journal.appended.get(state.record.queue_id, [])
+
+    async def _erase_kept(self, state: QueueState, journal: BatchJournal) -> None:
+        """Drop what every group had settled before retention was switched off (R2).
+
+        It would stay for ever, and count towards the quotas: no settlement will name it again.
+        """
+        runs = await self.runs(state, journal)
+        settled = [run for run in runs if state.is_settled(run)]
+        state.erase_settled(settled[:ERASED_PER_USE_MAX], journal)
+        state.record.kept = len(settled) > ERASED_PER_USE_MAX
+        journal.queue_changed(state.record)
 
     async def scan_all(self, table: Table, start: bytes, end: bytes | None) -> AsyncIterator[Row]:
         """Rows of a range, page by page."""

@@ -35,6 +35,7 @@ class QueueRecord:
     keyed: bool = False
     returned: bool = False
     reserved: bool = False
+    kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
 
 
 class Returned(NamedTuple):
@@ -401,9 +402,11 @@ class QueueState:
             journal.ready(self.record, group)
 
     def _erase_if_done(self, run: Run, journal: Journal) -> None:
-        if not self.rules.keeps_settled and all(
-            group.has_settled(run) for group in self.groups.values()
-        ):
+        if self.rules.keeps_settled:
+            if not self.record.kept:
+                self.record.kept = True
+                journal.queue_changed(self.record)
+        elif all(group.has_settled(run) for group in self.groups.values()):
             self._erase((run,), journal)
 
     def _erase(self, runs: Sequence[Run], journal: Journal) -> None:

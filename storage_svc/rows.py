@@ -24,6 +24,7 @@ from storage_svc.queue_state import QueueRecord, Returned
 from storage_svc.reservations import Ending, Reservation
 
 _QUEUE = Struct(">QQQQQQQ???")
+_KEPT = b"\x01"  # behind the others where it applies: few queues have it
 _RUN = Struct(">IQQQ")
 _GROUP = Struct(">QQQQQ")
 _EXCEPTION = Struct(">QQIIQB")
@@ -52,7 +53,7 @@ def lmq_name_of(catalog_key: bytes) -> str:
 
 
 def queue_value(record: QueueRecord) -> bytes:
-    return _QUEUE.pack(
+    value = _QUEUE.pack(
         record.queue_id,
         record.create_time_ms,
         record.last_activity_ms,
@@ -64,11 +65,14 @@ def queue_value(record: QueueRecord) -> bytes:
         record.returned,
         record.reserved,
     )
+    return value + _KEPT if record.kept else value
 
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
-    queue_id, *rest = _QUEUE.unpack(value)
-    return QueueRecord(queue_id, lmq_name, *rest)
+    queue_id, *rest = _QUEUE.unpack_from(value)
+    record = QueueRecord(queue_id, lmq_name, *rest)
+    record.kept = len(value) > _QUEUE.size
+    return record
 
 
 def queue_range(queue_id: int) -> tuple[bytes, bytes]:

@@ -1,5 +1,8 @@
 """What stays and what goes: settled, purged, rejected, unscheduled, and with its queue."""
 
+import pytest
+
+from storage_svc import handles
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.keys import read_u64x3
 from storage_svc.engines.rocksdb import RocksEngines
@@ -8,6 +11,7 @@ from tests.rpc.storage_client import (
     ExchangeClient,
     RunningStorage,
     append,
+    loaded,
     operation,
     payloads,
     reserve,
@@ -21,6 +25,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_NACK,
     Purge,
     RemoveQueue,
+    Unmaterialize,
     Unschedule,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_SCHEDULES_DUE
@@ -56,6 +61,35 @@ async def test_settled_messages_stay_where_retention_is_enabled(
     late = await reserved(exchange, "kept", group="late")
 
     assert payloads(late.body) == [b"x"]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_settled_messages_go_when_retention_is_switched_off(
+    storage: RunningStorage,
+    exchange: ExchangeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    cold: bool,
+) -> None:
+    """R2: nobody will settle them again, and they would count towards the quota for ever."""
+    monkeypatch.setattr(handles, "ERASED_PER_USE_MAX", 2)
+    await storage.create_topic("kept", retention_enabled=True, queue_messages_max=4)
+    for number in range(3):
+        await exchange.ask(append("kept", b"%d" % number))
+        await exchange.ask(settle((await reserved(exchange, "kept")).receipt))
+    await exchange.ask(append("kept", b"waits"))
+    with pytest.raises(errors.QueueFull):
+        await exchange.ask(append("kept", b"too many"))
+    if cold:
+        await exchange.ask(operation(unmaterialize=Unmaterialize(lmq_name="kept")))
+        assert await loaded(storage) == 0
+
+    await storage.update_topic("kept", queue_messages_max=4)
+    await exchange.ask(append("kept", b"has room"))
+    await exchange.ask(append("kept", b"has room, too"))
+
+    assert (await storage.queue("kept")).queue.messages == 3
+    late = (await exchange.ask(reserve("kept", group="late"))).slices
+    assert [payloads(each.body) for each in late] == [[b"waits"], [b"has room"], [b"has room, too"]]
 
 
 async def test_each_settled_range_leaves_one_consumption_record(
