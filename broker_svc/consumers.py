@@ -11,6 +11,7 @@ from typing import Final
 from broker_svc.leases import Lease
 from broker_svc.tracking import TrackedQueue
 from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import TidemarkError
 
 FeedKey = tuple[int, str, str]
 """Partition, lmq_name, group."""
@@ -20,6 +21,7 @@ RESERVE_BYTES_MIN: Final = 16 * 1024
 """What a reserve asks of a queue that is not known: many of them fit the room of a connection."""
 
 Slices = Sequence[exchange_pb2.ReservedSlice]
+Refuse = Callable[[TidemarkError], None]
 Deliver = Callable[["Consumer", "Feed", Slices], None]
 
 
@@ -93,6 +95,7 @@ class Consumer:
         session_id: int,
         visibility_ms: int,
         deliver: Deliver,
+        refuse: Refuse,
         room: Room,
     ) -> None:
         self.consumer_id = consumer_id
@@ -105,6 +108,8 @@ class Consumer:
         """The activity lease of each subscribed queue."""
         self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
         self.deliver = deliver
+        self.refuse = refuse
+        """Told why it gets nothing, where its group is refused for good."""
         self.room = room
         self.reserving = 0
         self.quiet = asyncio.Event()

@@ -18,7 +18,7 @@ from broker_svc.leases import Lease
 from broker_svc.partition_link import Answer, PartitionLink
 from broker_svc.tracking import QueueKey
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import Fenced, QueueNotFound, TidemarkError
+from tidemark.errors import Fenced, QueueNotFound, QuotaExceeded, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX
 from tidemark.names import topic_of
 from tidemark.rpc.statuses import from_status
@@ -233,7 +233,10 @@ class Feeds:
         result = answer.result()
         if result.HasField("error"):
             consumer.credit += asked.messages
-            self._refused(feed, from_status(result.error))
+            error = from_status(result.error)
+            self._refused(feed, error)
+            if isinstance(error, QuotaExceeded):
+                consumer.refuse(error)
             self.pump(consumer)
             return
         slices = result.reserve.slices

@@ -14,6 +14,7 @@ from broker_svc.placement import partitions_of
 from broker_svc.subscriptions import ACTIVE, State
 from broker_svc.workshop import Workshop
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.errors import TidemarkError
 from tidemark.limits import RUN_BYTES_MAX
 from tidemark.names import LmqName
 
@@ -29,7 +30,8 @@ class Pull:
         self._client = client
         self._deliveries: list[message_pb2.Delivery] = []
         self._held: list[HeldDelivery] = []
-        self._got_some = asyncio.Event()
+        self._refusal: TidemarkError | None = None
+        self._answered = asyncio.Event()
 
     async def messages(
         self,
@@ -60,18 +62,22 @@ class Pull:
                 return [], self._shop.subscriptions.door(self._client.subscriber, key)
             epoch = self._shop.subscriptions.epoch(key)
         room = Room(min(request.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX))
-        consumer = Consumer(_CONSUMER_ID, group, 0, request.visibility_ms, self._deliver, room)
+        consumer = Consumer(
+            _CONSUMER_ID, group, 0, request.visibility_ms, self._deliver, self._refuse, room
+        )
         consumer.credit = messages_max
         self._shop.feeds.subscribe(consumer, lease, epoch)
         try:
             await self._hear_all(consumer, left_ms)
             with suppress(TimeoutError):
-                await self._shop.clock.wait_for(self._got_some.wait(), wait_ms)
+                await self._shop.clock.wait_for(self._answered.wait(), wait_ms)
         except asyncio.CancelledError:
             self._give_back()
             raise
         finally:
             self._shop.feeds.close(consumer)
+        if not self._deliveries and self._refusal is not None:
+            raise self._refusal
         if not self._deliveries and not any(link.connected.is_set() for link in links):
             raise links[0].refusal()  # nobody was there to say that there is none
         if not topic.settings.exclusive:
@@ -103,4 +109,8 @@ class Pull:
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
             self._deliveries.append(delivery)
         consumer.credit = 0  # one answer, however short
-        self._got_some.set()
+        self._answered.set()
+
+    def _refuse(self, error: TidemarkError) -> None:
+        self._refusal = error
+        self._answered.set()

@@ -317,10 +317,15 @@ class Session:
             self.session_id,
             opened.visibility_ms,
             self._deliver,
+            partial(self._refuse, opened.consumer_id),
             self._room,
         )
         self._consumers[opened.consumer_id] = consumer
         consumer.credit = min(opened.credit, limits.CREDIT_MAX)
+
+    def _refuse(self, consumer_id: int, error: TidemarkError) -> None:
+        self._out.errors.add(error=to_status(error), consumer_id=consumer_id)
+        self._something.set()
 
     def _credit(self, given: broker_pb2.ConsumerCredit) -> None:
         consumer = self._consumer(given.consumer_id)

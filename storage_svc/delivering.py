@@ -29,8 +29,8 @@ from storage_svc.operations import (
 )
 from storage_svc.reservations import Ending, Reservation
 from storage_svc.unit import Unit
-from tidemark.errors import Fenced, ReservationNotFound
-from tidemark.limits import EXCEPTIONS_MAX, RUN_BYTES_MAX
+from tidemark.errors import Fenced, QuotaExceeded, ReservationNotFound
+from tidemark.limits import EXCEPTIONS_MAX, GROUPS_PER_QUEUE_MAX, RUN_BYTES_MAX
 from tidemark.receipts import Receipt
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
@@ -206,6 +206,11 @@ def delay_of(key: bytes) -> ReadyDelayed:
 async def new_group(unit: Unit, handle: Handle, name: str, base: int) -> Group:
     """A group that begins at `base`, with lanes for everything that is stored from there on."""
     state = handle.state
+    if len(state.groups) >= GROUPS_PER_QUEUE_MAX:
+        raise QuotaExceeded(
+            f"queue {state.record.lmq_name} has at most {GROUPS_PER_QUEUE_MAX} groups",
+            quota="groups",
+        )
     # Messages that were gone before the group came are none of its business.
     stored = state.record.messages
     if base:

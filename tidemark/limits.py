@@ -101,6 +101,9 @@ PULL_WAIT_MS_MAX: Final = 60_000
 PARTITIONS_MAX: Final = 1024
 """Partitions of a cluster. Each costs an engine, a writer and a sweeper."""
 
+GROUPS_PER_QUEUE_MAX: Final = 1_000
+"""Groups of one queue: each run that is published is offered to every one of them."""
+
 EXCEPTIONS_MAX: Final = 10_000
 """Slices of one group on one queue that are delayed or buried. At the cap nothing is handed out
 until time or a sweep has taken some of them away."""

@@ -181,6 +181,29 @@ async def test_a_consumer_with_a_wrong_visibility_is_refused(local: LocalBroker)
         assert isinstance(from_status(error.error), InvalidArgument)
 
 
+async def test_a_group_that_is_one_too_many_is_told_so(
+    local: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3: nobody waits for messages that never come."""
+    monkeypatch.setattr("storage_svc.delivering.GROUPS_PER_QUEUE_MAX", 1)
+    session = await local.session()
+    await session.publish(QUEUE, [b"x"])
+    first = session.open_consumer(credit=1, group="first")
+    await first.subscribe(QUEUE)
+    await take(first, 1)
+
+    second = session.open_consumer(credit=1, group="second")
+    await second.subscribe(QUEUE)
+
+    async with session.told:
+        await in_time(session.told.wait_for(lambda: bool(session.errors)))
+    (error,) = session.errors
+    assert error.consumer_id == second.consumer_id
+    assert isinstance(from_status(error.error), QuotaExceeded)
+    with pytest.raises(QuotaExceeded):
+        await in_time(local.pull(QUEUE, group="second", wait_ms=limits.PULL_WAIT_MS_MAX))
+
+
 async def test_a_queue_deleted_under_its_consumer_comes_back_for_it(local: LocalBroker) -> None:
     session = await local.session()
     consumer = session.open_consumer(credit=10)

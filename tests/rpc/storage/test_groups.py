@@ -11,9 +11,10 @@ from tests.rpc.storage_client import (
     reserved,
     settle,
 )
-from tidemark import errors
+from tidemark import errors, limits
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
-from tidemark.api.storage.v1.exchange_pb2 import PlaceGroup, RemoveGroup
+from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE
+from tidemark.api.storage.v1.exchange_pb2 import PlaceGroup, RemoveGroup, TakeOwnership
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,31 @@ async def test_a_group_that_goes_takes_its_reservations_with_it(exchange: Exchan
     (late,) = await exchange.ask_all(settle(got.receipt))
     assert isinstance(late, errors.ReservationNotFound)
     assert (await reserved(exchange, "jobs", group="g")).delivery_count == 1
+
+
+async def test_a_queue_has_groups_up_to_a_limit(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S3: every publish visits all of them."""
+    await storage.create_topic("owned", subscription=SUBSCRIPTION_KIND_EXCLUSIVE)
+    names = [f"g{number}" for number in range(limits.GROUPS_PER_QUEUE_MAX)]
+    await exchange.ask(append("jobs", b"x"))
+    at_the_limit = await exchange.ask_all(*(reserve("jobs", group=name) for name in names))
+    places = (PlaceGroup(lmq_name="owned", group=name) for name in names)
+    at_the_limit += await exchange.ask_all(*(operation(place_group=place) for place in places))
+
+    one_past = await exchange.ask_all(
+        reserve("jobs", group="late"),
+        operation(place_group=PlaceGroup(lmq_name="jobs", group="late")),
+        operation(take_ownership=TakeOwnership(lmq_name="owned", group="late", client_id="ada")),
+    )
+    move = PlaceGroup(lmq_name="jobs", group="g0", start=StartPosition(earliest=True))
+    await exchange.ask(operation(place_group=move))
+    await exchange.ask(operation(remove_group=RemoveGroup(lmq_name="jobs", group="g0")))
+    await exchange.ask(append("jobs", b"y"))
+    got = (await exchange.ask(reserve("jobs", group="late"))).slices
+
+    assert not [each for each in at_the_limit if isinstance(each, errors.TidemarkError)]
+    assert [type(each) for each in one_past] == [errors.QuotaExceeded] * 3
+    assert one_past[0].metadata["quota"] == "groups"
+    assert [each.first_offset for each in got] == [0, 1]

@@ -102,8 +102,8 @@ class BrokerServiceServicer:
     def Pull(self, request, context):
         """Waits for messages of one queue and reserves them. "No message available" is an empty answer
         after the usual wait; `subscription_state` says why where there is a reason. Fails with
-        INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, PARTITION_FAULTY, NOT_OWNER, UNAVAILABLE,
-        PERMISSION_DENIED.
+        INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
+        NOT_OWNER, UNAVAILABLE, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,8 +33,8 @@ class BrokerServiceStub:
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Waits for messages of one queue and reserves them. "No message available" is an empty answer
     after the usual wait; `subscription_state` says why where there is a reason. Fails with
-    INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, PARTITION_FAULTY, NOT_OWNER, UNAVAILABLE,
-    PERMISSION_DENIED.
+    INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
+    NOT_OWNER, UNAVAILABLE, PERMISSION_DENIED.
     """
     Settle: _aio.UnaryUnaryMultiCallable[_broker_pb2.SettleRequest, _broker_pb2.SettleResponse]
     """Settles reservations by receipt. Each settlement has its own result; see SettleResult for
@@ -85,8 +85,8 @@ class BrokerServiceServicer:
     ) -> _abc.Awaitable[_broker_pb2.PullResponse]:
         """Waits for messages of one queue and reserves them. "No message available" is an empty answer
         after the usual wait; `subscription_state` says why where there is a reason. Fails with
-        INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, PARTITION_FAULTY, NOT_OWNER, UNAVAILABLE,
-        PERMISSION_DENIED.
+        INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
+        NOT_OWNER, UNAVAILABLE, PERMISSION_DENIED.
         """
 
     def Settle(

@@ -607,7 +607,7 @@ Global___AppendResult: _TypeAlias = AppendResult  # noqa: Y015
 class Reserve(_message.Message):
     """Hands out messages of one queue to one group. An answer without `more` leaves an interest
     behind: a QueueReady event follows when there is something. Errors: QUEUE_NOT_FOUND,
-    TOPIC_NOT_FOUND, FENCED (owner epoch), PARTITION_FAULTY.
+    TOPIC_NOT_FOUND, FENCED (owner epoch), QUOTA_EXCEEDED (groups), PARTITION_FAULTY.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -879,7 +879,7 @@ Global___ExpireDueResult: _TypeAlias = ExpireDueResult  # noqa: Y015
 class TakeOwnership(_message.Message):
     """Takes ownership of (group, queue): raises the owner epoch and revokes the old owner's
     reservations in the same commit. By the owner itself it is a no-op. Errors: TOPIC_NOT_FOUND,
-    QUEUE_NOT_FOUND.
+    QUEUE_NOT_FOUND, QUOTA_EXCEEDED (groups).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1023,7 +1023,7 @@ Global___OwnershipResult: _TypeAlias = OwnershipResult  # noqa: Y015
 @_typing.final
 class PlaceGroup(_message.Message):
     """Creates a group or moves its progress; its reservations are revoked when it moves. Errors:
-    TOPIC_NOT_FOUND, FENCED.
+    TOPIC_NOT_FOUND, FENCED, QUOTA_EXCEEDED (groups).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
