@@ -10,6 +10,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end
 from storage_svc.group_state import Group
 from storage_svc.handles import Handle
+from storage_svc.lanes import Run
 from storage_svc.operations import (
     GroupPlaced,
     PlaceGroup,
@@ -127,13 +128,17 @@ async def purge(unit: Unit, operation: Purge) -> Removed:
     state = handle.state
     record = state.record
     messages = body_bytes = skipped = 0
+    held = state.held_runs()
+    lanes: dict[str, list[Run]] = {}
     for run in await unit.memory.handles.runs(state, unit.journal):
-        if state.is_held(run):
+        if run.first_offset in held:
             skipped += run.messages
             continue
-        state.delete_runs((run,), unit.journal)
+        lanes.setdefault(run.fairness_key, []).append(run)
         messages += run.messages
         body_bytes += run.body_bytes
+    for runs in lanes.values():  # not run by run: each time looks at all that came back
+        state.delete_runs(runs, unit.journal)
     if record.scheduled:
         messages += record.scheduled
         await appending.forget_schedules(unit, record)

@@ -8,7 +8,8 @@ of its own, and progress costs what is in flight, not what ever happened (ADR 00
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.drr import Ring
@@ -236,16 +237,11 @@ class Group:
             "a live reservation protects its run"
         )
         self.settled += sum(self.outstanding.pop(first) for first in handed_out)
+        came_back = [run for run in runs if run.first_offset in handed_out]
         delayed = [
-            (start, at)
-            for start, (each, at) in self.delayed.items()
-            if each.run.first_offset in handed_out
+            (start, self.delayed.pop(start)[1]) for start in _within(came_back, self.delayed)
         ]
-        buried = [
-            start for start, each in self.buried.items() if each.run.first_offset in handed_out
-        ]
-        for start, _ in delayed:
-            del self.delayed[start]
+        buried = _within(came_back, self.buried)
         for start in buried:
             del self.buried[start]
         return [(start, 0) for start in returned + buried] + delayed
@@ -256,3 +252,13 @@ class Group:
         marks += (lane.next_offset for lane in self.lanes.values() if not lane.drained)
         marks += (each.open[0][0] for each in self.live.values())
         return min(marks)
+
+
+def _within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:
+    """Those of `starts` that lie in runs: costs the fewer of offsets and starts, nearly."""
+    if sum(run.messages for run in runs) < len(starts):
+        return [at for run in runs for at in range(run.first_offset, run.end) if at in starts]
+    runs = sorted(runs)
+    first_offsets = [run.first_offset for run in runs]
+    found = ((start, bisect_right(first_offsets, start) - 1) for start in starts)
+    return [start for start, at in found if at >= 0 and start < runs[at].end]

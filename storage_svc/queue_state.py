@@ -121,6 +121,14 @@ class QueueState:
         """Whether any live reservation covers messages of the run."""
         return any(group.holds(run) for group in self.groups.values())
 
+    def held_runs(self) -> set[int]:
+        """The first offsets of all runs that live reservations cover."""
+        return {
+            reservation.slice.run.first_offset
+            for group in self.groups.values()
+            for reservation in group.live.values()
+        }
+
     def is_settled(self, run: Run) -> bool:
         """Whether there are groups, and every one has settled the run."""
         return bool(self.groups) and all(group.has_settled(run) for group in self.groups.values())

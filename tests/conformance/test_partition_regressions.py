@@ -17,6 +17,7 @@ from storage_svc import operations as op
 from storage_svc.engines.engine import Batch, Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines, RocksReader
 from storage_svc.group_state import Group
+from storage_svc.lanes import Run
 from storage_svc.operations import Start, StartAt
 from storage_svc.partition import HOUSEKEEPING_MS, Partition
 from storage_svc.queue_state import QueueState
@@ -633,3 +634,31 @@ async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_lea
     assert not waiting.slices
     assert ("t", "g") in watcher.ready
     assert spans(await life.do(op.Reserve("t", "g", 1))) == [(1, 2)]
+
+
+@pytest.mark.parametrize("keys", [1, 7])
+async def test_a_purge_looks_once_at_what_came_back(
+    life: Life, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    """Not once for every run: thousands that are delayed would hold up everybody for seconds."""
+    calls = 0
+    drop_runs = Group.drop_runs
+
+    def counted(self: Group, runs: Sequence[Run]) -> list[tuple[int, int]]:
+        nonlocal calls
+        calls += 1
+        return drop_runs(self, runs)
+
+    monkeypatch.setattr(Group, "drop_runs", counted)
+    runs = [life.run("t", 2, fairness_key=f"k{number % keys}") for number in range(50)]
+    await life.do(*runs)
+    slices = (await life.do(op.Reserve("t", "g", 100))).slices
+    for slice_ in slices[1:]:
+        await life.do(op.Settle(slice_.receipt, NACK, delay_ms=1000))
+
+    purged = await life.do(op.Purge("t"))
+
+    assert (purged.messages, purged.skipped) == (98, 2)
+    assert calls == keys
+    assert await life.rows(Table.EXCEPTIONS, Table.DELAYS) == 0
+    assert await life.rows(Table.RUN_HEADERS) == 1
