@@ -7,7 +7,7 @@ operation that needs a queue gets its handle here, so that cold queues wake by b
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from storage_svc import rows
 from storage_svc.engines.engine import Engine, Reader, Row, Table
@@ -32,6 +32,9 @@ ERASED_PER_USE_MAX = 10_000
 """Kept runs that one use of a queue drops once retention is off; the next use goes on."""
 
 _PAGE_ROWS = 1000
+LeftOut = Callable[[Table, bytes], None]
+"""Told of a record whose run or group is gone."""
+
 _UNREAD_RUN = (0, 0, 0, 0, "", "")  # what is left to know of a run that is gone
 
 _log = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ class Handles:
         (value,) = await self._engine.load(Table.CATALOG, [rows.catalog_key(lmq_name)])
         if value is None:
             raise QueueNotFound(f"there is no queue {lmq_name}", queue=lmq_name)
-        return await self._recover(lmq_name, value)
+        return await self._recover(lmq_name, value, _gone_meanwhile)
 
     async def find(self, lmq_name: str, journal: BatchJournal) -> Handle | None:
         """The handle of a queue, materialized if need be; None if there is no such queue."""
@@ -265,12 +268,12 @@ class Handles:
         (value,) = await self._engine.load(Table.CATALOG, [rows.catalog_key(lmq_name)])
         if value is None:
             return None
-        state = await self._recover(lmq_name, value)
+        state = await self._recover(lmq_name, value, _left_out)
         handle = Handle(state, self._topic_of(lmq_name), now_ms)
         self._add(lmq_name, handle)
         return handle
 
-    async def _recover(self, lmq_name: str, value: bytes) -> QueueState:
+    async def _recover(self, lmq_name: str, value: bytes, left_out: LeftOut) -> QueueState:
         """The state of a queue as the engine has it."""
         topic = self._topic_of(lmq_name)
         state = QueueState(rows.read_queue(lmq_name, value), rules_of(topic))
@@ -296,9 +299,9 @@ class Handles:
                     unread = run_start if state.record.messages else None
                     group.add_lane(fairness_key, position, unread)
             if state.record.reserved:
-                await self._recover_reservations(state, start, end)
+                await self._recover_reservations(state, start, end, left_out)
             if state.record.returned:
-                await self._recover_exceptions(state, start, end)
+                await self._recover_exceptions(state, start, end, left_out)
         return state
 
     async def _fairness_keys(self, record: QueueRecord) -> list[str]:
@@ -306,33 +309,37 @@ class Handles:
             return [""]
         return await fairness_keys(self._engine, record.queue_id)
 
-    async def _recover_reservations(self, state: QueueState, start: bytes, end: bytes) -> None:
+    async def _recover_reservations(
+        self, state: QueueState, start: bytes, end: bytes, left_out: LeftOut
+    ) -> None:
         async for key, value in self.scan_all(Table.RESERVATIONS, start, end):
             run_key = rows.reservation_run_key(key, value)
             (header,) = await self._engine.load(Table.RUN_HEADERS, [run_key])
             if header is None and rows.is_live(value):
-                _left_out(Table.RESERVATIONS, key)
+                left_out(Table.RESERVATIONS, key)
                 continue
             run = Run(0, *_UNREAD_RUN) if header is None else rows.read_run(run_key, header)
             reservation = rows.read_reservation(key, value, run)
             if reservation.group not in state.groups:
-                _left_out(Table.RESERVATIONS, key)
+                left_out(Table.RESERVATIONS, key)
                 continue
             state.recover_reservation(reservation)
             if reservation.live:
                 _count_outstanding(state.groups[reservation.group], run, reservation.open_messages)
 
-    async def _recover_exceptions(self, state: QueueState, start: bytes, end: bytes) -> None:
+    async def _recover_exceptions(
+        self, state: QueueState, start: bytes, end: bytes, left_out: LeftOut
+    ) -> None:
         async for key, value in self.scan_all(Table.EXCEPTIONS, start, end):
             run_key = rows.exception_run_key(key, value)
             (header,) = await self._engine.load(Table.RUN_HEADERS, [run_key])
             if header is None:
-                _left_out(Table.EXCEPTIONS, key)
+                left_out(Table.EXCEPTIONS, key)
                 continue
             group_name, returned = rows.read_exception(key, value, rows.read_run(run_key, header))
             group = state.groups.get(group_name)
             if group is None:
-                _left_out(Table.EXCEPTIONS, key)
+                left_out(Table.EXCEPTIONS, key)
                 continue
             state.recover_exception(group, returned)
             _count_outstanding(group, returned.slice.run, returned.slice.messages)
@@ -397,3 +404,7 @@ def _left_out(table: Table, key: bytes) -> None:
     """A record whose run or group is gone: it is left out, and the rest goes on (V3)."""
     _corrupt_records.add(1, {"table": table.value})
     _log.warning("a record was left out", extra={"table": table.value, "key": key.hex()})
+
+
+def _gone_meanwhile(table: Table, key: bytes) -> None:
+    """A look reads beside the writer: what is gone between two reads is no corrupt record."""

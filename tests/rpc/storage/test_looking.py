@@ -4,12 +4,28 @@ from typing import Any
 
 import pytest
 
-from storage_svc.engines.engine import FORMAT_VERSION
-from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, loaded, reserve, settle
+from storage_svc.engines.engine import FORMAT_VERSION, Table
+from storage_svc.engines.rocksdb import RocksEngines
+from tests.conformance.faulty_engine import FaultyEngine, FaultyEngines
+from tests.rpc.conftest import StartStorage
+from tests.rpc.storage_client import (
+    ExchangeClient,
+    RunningStorage,
+    append,
+    loaded,
+    operation,
+    reserve,
+    reserved,
+    settle,
+)
 from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import QUEUE_ACTIVITY_IDLE, QUEUE_ACTIVITY_MATERIALIZED
 from tidemark.api.storage.v1 import storage_pb2
-from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_ACK
+from tidemark.api.storage.v1.exchange_pb2 import (
+    SETTLE_ACTION_ACK,
+    SETTLE_ACTION_NACK,
+    RemoveQueue,
+)
 from tidemark.api.storage.v1.storage_pb2 import (
     DescribeStorageRequest,
     GetTopicRequest,
@@ -178,3 +194,45 @@ async def test_large_messages_can_be_looked_at(
         await exchange.ask(append("jobs/a", *[bytes(1_000_000)] * 4))
 
     assert len(await peek(storage, max_messages=1000)) > 0
+
+
+async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
+    start_storage: StartStorage,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """V3: whoever looks reads beside the writer, and between two reads anything may go."""
+    disks: list[FaultyEngines] = []
+
+    def gated(*args: Any, **options: Any) -> FaultyEngines:
+        disks.append(FaultyEngines(RocksEngines(*args, **options)))
+        return disks[-1]
+
+    monkeypatch.setattr("storage_svc.app.RocksEngines", gated)
+    storage = await start_storage()
+    await storage.create_topic("jobs")
+    async with storage.exchange() as exchange:
+        await exchange.ask(append("jobs/a", b"x"))
+        await exchange.ask(settle((await reserved(exchange, "jobs/a")).receipt, SETTLE_ACTION_NACK))
+        (disk,) = disks
+        disk.gate.clear()
+        remove = RemoveQueue(lmq_name="jobs/a")
+        (removal,) = await exchange.send(operation(remove_queue=remove))
+        await disk.waiting.wait()
+        scan, looked_at = FaultyEngine.scan, []
+
+        async def scan_then_delete(
+            self: FaultyEngine, table: Table, *where: Any, **how: Any
+        ) -> Any:
+            found = await scan(self, table, *where, **how)
+            looked_at.append(table)
+            if table is Table.EXCEPTIONS:
+                disk.gate.set()
+                await removal
+            return found
+
+        monkeypatch.setattr(FaultyEngine, "scan", scan_then_delete)
+        await storage.queue("jobs/a")
+
+    assert Table.EXCEPTIONS in looked_at
+    assert "a record was left out" not in caplog.messages
