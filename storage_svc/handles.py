@@ -17,7 +17,7 @@ from storage_svc.journal import BatchJournal
 from storage_svc.lanes import LANE_RUNS_MAX, Lane, Run
 from storage_svc.ledger import Counters
 from storage_svc.operations import Eviction
-from storage_svc.queue_state import QueueRecord, QueueState, Rules
+from storage_svc.queue_state import QueueRecord, QueueState, Remembered, Rules
 from storage_svc.topics import Topics
 from tidemark.errors import QueueNotFound
 from tidemark.limits import RUN_MESSAGES_MAX
@@ -71,6 +71,7 @@ class Handles:
         self._counters = counters
         self._by_name: OrderedDict[str, Handle] = OrderedDict()
         self._names: dict[int, str] = {}
+        self._remembered = Remembered()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -90,7 +91,7 @@ class Handles:
         (value,) = await self._engine.load(Table.CATALOG, [rows.catalog_key(lmq_name)])
         if value is None:
             raise QueueNotFound(f"there is no queue {lmq_name}", queue=lmq_name)
-        return await self._recover(lmq_name, value, _gone_meanwhile)
+        return await self._recover(lmq_name, value, Remembered(), _gone_meanwhile)
 
     async def find(self, lmq_name: str, journal: BatchJournal) -> Handle | None:
         """The handle of a queue, materialized if need be; None if there is no such queue."""
@@ -146,6 +147,7 @@ class Handles:
     def drop(self, lmq_name: str) -> None:
         """Forget a handle: its queue was deleted, or is unloaded."""
         handle = self._by_name.pop(lmq_name)
+        handle.state.forget_settled()
         del self._names[handle.state.record.queue_id]
 
     def untracked(self, now_ms: int) -> list[str]:
@@ -268,15 +270,17 @@ class Handles:
         (value,) = await self._engine.load(Table.CATALOG, [rows.catalog_key(lmq_name)])
         if value is None:
             return None
-        state = await self._recover(lmq_name, value, _left_out)
+        state = await self._recover(lmq_name, value, self._remembered, _left_out)
         handle = Handle(state, self._topic_of(lmq_name), now_ms)
         self._add(lmq_name, handle)
         return handle
 
-    async def _recover(self, lmq_name: str, value: bytes, left_out: LeftOut) -> QueueState:
+    async def _recover(
+        self, lmq_name: str, value: bytes, remembered: Remembered, left_out: LeftOut
+    ) -> QueueState:
         """The state of a queue as the engine has it."""
         topic = self._topic_of(lmq_name)
-        state = QueueState(rows.read_queue(lmq_name, value), rules_of(topic))
+        state = QueueState(rows.read_queue(lmq_name, value), rules_of(topic), remembered)
         start, end = rows.queue_range(state.record.queue_id)
         marks: dict[tuple[str, str], tuple[int, int]] = {}
         async for key, value in self.scan_all(Table.GROUPS, start, end):
@@ -313,12 +317,14 @@ class Handles:
         self, state: QueueState, start: bytes, end: bytes, left_out: LeftOut
     ) -> None:
         async for key, value in self.scan_all(Table.RESERVATIONS, start, end):
-            run_key = rows.reservation_run_key(key, value)
-            (header,) = await self._engine.load(Table.RUN_HEADERS, [run_key])
-            if header is None and rows.is_live(value):
-                left_out(Table.RESERVATIONS, key)
-                continue
-            run = Run(0, *_UNREAD_RUN) if header is None else rows.read_run(run_key, header)
+            run = Run(0, *_UNREAD_RUN)
+            if rows.is_live(value):
+                run_key = rows.reservation_run_key(key, value)
+                (header,) = await self._engine.load(Table.RUN_HEADERS, [run_key])
+                if header is None:
+                    left_out(Table.RESERVATIONS, key)
+                    continue
+                run = rows.read_run(run_key, header)
             reservation = rows.read_reservation(key, value, run)
             if reservation.group not in state.groups:
                 left_out(Table.RESERVATIONS, key)
@@ -356,7 +362,8 @@ class Handles:
         self._counters.queues += 1
         record = QueueRecord(self._counters.queue_id, lmq_name, now_ms, now_ms)
         journal.queue_created(record)
-        handle = Handle(QueueState(record, rules_of(topic)), topic, now_ms)
+        state = QueueState(record, rules_of(topic), self._remembered)
+        handle = Handle(state, topic, now_ms)
         self._add(lmq_name, handle)
         return handle
 

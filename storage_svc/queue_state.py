@@ -14,8 +14,12 @@ from storage_svc.lanes import Lane, Run, Slice
 from storage_svc.reservations import Ending, Reservation, Span
 from tidemark.errors import Fenced, GroupNotFound, ReservationNotFound
 
-REMEMBERED_MAX = 1024
-"""Settled reservations that a queue remembers, to answer repeated settlements."""
+REMEMBERED_MIN = 1024
+"""Settled reservations that any queue may remember, to answer repeated settlements."""
+
+REMEMBERED_TOGETHER_MAX = 100_000
+"""What the queues of a partition share beyond that, at some 800 bytes each. A queue may have as
+many as are left: half of them alone, which is more than a session can have under way."""
 
 
 @dataclass(slots=True)
@@ -76,18 +80,30 @@ class Rules(NamedTuple):
     records_consumption: bool = True
 
 
+class Remembered:
+    """How many settled reservations the queues of a partition remember together."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 class QueueState:
     """A materialized queue."""
 
-    __slots__ = ("_remembered", "groups", "record", "reservations", "rules")
+    __slots__ = ("_remembered", "_together", "groups", "record", "reservations", "rules")
 
-    def __init__(self, record: QueueRecord, rules: Rules) -> None:
+    def __init__(
+        self, record: QueueRecord, rules: Rules, together: Remembered | None = None
+    ) -> None:
         self.record = record
         self.rules = rules
         self.groups: dict[str, Group] = {}
         self.reservations: dict[int, Reservation] = {}
         self._remembered: dict[int, None] = {}
         """Settled reservations, oldest first. A dict: an empty deque weighs ten times as much."""
+        self._together = together or Remembered()
 
     # --- messages come and go ------------------------------------------------------------------
 
@@ -154,8 +170,7 @@ class QueueState:
         group = self.group(name)
         self.revoke(group, journal)
         for reservation in [each for each in self.reservations.values() if each.group == name]:
-            del self.reservations[reservation.reservation_id]
-            self._remembered.pop(reservation.reservation_id, None)
+            self._forget(reservation.reservation_id)
             journal.delete_reservation(self.record, reservation.reservation_id)
         del self.groups[name]
         journal.group_removed(self.record, group)
@@ -324,6 +339,7 @@ class QueueState:
             self.groups[reservation.group].live[reservation.reservation_id] = reservation
         else:
             self._remembered[reservation.reservation_id] = None
+            self._together.total += 1
 
     def recover_exception(self, group: Group, returned: Returned) -> None:
         """Take over messages that had come back, as read from the engine."""
@@ -344,9 +360,13 @@ class QueueState:
             self.record.returned = self.record.returned and not nothing_returned
             journal.queue_changed(self.record)
         for reservation_id in self._remembered:
-            del self.reservations[reservation_id]
             journal.delete_reservation(self.record, reservation_id)
-        self._remembered.clear()
+        self.forget_settled()
+
+    def forget_settled(self) -> None:
+        """The queue is dropped: others may remember more."""
+        for reservation_id in list(self._remembered):
+            self._forget(reservation_id)
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -425,8 +445,17 @@ class QueueState:
 
     def _remember(self, reservation: Reservation, journal: Journal) -> None:
         self._remembered[reservation.reservation_id] = None
-        if len(self._remembered) > REMEMBERED_MAX:
-            oldest = next(iter(self._remembered))
-            del self._remembered[oldest]
-            del self.reservations[oldest]
-            journal.delete_reservation(self.record, oldest)
+        self._together.total += 1
+        left = REMEMBERED_TOGETHER_MAX - self._together.total
+        # Two at most: a queue that has more than its share now gives it back bit by bit.
+        for _ in range(2):
+            if len(self._remembered) > max(REMEMBERED_MIN, left):
+                oldest = next(iter(self._remembered))
+                self._forget(oldest)
+                journal.delete_reservation(self.record, oldest)
+
+    def _forget(self, reservation_id: int) -> None:
+        del self.reservations[reservation_id]
+        if reservation_id in self._remembered:
+            del self._remembered[reservation_id]
+            self._together.total -= 1

@@ -68,7 +68,8 @@ SMALL_BOUNDS = [
     (group_state, "PASSED_MAX", 2),
     (group_state, "IDLE_LANES_MAX", 1),
     (delivering, "PASSED_MAX", 2),
-    (queue_state, "REMEMBERED_MAX", 12),
+    (queue_state, "REMEMBERED_MIN", 12),
+    (queue_state, "REMEMBERED_TOGETHER_MAX", 0),
 ]
 
 
@@ -103,7 +104,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="tidemark-model-"))
         self.lives = 0
         self.clock = StillClock()
-        self.model = PartitionModel(TOPICS, queue_state.REMEMBERED_MAX)
+        self.model = PartitionModel(TOPICS, queue_state.REMEMBERED_MIN)
         self.frame: list[op.Operation] = []
         self.numbered: dict[int, op.Append] = {}
         self.names: dict[str, str] = {}

@@ -13,7 +13,7 @@ from tests.rpc.storage_client import (
     reserved,
     settle,
 )
-from tidemark import errors
+from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_ACK,
     SETTLE_ACTION_DISCONNECT,
@@ -112,6 +112,20 @@ async def test_repeating_a_settlement_is_a_success_and_a_different_one_is_refuse
     assert repeated.messages == 0
     assert isinstance(different, errors.AlreadySettled)
     assert isinstance(extended, errors.AlreadySettled)
+
+
+async def test_a_whole_frame_of_settlements_can_be_repeated(exchange: ExchangeClient) -> None:
+    """V6: a link that breaks may lose the answers to all of them."""
+    count = limits.SETTLEMENTS_PER_FRAME_MAX
+    await exchange.ask_all(*(append("jobs", b"x") for _ in range(count)))
+    slices = (await exchange.ask(reserve("jobs", count, max_bytes=count * 100))).slices
+    acks = [settle(each.receipt) for each in slices]
+
+    first, again = await exchange.ask_all(*acks), await exchange.ask_all(*acks)
+
+    assert len(slices) == count
+    assert [each.messages for each in first] == [1] * count
+    assert not [each for each in again if isinstance(each, errors.TidemarkError)]
 
 
 async def test_a_settlement_after_expiry_is_refused_and_changes_nothing(

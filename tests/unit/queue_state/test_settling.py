@@ -73,11 +73,14 @@ def test_a_settlement_after_expiry_fails_and_changes_nothing() -> None:
     assert spans_of(queue.reserve()) == [(0, 2, 1, 2)]
 
 
-def test_a_bounded_number_of_settled_reservations_is_remembered() -> None:
+def test_a_bounded_number_of_settled_reservations_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """V6: long after, a repeat is told that there is no such reservation."""
+    monkeypatch.setattr(queue_state, "REMEMBERED_TOGETHER_MAX", 0)
     queue = Queue()
     queue.add_group()
-    for _ in range(queue_state.REMEMBERED_MAX + 1):
+    for _ in range(queue_state.REMEMBERED_MIN + 1):
         queue.append(1)
         queue.settle(queue.reserve()[0], Ending.ACK)
 
@@ -85,12 +88,38 @@ def test_a_bounded_number_of_settled_reservations_is_remembered() -> None:
         queue.state.find(1)
 
     assert queue.state.find(2).reservation_id == 2
-    assert len(queue.tables.reservations) == queue_state.REMEMBERED_MAX
+    assert len(queue.tables.reservations) == queue_state.REMEMBERED_MIN
 
     queue.state.prepare_to_unload(queue.tables)
     assert queue.tables.reservations == {}
     with pytest.raises(ReservationNotFound):
         queue.state.find(2)
+
+
+def test_queues_share_what_they_remember_beyond_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V6: nobody has all of it, and whoever leaves gives it back."""
+    monkeypatch.setattr(queue_state, "REMEMBERED_MIN", 2)
+    monkeypatch.setattr(queue_state, "REMEMBERED_TOGETHER_MAX", 12)
+    together = queue_state.Remembered()
+    queues = []
+    kept = []
+    for _ in range(2):
+        queue = Queue()
+        queue.state = queue_state.QueueState(queue.state.record, queue.rules, together)
+        queue.add_group()
+        queues.append(queue)
+
+    for queue in (*queues, *queues):
+        for _ in range(20):
+            queue.append(1)
+            queue.settle(queue.reserve()[0], Ending.ACK)
+        kept.append(len(queue.state.reservations))
+
+    assert kept == [6, 2, 4, 4]
+    assert together.total == sum(len(queue.state.reservations) for queue in queues)
+    queues[0].state.remove_group("default", queues[0].tables)
+    queues[1].state.forget_settled()
+    assert together.total == 0
 
 
 def test_a_takeover_revokes_what_the_old_owner_holds() -> None:
