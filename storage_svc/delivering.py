@@ -38,6 +38,10 @@ from tidemark.telemetry.messaging import Messages
 ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
 """What one hand-out may carry: the answer must fit one frame, and any run fits an answer."""
 
+HANDED_OUT_BYTES_MAX = 32 * 1024 * 1024
+"""Bodies that one commit hands out: beyond it whoever asks is told to ask again. All of them are in
+memory until they are sent, however many consumers ask at once."""
+
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
 _orphans = counter(
@@ -79,6 +83,7 @@ async def reserve(unit: Unit, operation: Reserve) -> Reserved:
     if len(group.lanes) > group.lanes_max:
         await unit.memory.handles.forget_lanes(state, unit.journal)
     slices = [await _reserved(unit, handle, each, visibility_ms) for each in reservations]
+    unit.handed_out_bytes += sum(len(each.body) for each in slices)
     return Reserved(tuple(slices), more=not group.short)
 
 
@@ -233,6 +238,8 @@ async def _take(
     room_bytes, measured = ANSWER_BYTES_MAX, 0
     if len(group.delayed) + len(group.buried) >= EXCEPTIONS_MAX:
         return taken, False  # what came back must go first, or it would grow without end
+    if unit.handed_out_bytes >= HANDED_OUT_BYTES_MAX:
+        return taken, True
     while messages_max > 0:
         found = group.take(
             messages_max,

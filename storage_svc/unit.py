@@ -50,6 +50,8 @@ class Unit:
     disk_full: bool = False
     publishes_refused: TidemarkError | None = None
     deletions_refused: TidemarkError | None = None
+    handed_out_bytes: int = 0
+    """Bodies that the answers of this commit carry."""
 
     def indexed(self, table: Table, time_ms: int) -> None:
         """An entry is added to an index by time."""

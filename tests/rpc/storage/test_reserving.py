@@ -1,5 +1,8 @@
 """Reserving: messages as they were published, in order and in turn, as many as may be taken."""
 
+import pytest
+
+from storage_svc import delivering
 from tests.rpc.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -152,3 +155,21 @@ async def test_what_one_reserve_gives_fits_a_frame_however_unequal_messages_are(
         more = handed_out.more
 
     assert all(each == [large, *small] for each in got.values())
+
+
+async def test_what_one_commit_hands_out_has_a_bound_and_the_rest_is_asked_for_again(
+    exchange: ExchangeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All answers of a commit are in memory at once, however many consumers ask."""
+    monkeypatch.setattr(delivering, "HANDED_OUT_BYTES_MAX", 1000)
+    names = [f"jobs/{number}" for number in range(5)]
+    await exchange.ask_all(*(append(name, bytes(600)) for name in names))
+    asked = [reserve(name) for name in (*names, "jobs/0")]
+
+    answers = await exchange.ask_all(*asked)
+    again = await exchange.ask_all(*asked[2:4])
+    last = await exchange.ask(asked[4])
+
+    assert [len(each.slices) for each in answers] == [1, 1, 0, 0, 0, 0]
+    assert [each.more for each in answers] == [False, False, True, True, True, False]
+    assert [len(each.slices) for each in (*again, last)] == [1, 1, 1]

@@ -667,8 +667,8 @@ class ReserveResult(_message.Message):
     SLICES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
-    """True if more may be ready: only the bounds of the request ended the hand-out. False leaves an
-    interest behind.
+    """True if more may be ready: only the bounds of the request, or of what one commit hands out,
+    ended the hand-out. False leaves an interest behind.
     """
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservedSlice]:
