@@ -17,9 +17,9 @@ from tidemark.errors import Fenced, GroupNotFound, ReservationNotFound
 REMEMBERED_MIN = 1024
 """Settled reservations that any queue may remember, to answer repeated settlements."""
 
-REMEMBERED_TOGETHER_MAX = 100_000
+REMEMBERED_TOGETHER_MAX = 25_000
 """What the queues of a partition share beyond that, at some 800 bytes each. A queue may have as
-many as are left: half of them alone, which is more than a session can have under way."""
+many as are left: half of them alone, which is more than a frame of settlements holds."""
 
 
 @dataclass(slots=True)

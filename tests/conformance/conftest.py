@@ -11,6 +11,7 @@ import pytest
 
 from storage_svc.engines.engine import Engine, Engines, Identity
 from storage_svc.engines.rocksdb import RocksEngines
+from tests.conformance.partition_life import Life, living
 
 IDENTITY = Identity(cluster_id="cluster-a", partition=1, partitions=4)
 
@@ -75,3 +76,11 @@ async def engine(subject: Subject) -> AsyncIterator[Engine]:
     engine = await subject.engines().open(IDENTITY)
     yield engine
     await engine.close()
+
+
+@pytest.fixture
+async def life(tmp_path: Path) -> AsyncIterator[Life]:
+    """A partition with the topic `t`."""
+    async with living(tmp_path) as life:
+        await life.topic("t")
+        yield life
