@@ -186,7 +186,7 @@ class Feed(Part):
             self._held[batch] = left - messages
         else:
             del self._held[batch]
-        self._to_give += messages
+        self._to_give += min(left, messages)
 
     def expire(self, now_ms: int) -> None:
         """What ran out unsettled is held no longer: its handler may never come back to it."""

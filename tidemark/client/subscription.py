@@ -197,7 +197,7 @@ class Subscription:
 
     async def __anext__(self) -> Delivery:
         batch = self._current
-        while batch is None or self._at >= batch.count:
+        while batch is None or self._at >= batch.count or self._is_late(batch):
             batch = self._current = await self._next_batch()
             self._at = 0
         self._at += 1
@@ -219,9 +219,12 @@ class Subscription:
                 self._something.clear()
                 await self._something.wait()
             batch = self._arrived.popleft()
-            if batch.deadline_ms > self._clock.monotonic_ms():
+            if not self._is_late(batch):
                 return batch
-            # It waited too long for its turn and is ready for others: not handed out late.
+
+    def _is_late(self, batch: DeliveryBatch) -> bool:
+        """It waited too long for its turn and is ready for others: not handed out any more."""
+        return batch.deadline_ms <= self._clock.monotonic_ms()
 
     # --- what feeds say ------------------------------------------------------------------------
 
@@ -248,6 +251,8 @@ class Subscription:
         for batch in feed.batches:
             if batch.lmq_name == lmq_name:
                 feed.returned(batch, batch.count)
+        if self._current is not None and self._current.lmq_name == lmq_name:
+            self._current = None
         self._something.set()
         if self._on_evicted is not None:
             call_back(self._on_evicted, Eviction(lmq_name, self.group, epoch))
