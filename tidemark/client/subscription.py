@@ -95,7 +95,7 @@ class Subscription:
     @property
     def lmq_names(self) -> list[str]:
         """The queues it draws from now: without those that other clients took."""
-        if not self._feeds:
+        if self._ticking is None:  # not subscribed yet: it is asking for all of them
             return self._wanted
         return [name for feed in self._feeds.values() for name in feed.epochs]
 

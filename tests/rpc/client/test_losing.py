@@ -9,6 +9,7 @@ from tests.rpc.broker.local_broker import in_time
 from tests.rpc.client.conftest import Connect
 from tests.rpc.client.test_consuming import publish, take
 from tidemark.clock import ManualClock
+from tidemark.errors import InvalidArgument
 
 
 async def test_nothing_of_a_lost_queue_is_handed_out_any_more(
@@ -66,3 +67,17 @@ async def test_the_rest_of_a_batch_is_not_handed_out_after_its_time(
         await publish(client, "orders/a", b"three")
 
         assert [each.payload for each in await take(deliveries, 1)] == [b"three"]
+
+
+async def test_a_queue_is_refused_also_while_the_other_subscription_is_being_made(
+    client: tidemark.Client,
+) -> None:
+    """Two of one client would take an exclusive queue from each other with every heartbeat."""
+
+    async def enter() -> tidemark.Subscription:
+        return await client.subscribe(["own/a"]).__aenter__()
+
+    first, second = await in_time(asyncio.gather(enter(), enter(), return_exceptions=True))
+
+    assert isinstance(first, tidemark.Subscription)
+    assert isinstance(second, InvalidArgument)
