@@ -121,11 +121,11 @@ class Settlements:
     def close(self) -> None:
         """Nothing is settled any more."""
         self._closed = True
-        error = ClientClosed("the subscription was closed before the settlement was answered")
-        for each in (*self._to_send, *self._later):
-            self._fail(each, error)
-        self._to_send, self._later = [], []
-        self._acks.clear()
+        unsent = [*self._to_send, *self._later]
+        unsent += [_Settling(batch, _ACK, ranges) for batch, ranges in self._acks.items()]
+        self._to_send, self._later, self._acks = [], [], {}
+        for each in unsent:
+            self._fail(each, _closed_before())
         self._quiet.set()
         if self._resuming is not None:
             self._resuming.cancel()
@@ -187,12 +187,12 @@ class Settlements:
         self, settling: _Settling, answer: "asyncio.Future[message_pb2.SettleResult]"
     ) -> None:
         self._under_way -= 1
-        if self._closed:
-            messaging.end(settling.span)
-            return
         lost = answer.exception()
         if lost is not None:
-            self._to_send.append(settling)  # on the next session, by receipt
+            if self._closed:
+                self._fail(settling, _closed_before())
+            else:
+                self._to_send.append(settling)  # on the next session, by receipt
             return
         result = answer.result()
         if not result.HasField("error"):
@@ -202,7 +202,7 @@ class Settlements:
                 settling.answer.set_result(result)
         else:
             error = from_status(result.error)
-            if is_passing(error):
+            if is_passing(error) and not self._closed:
                 self._try_later(settling, error)
             else:
                 self._fail(settling, error)
@@ -232,6 +232,10 @@ class Settlements:
     def _check_quiet(self) -> None:
         if not (self._under_way or self._to_send or self._later or self._acks):
             self._quiet.set()
+
+
+def _closed_before() -> ClientClosed:
+    return ClientClosed("the subscription was closed before the settlement was answered")
 
 
 def call_back(callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
