@@ -86,8 +86,8 @@ class Feed(Part):
                     self.epochs[result.lmq_name] = result.epoch
         return refused
 
-    async def close(self) -> None:
-        """Leave every queue and end the consumer; what was not settled goes back."""
+    async def leave(self) -> None:
+        """Leave every queue, once what is being settled has its answers."""
         session = self._session
         self._leaving = True
         if self._resyncing is not None:
@@ -99,7 +99,15 @@ class Feed(Part):
                     async with self._syncing:
                         await self._sync(session, _REMOVE, self.epochs)
                 await self.settlements.flush()  # what arrived meanwhile
-                session.close_consumer(self._consumer_id)
+
+    def close(self) -> None:
+        """End the consumer, however far it came with leaving: nothing is taken or said any more."""
+        self._leaving = True
+        if self._resyncing is not None:
+            self._resyncing.cancel()
+        if self._session is not None and self._consumer_id:
+            with suppress(TidemarkError):  # the session has ended: its consumers with it
+                self._session.close_consumer(self._consumer_id)
         self.settlements.close()
         self.connection.detach(self)
 
@@ -154,7 +162,7 @@ class Feed(Part):
         self._start_resync()
 
     def _start_resync(self) -> None:
-        if self._session is not None and self.epochs:
+        if self._session is not None and self.epochs and not self._leaving:
             if self._resyncing is not None:
                 self._resyncing.cancel()
             self._resyncing = asyncio.create_task(self._resync(self._session))
@@ -219,6 +227,9 @@ class Feed(Part):
     def connected(self, session: Session) -> None:
         self._session = session
         self._to_give = 0
+        self._consumer_id = 0
+        if self._leaving:
+            return  # only what was settled still has to be said
         self._consumer_id = session.open_taker(
             self,
             self._group,
@@ -236,7 +247,7 @@ class Feed(Part):
 
     def held(self) -> broker_pb2.HeldSubscriptions | None:
         owned = {name: epoch for name, epoch in self.epochs.items() if epoch}
-        if not owned:
+        if not owned or self._leaving:
             return None
         held = broker_pb2.HeldSubscriptions(group=self._group)
         for lmq_name, epoch in owned.items():
@@ -244,6 +255,8 @@ class Feed(Part):
         return held
 
     def unsubscribed(self, notice: subscription_pb2.UnsubscribeNotice) -> None:
+        if self._leaving:
+            return
         epoch = self.epochs.get(notice.lmq_name)
         if notice.group != self._group or epoch is None or 0 < notice.epoch <= epoch:
             return  # not ours, or said before we took it (back)
@@ -253,7 +266,7 @@ class Feed(Part):
             self._lose(notice.lmq_name, notice.epoch)
 
     def moved(self, go_away: broker_pb2.GoAway) -> None:
-        if not go_away.HasField("partition") or self._session is None:
+        if not go_away.HasField("partition") or self._session is None or self._leaving:
             return
         partitions = self._session.welcome.partitions
         for lmq_name, epoch in list(self.epochs.items()):

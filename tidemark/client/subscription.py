@@ -102,7 +102,7 @@ class Subscription:
     # --- life ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._opened:
+        if self._opened or self._closed:
             raise ClientClosed("a subscription is entered once; ask the client for another")
         self._opened = True
         try:
@@ -129,14 +129,19 @@ class Subscription:
         self._something.set()
         if self._ticking is not None:
             self._ticking.cancel()
-        for feed in self._feeds.values():
-            self._give_back_untouched(feed)
-            for batch in feed.batches:
-                feed.give_back(batch, _FAILED)
-            with suppress(TimeoutError):
-                await self._clock.wait_for(feed.close(), _LEAVE_TIMEOUT_MS)
-            feed.settlements.close()
-            await self._routes.leave_group(feed.connection, self.group)
+        feeds = list(self._feeds.values())
+        try:
+            for feed in feeds:
+                self._give_back_untouched(feed)
+                for batch in feed.batches:
+                    feed.give_back(batch, _FAILED)
+                with suppress(TimeoutError):
+                    await self._clock.wait_for(feed.leave(), _LEAVE_TIMEOUT_MS)
+        finally:
+            for feed in feeds:
+                feed.close()  # before anything waits: whoever closes may be cancelled
+            for feed in feeds:
+                await self._routes.leave_group(feed.connection, self.group)
 
     async def flush(self) -> None:
         """Return once every ack, and every other settlement, has its answer."""
@@ -238,7 +243,7 @@ class Subscription:
     def interrupted(self, feed: Feed) -> None:
         """The session is gone: what was not handed out comes again, on the next one."""
         self._give_back_untouched(feed)
-        if not feed.connection.home:
+        if not feed.connection.home and not self._closed:
             # The named owner is gone: home knows who owns its queues now.
             home = self._feed("")
             epochs, feed.epochs = feed.epochs, {}
