@@ -6,7 +6,7 @@ whole program: publishers and subscriptions share its connection.
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from random import Random
 from typing import Any, Final, Self, TypeVar
 
@@ -152,16 +152,17 @@ class Client:
         if self._state != "open":
             return
         self._state = "closed"
-        clock = self._identity.clock
-        if self._routes.home.session is not None:
-            with suppress(TimeoutError):
-                await clock.wait_for(self._outbox.flush(), _FLUSH_TIMEOUT_MS)
-        for subscription in list(self._subscriptions):
-            await subscription.close()
-        self._outbox.close(ClientClosed("the client was closed"))
-        await self._routes.close()
-        for channel in self._channels.values():
-            await channel.close()
+        async with AsyncExitStack() as ending:  # to its end, also if whoever closes is cancelled
+            for channel in self._channels.values():
+                ending.push_async_callback(channel.close)
+            ending.push_async_callback(self._routes.close)
+            ending.callback(self._outbox.close, ClientClosed("the client was closed"))
+            for subscription in self._subscriptions:
+                ending.push_async_callback(subscription.close)
+            if self._routes.home.session is not None:
+                with suppress(TimeoutError):
+                    clock = self._identity.clock
+                    await clock.wait_for(self._outbox.flush(), _FLUSH_TIMEOUT_MS)
 
     # --- publishing ----------------------------------------------------------------------------
 

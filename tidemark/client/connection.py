@@ -141,7 +141,7 @@ class Connection:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._lost(Unavailable("the client was closed"), for_good=True)
+        await self._refuse(Unavailable("the client was closed"))
 
     def attach(self, part: Part) -> None:
         self._parts.append(part)
@@ -267,7 +267,7 @@ class Connection:
                 part.failed(error)
 
     async def _refuse(self, error: TidemarkError) -> None:
-        """The broker wants no session with this client, ever: everybody is told."""
+        """There will be no session any more, as the broker or the user wants: everybody is told."""
         self._refused = True
         self._lost(error, for_good=True)
         async with self._changed:
