@@ -49,3 +49,19 @@ def test_settlements_beyond_what_a_frame_may_hold_stay_for_the_next() -> None:
     assert len(first.settlements) == limits.SETTLEMENTS_PER_FRAME_MAX
     assert tags == list(range(settlements))
     assert not outgoing.has_rest
+
+
+def test_settlements_of_many_ranges_are_cut_by_their_bytes_and_keep_their_order() -> None:
+    outgoing = Outgoing()
+    for tag in range(4_000):
+        settlement = Settlement(delivery_tag=tag)
+        for start in range(limits.SETTLEMENT_RANGES_MAX):
+            settlement.ranges.add(start=8_000 + start, end=9_000 + start)
+        outgoing.parts.settlements.append(settlement)
+
+    cut = []
+    while outgoing.has_rest:
+        cut.append(outgoing.next_frame())
+
+    assert max(frame.ByteSize() for frame in cut) <= limits.FRAME_BYTES_MAX
+    assert [each.delivery_tag for frame in cut for each in frame.settlements] == [*range(4_000)]

@@ -4,16 +4,22 @@ Pure: it sends nothing and waits for nothing.
 """
 
 from collections import deque
-from typing import Final
+from collections.abc import MutableSequence, Sequence
+from typing import Final, TypeVar
 
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import PublishRun
+from tidemark.api.broker.v1.subscription_pb2 import SubscriptionSync
+
+T = TypeVar("T")
 
 FRAME_RUNS: Final = 500
 FRAME_BYTES: Final = 1024 * 1024
 """What a frame carries of a burst, far below what the broker would take: while the client writes
 one frame, the broker works on another and storage on a third."""
+_PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
+"""What a frame carries besides runs: there is room for one of them in each."""
 
 
 class Outgoing:
@@ -29,13 +35,19 @@ class Outgoing:
     def next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that gathered, as far as it fits a frame; the rest stays."""
         frame, self.parts = self.parts, broker_pb2.SessionRequest()
-        if len(frame.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
-            rest = frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
-            self.parts.settlements.extend(rest)
-            del frame.settlements[limits.SETTLEMENTS_PER_FRAME_MAX :]
-        if len(frame.credits) > limits.FRAME_PARTS_MAX:
-            self.parts.credits.extend(frame.credits[limits.FRAME_PARTS_MAX :])
-            del frame.credits[limits.FRAME_PARTS_MAX :]
+        rest = self.parts
+        _move(frame.open_publishers, rest.open_publishers, limits.FRAME_PARTS_MAX)
+        _move(frame.destroy_publishers, rest.destroy_publishers, limits.FRAME_PARTS_MAX)
+        _move(frame.syncs, rest.syncs, _syncs_that_fit(frame.syncs))
+        _move(frame.credits, rest.credits, limits.FRAME_PARTS_MAX)
+        settlements = limits.SETTLEMENTS_PER_FRAME_MAX
+        _move(frame.settlements, rest.settlements, settlements)
+        while frame.ByteSize() > _PARTS_BYTES and settlements > 1:
+            settlements //= 2
+            kept = list(rest.settlements)
+            del rest.settlements[:]
+            _move(frame.settlements, rest.settlements, settlements)
+            rest.settlements.extend(kept)
         room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame.ByteSize())
         runs = self.runs
         while runs and len(frame.runs) < FRAME_RUNS:
@@ -48,4 +60,21 @@ class Outgoing:
     @property
     def has_rest(self) -> bool:
         """Whether the last frame left something over."""
-        return bool(self.runs or self.parts.settlements or self.parts.credits)
+        return bool(self.runs or self.parts.ListFields())
+
+
+def _move(parts: "MutableSequence[T]", rest: "MutableSequence[T]", fit: int) -> None:
+    """Leave as many parts as fit, and move those behind them."""
+    if len(parts) > fit:
+        rest.extend(parts[fit:])
+        del parts[fit:]
+
+
+def _syncs_that_fit(syncs: Sequence[SubscriptionSync]) -> int:
+    """How many of them a frame may carry, by the subscriptions that they name; at least one."""
+    entries = 0
+    for number, sync in enumerate(syncs):
+        entries += len(sync.entries)
+        if number and entries > limits.FRAME_ENTRIES_MAX:
+            return number
+    return limits.FRAME_PARTS_MAX

@@ -258,8 +258,9 @@ class Session:
     def heartbeat(self, held: Iterable[broker_pb2.HeldSubscriptions] = ()) -> None:
         """Tell the broker that the client is alive, and what it believes to own."""
         self._check_open()
+        heartbeat = broker_pb2.HeartbeatFrame(held=held)  # instead of one that was not sent yet
+        self._outgoing.parts.heartbeat.CopyFrom(heartbeat)
         self._outgoing.parts.heartbeat.SetInParent()
-        self._outgoing.parts.heartbeat.held.extend(held)
 
     # --- the stream ----------------------------------------------------------------------------
 
