@@ -33,13 +33,13 @@ UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Runs and settlements that a session may have read and not answered."""
 
 OVERHEAD_BYTES: Final = 256
-"""What each of them costs besides its bytes: many small ones are a lot, too."""
+"""What each of them, and each delivery, costs besides its bytes: many small ones are a lot, too."""
 
 UNREAD_RESULTS_MAX: Final = 20_000
 """Results that a client may leave unread before it is read from no longer."""
 
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bodies that a session may have reserved and not sent."""
+"""Deliveries that a session may have reserved and not sent."""
 
 CONSUMERS_MAX: Final = 1000
 DEFAULT_GROUP: Final = "default"
@@ -379,8 +379,8 @@ class Session:
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
             delivery.consumer_id = consumer.consumer_id
             delivery.delivery_tag = self._deliveries.add(held)
-            self._unsent_bytes += len(each.body)
-            self._room.taken_bytes += len(each.body)
+            self._unsent_bytes += len(each.body) + OVERHEAD_BYTES
+            self._room.taken_bytes += len(each.body) + OVERHEAD_BYTES
         self._something.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

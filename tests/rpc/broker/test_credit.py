@@ -143,6 +143,31 @@ async def test_a_client_that_never_reads_holds_no_more_than_its_connection_can_t
     assert await held() < 20
 
 
+async def test_a_client_that_never_reads_holds_no_great_number_of_tiny_deliveries(
+    local: LocalBroker,
+) -> None:
+    """S3: each costs the broker far more than its body."""
+    publisher = await local.session("publisher")
+    queue = "orders/" + "x" * 250  # long names fill what gRPC keeps of a stream that is not read
+    submitted = [publisher.submit(run_of(queue, b"x")) for _ in range(60_000)]
+    await in_time(asyncio.gather(*submitted))
+    call = BrokerServiceStub(await local.channel()).Session()
+    frame = broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="deaf"))
+    frame.open_consumers.add(consumer_id=1, credit=60_000, group="g" * 128)
+    sync = frame.syncs.add(consumer_id=1, mode=subscription_pb2.SYNC_MODE_PARTIAL_ADD)
+    sync.entries.add(lmq_name=queue)
+
+    async def some_are_held() -> bool:
+        return (await local.queue(queue)).inflight > 0
+
+    await call.write(frame)
+    await until(some_are_held)
+    for _ in range(200):
+        await publisher.publish("orders/other", [b"as fast as ever"])
+
+    assert (await local.queue(queue)).inflight <= 40_000
+
+
 async def test_a_pull_of_very_few_bytes_gets_one_message(local: LocalBroker) -> None:
     await local.publish(run_of(QUEUE, bytes(100_000), bytes(100_000)))
 
