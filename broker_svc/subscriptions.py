@@ -29,6 +29,7 @@ from tidemark.errors import (
     QuotaExceeded,
     TidemarkError,
     TopicNotFound,
+    Unavailable,
 )
 from tidemark.names import LmqName
 from tidemark.rpc.statuses import to_status
@@ -178,7 +179,7 @@ class Subscriptions:
                 change = self._remove
             case subscription_pb2.SYNC_MODE_COMPLETE_ADD:
                 self._markers.keep_only(subscriber.client_id, group, names)
-                await self._remove_all(subscriber, group, except_for=names)
+                await self._remove_all(subscriber, group, except_for=names, at_any_rate=True)
                 change = self._confirm
             case subscription_pb2.SYNC_MODE_COMPLETE_REMOVE:
                 self._markers.keep_only(subscriber.client_id, group, ())
@@ -355,15 +356,26 @@ class Subscriptions:
         return NOT_SUBSCRIBED, 0
 
     async def _remove_all(
-        self, subscriber: Subscriber, group: str, except_for: Iterable[str]
+        self,
+        subscriber: Subscriber,
+        group: str,
+        except_for: Iterable[str],
+        *,
+        at_any_rate: bool = False,
     ) -> None:
+        """`at_any_rate`: what storage can not be told now is consumed no longer all the same.
+
+        The client stays its owner there until another takes it, or it comes back itself.
+        """
         kept = set(except_for)
         for held_group, lmq_name in list(subscriber.subscriptions):
             if held_group == group and lmq_name not in kept:
                 try:
                     topic = await self._topics.get(LmqName.parse(lmq_name).topic)
                     await self._remove(subscriber, group, Entry(lmq_name=lmq_name), None, topic)
-                except _NOT_HERE:
+                except (*_NOT_HERE, Unavailable) as error:
+                    if isinstance(error, Unavailable) and not at_any_rate:
+                        raise
                     self._subscribers.end(subscriber, (group, lmq_name))
 
     # --- inside --------------------------------------------------------------------------------

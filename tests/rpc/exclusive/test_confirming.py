@@ -3,8 +3,9 @@
 import pytest
 
 from tests.rpc.broker.local_broker import payloads_of, run_of
-from tests.rpc.exclusive.clients import ACTIVE, EVICTED, resync, subscribe
+from tests.rpc.exclusive.clients import ACTIVE, EVICTED, RESYNC_REQUIRED, resync, subscribe
 from tests.rpc.exclusive.conftest import QUEUE, ExclusiveBroker, NewClient
+from tidemark.names import partition_of
 
 
 async def test_a_resync_by_the_owner_confirms(broker: ExclusiveBroker, client: NewClient) -> None:
@@ -91,3 +92,21 @@ async def test_who_is_told_that_it_was_evicted_hears_by_which_epoch_also_after_a
     await broker.restart_broker()
 
     assert await resync(await client("ada"), {QUEUE: stale}) == [(EVICTED, epoch)]
+
+
+async def test_a_resync_confirms_its_queues_also_if_one_that_it_drops_is_behind_a_broken_link(
+    broker: ExclusiveBroker, client: NewClient
+) -> None:
+    """E4: what is dropped is consumed no longer, and nobody else waits for its partition."""
+    ada = await client("ada")
+    partition = partition_of(QUEUE, broker.partitions)
+    (kept,) = broker.names_in(1 - partition, 1, "own")
+    epoch, dropped = await subscribe(ada, kept), await subscribe(ada, QUEUE)
+    broker.link.requests.close()
+    await broker.link.break_now()
+
+    assert await resync(ada, {kept: epoch}) == [(ACTIVE, epoch)]
+
+    (notice,) = await ada.report({kept: epoch, QUEUE: dropped})
+    assert (notice.lmq_name, notice.state) == (QUEUE, RESYNC_REQUIRED)
+    broker.link.requests.let_go()
