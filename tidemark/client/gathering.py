@@ -139,6 +139,9 @@ class Lane(Generic[D]):
         room_bytes = min(room_bytes, limits.RUN_BYTES_MAX)
         while self.waiting and not shape.alone:
             following = self.waiting[0]
+            if following.answer.done():  # its caller has gone
+                self.waiting.popleft()
+                continue
             count += following.count
             size += following.size
             too_much = count > limits.RUN_MESSAGES_MAX or size > room_bytes

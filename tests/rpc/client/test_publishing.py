@@ -310,6 +310,27 @@ async def test_a_cancelled_publish_harms_no_other(client: tidemark.Client) -> No
     assert not isinstance(results[2], BaseException)
 
 
+async def test_a_publish_that_is_cancelled_before_it_was_sent_is_not_stored(
+    local: LocalBroker, client: tidemark.Client
+) -> None:
+    """Whoever gave up and tries again would store it twice."""
+    publisher = await client.publisher(QUEUE)
+    await local.stop_broker()
+    await until_disconnected(client)
+    calls = [asyncio.create_task(publisher.publish(b"%d" % number)) for number in range(4)]
+
+    async def all_wait() -> bool:
+        return sum(len(lane.waiting) for lane in client._outbox._lanes.values()) == len(calls)
+
+    await until(all_wait)
+    calls[1].cancel()
+    await asyncio.wait({calls[1]})
+    await local.start_broker()
+    await in_time(asyncio.gather(*calls, return_exceptions=True))
+
+    assert await stored(client) == [b"0", b"2", b"3"]
+
+
 async def test_a_publisher_cannot_be_copied(client: tidemark.Client) -> None:
     """I7."""
     publisher = await client.publisher(QUEUE)
