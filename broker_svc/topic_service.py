@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from broker_svc import queue_views
 from broker_svc.cleanup import EvictionOutcome
 from broker_svc.placement import partitions_of
 from broker_svc.workshop import Workshop
@@ -36,7 +37,6 @@ from tidemark.topics import Topic
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 
-_PAGE_SEPARATOR = ":"
 _UNREACHABLE = topic_pb2.PARTITION_STATE_UNSPECIFIED
 
 
@@ -181,7 +181,9 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         limit = request.page_size or limits.PAGE_SIZE_DEFAULT
         if limit > limits.PAGE_SIZE_MAX:
             raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
-        partition, token = _read_token(request.page_token, self._shop.settings.partitions)
+        partition, token = queue_views.read_token(
+            request.page_token, self._shop.settings.partitions
+        )
         response = topic_pb2.ListQueuesResponse()
         while partition < self._shop.settings.partitions:
             page = await self._storage.ListQueues(
@@ -200,7 +202,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             if len(response.queues) >= limit:
                 break
         if partition < self._shop.settings.partitions:
-            response.next_page_token = f"{partition}{_PAGE_SEPARATOR}{token}"
+            response.next_page_token = queue_views.page_token(partition, token)
         return response
 
     async def GetQueue(
@@ -208,9 +210,9 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     ) -> topic_pb2.GetQueueResponse:
         found = await self._found(request.lmq_name)
         response = topic_pb2.GetQueueResponse(queue=found[0].queue)
-        response.groups.extend(_groups(found))
+        response.groups.extend(queue_views.groups(found))
         for each in found[1:]:
-            _add(response.queue, each.queue)
+            queue_views.add(response.queue, each.queue)
         return response
 
     async def DeleteQueue(
@@ -315,7 +317,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.ListGroupsRequest, context: Context
     ) -> topic_pb2.ListGroupsResponse:
         found = await self._found(request.lmq_name)
-        return topic_pb2.ListGroupsResponse(groups=_groups(found))
+        return topic_pb2.ListGroupsResponse(groups=queue_views.groups(found))
 
     async def ResetGroup(
         self, request: topic_pb2.ResetGroupRequest, context: Context
@@ -422,29 +424,6 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         return await self._shop.links[partition].call(operation)
 
 
-def _add(whole: topic_pb2.Queue, part: topic_pb2.Queue) -> None:
-    """What one more partition has of a queue: loaded anywhere is loaded."""
-    whole.messages += part.messages
-    whole.bytes += part.bytes
-    whole.inflight += part.inflight
-    if part.activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED:
-        whole.activity = part.activity
-    if part.last_activity_time.ToMilliseconds() > whole.last_activity_time.ToMilliseconds():
-        whole.last_activity_time.CopyFrom(part.last_activity_time)
-    if part.create_time.ToMilliseconds() < whole.create_time.ToMilliseconds():
-        whole.create_time.CopyFrom(part.create_time)
-    if part.HasField("oldest_publish_time"):
-        oldest = whole.oldest_publish_time
-        older = part.oldest_publish_time.ToMilliseconds() < oldest.ToMilliseconds()
-        if older or not whole.HasField("oldest_publish_time"):
-            oldest.CopyFrom(part.oldest_publish_time)
-
-
-def _groups(found: Sequence[storage_pb2.GetQueueResponse]) -> list[topic_pb2.Group]:
-    groups = [group for each in found for group in each.groups]
-    return sorted(groups, key=lambda group: (group.partition, group.name))
-
-
 def _outcome(outcome: EvictionOutcome) -> topic_pb2.EvictionOutcome.ValueType:
     return topic_pb2.EvictionOutcome.Value(f"EVICTION_OUTCOME_{outcome.value}")
 
@@ -455,13 +434,3 @@ def _unix_ms(request: topic_pb2.RedriveDeadLettersRequest, field: str) -> int:
         return max(0, int(getattr(request, field).ToMilliseconds()))
     except ValueError:
         raise InvalidArgument("not a time", field=field) from None
-
-
-def _read_token(token: str, partitions: int) -> tuple[int, str]:
-    if not token:
-        return 0, ""
-    partition, separator, rest = token.partition(_PAGE_SEPARATOR)
-    legal = separator and partition.isascii() and partition.isdigit() and len(partition) < 6
-    if not legal or int(partition) >= partitions:
-        raise InvalidArgument("not a page token of this call", field="page_token")
-    return int(partition), rest

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from storage_svc.engines.rocksdb import RocksEngines
+from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.storage_client import ExchangeClient, RunningStorage
 from tidemark.clock import ManualClock
 
@@ -45,3 +47,16 @@ async def exchange(storage: RunningStorage) -> AsyncIterator[ExchangeClient]:
     """The exchange of the broker that owns the partition."""
     async with storage.exchange() as bound:
         yield bound
+
+
+@pytest.fixture
+def faulty_disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
+    """The disks of every storage started from now on: they can be told to wait or to fail."""
+    disks: list[FaultyEngines] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyEngines:
+        disks.append(FaultyEngines(RocksEngines(*args, **options)))
+        return disks[-1]
+
+    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
+    return disks

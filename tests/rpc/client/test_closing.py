@@ -53,10 +53,8 @@ def consumers_of(client: tidemark.Client) -> int:
     return len(session._consumers)
 
 
-async def test_whoever_waits_for_a_settlement_is_told_when_its_subscription_is_closed(
-    gated: Gated,
-) -> None:
-    """The answer comes after the subscription has given up waiting for it."""
+async def nacked_and_closed(gated: Gated) -> "asyncio.Task[None]":
+    """A nack that is not answered yet, of a subscription that is closed already."""
     client, clock, link = gated
     await publish(client, SHARED, b"x")
     deliveries = await client.subscribe([SHARED]).__aenter__()
@@ -66,7 +64,15 @@ async def test_whoever_waits_for_a_settlement_is_told_when_its_subscription_is_c
     await in_time(link.answers.until_held())
 
     await ended(clock, asyncio.create_task(deliveries.close()))
-    link.answers.let_go()
+    return nacking
+
+
+async def test_whoever_waits_for_a_settlement_is_told_when_its_subscription_is_closed(
+    gated: Gated,
+) -> None:
+    """The answer comes after the subscription has given up waiting for it."""
+    nacking = await nacked_and_closed(gated)
+    gated[2].answers.let_go()
 
     await in_time(nacking)
 
@@ -74,15 +80,8 @@ async def test_whoever_waits_for_a_settlement_is_told_when_its_subscription_is_c
 async def test_whoever_waits_for_a_settlement_is_told_when_the_session_ends_after_the_subscription(
     gated: Gated,
 ) -> None:
-    client, clock, link = gated
-    await publish(client, SHARED, b"x")
-    deliveries = await client.subscribe([SHARED]).__aenter__()
-    (delivery,) = await take(deliveries, 1)
-    link.answers.close()
-    nacking = asyncio.create_task(delivery.nack())
-    await in_time(link.answers.until_held())
-
-    await ended(clock, asyncio.create_task(deliveries.close()))
+    client = gated[0]
+    nacking = await nacked_and_closed(gated)
     session = client._routes.home.session
     assert session is not None
     await session.abort()

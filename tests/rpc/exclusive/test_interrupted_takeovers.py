@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from storage_svc.engines.rocksdb import RocksEngines
 from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.rpc.broker.local_broker import in_time, payloads_of, run_of
 from tests.rpc.exclusive.clients import ADD, EVICTED, TRANSFERRING, subscribe
@@ -143,18 +142,11 @@ async def test_a_takeover_that_was_lost_over_a_deleted_queue_is_resolved(
 
 @pytest.mark.parametrize("fault", Fault)
 async def test_a_takeover_whose_commit_failed_stays_in_transfer_until_storage_was_read(
-    start: Start, monkeypatch: pytest.MonkeyPatch, fault: Fault
+    start: Start, faulty_disks: list[FaultyEngines], fault: Fault
 ) -> None:
     """E9, S2: it may have been written or not, and until then nobody is served."""
-    disks: list[FaultyEngines] = []
-
-    def faulty(*args: Any, **options: Any) -> FaultyEngines:
-        disks.append(FaultyEngines(RocksEngines(*args, **options)))
-        return disks[-1]
-
-    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
     broker = await start()
-    (disk,) = disks
+    (disk,) = faulty_disks
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
     epoch = await subscribe(ada, QUEUE)
     await broker.publish(run_of(QUEUE, b"1"))

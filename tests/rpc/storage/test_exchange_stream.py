@@ -3,10 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-import pytest
-
 from broker_svc.partition_link import FRAME_OPERATIONS_MAX
-from storage_svc.engines.rocksdb import RocksEngines
 from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
@@ -26,22 +23,15 @@ async def test_one_bad_operation_spoils_no_other_of_its_frame(exchange: Exchange
 
 
 async def test_many_frames_in_flight_share_commits_and_answers(
-    start_storage: StartStorage, monkeypatch: pytest.MonkeyPatch
+    start_storage: StartStorage, faulty_disks: list[FaultyEngines]
 ) -> None:
     """What gathered while the last commit ran, or the last frame was sent, goes into the next.
 
     The first commit runs until all are sent, however slowly a busy machine sends them.
     """
-    disks: list[FaultyEngines] = []
-
-    def gated(*args: Any, **options: Any) -> FaultyEngines:
-        disks.append(FaultyEngines(RocksEngines(*args, **options)))
-        return disks[-1]
-
-    monkeypatch.setattr("storage_svc.app.RocksEngines", gated)
     storage = await start_storage()
     await storage.create_topic("jobs")
-    (disk,) = disks
+    (disk,) = faulty_disks
     frames = 400
 
     async with storage.exchange() as exchange:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from storage_svc.engines.engine import FORMAT_VERSION, Table
-from storage_svc.engines.rocksdb import RocksEngines
 from tests.conformance.faulty_engine import FaultyEngine, FaultyEngines
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import (
@@ -198,23 +197,17 @@ async def test_large_messages_can_be_looked_at(
 
 async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
     start_storage: StartStorage,
+    faulty_disks: list[FaultyEngines],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """V3: whoever looks reads beside the writer, and between two reads anything may go."""
-    disks: list[FaultyEngines] = []
-
-    def gated(*args: Any, **options: Any) -> FaultyEngines:
-        disks.append(FaultyEngines(RocksEngines(*args, **options)))
-        return disks[-1]
-
-    monkeypatch.setattr("storage_svc.app.RocksEngines", gated)
     storage = await start_storage()
     await storage.create_topic("jobs")
     async with storage.exchange() as exchange:
         await exchange.ask(append("jobs/a", b"x"))
         await exchange.ask(settle((await reserved(exchange, "jobs/a")).receipt, SETTLE_ACTION_NACK))
-        (disk,) = disks
+        (disk,) = faulty_disks
         disk.gate.clear()
         remove = RemoveQueue(lmq_name="jobs/a")
         (removal,) = await exchange.send(operation(remove_queue=remove))

@@ -1,0 +1,53 @@
+"""Queue views: what several partitions say of a queue, or list in pages, told as one.
+
+Pure: nothing here asks anybody.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.storage.v1 import storage_pb2
+from tidemark.errors import InvalidArgument
+
+_SEPARATOR: Final = ":"
+
+
+def add(whole: topic_pb2.Queue, part: topic_pb2.Queue) -> None:
+    """What one more partition has of a queue: loaded anywhere is loaded."""
+    whole.messages += part.messages
+    whole.bytes += part.bytes
+    whole.inflight += part.inflight
+    if part.activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED:
+        whole.activity = part.activity
+    if part.last_activity_time.ToMilliseconds() > whole.last_activity_time.ToMilliseconds():
+        whole.last_activity_time.CopyFrom(part.last_activity_time)
+    if part.create_time.ToMilliseconds() < whole.create_time.ToMilliseconds():
+        whole.create_time.CopyFrom(part.create_time)
+    if part.HasField("oldest_publish_time"):
+        oldest = whole.oldest_publish_time
+        older = part.oldest_publish_time.ToMilliseconds() < oldest.ToMilliseconds()
+        if older or not whole.HasField("oldest_publish_time"):
+            oldest.CopyFrom(part.oldest_publish_time)
+
+
+def groups(found: Sequence[storage_pb2.GetQueueResponse]) -> list[topic_pb2.Group]:
+    """Of all partitions, in their order."""
+    found_groups = [group for each in found for group in each.groups]
+    return sorted(found_groups, key=lambda group: (group.partition, group.name))
+
+
+def page_token(partition: int, token: str) -> str:
+    """Where a listing over all partitions goes on."""
+    return f"{partition}{_SEPARATOR}{token}"
+
+
+def read_token(token: str, partitions: int) -> tuple[int, str]:
+    """The partition to go on with, and its own token."""
+    if not token:
+        return 0, ""
+    partition, separator, rest = token.partition(_SEPARATOR)
+    legal = separator and partition.isascii() and partition.isdigit() and len(partition) < 6
+    if not legal or int(partition) >= partitions:
+        raise InvalidArgument("not a page token of this call", field="page_token")
+    return int(partition), rest
