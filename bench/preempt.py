@@ -17,7 +17,7 @@ from bench.broker import TOPIC, Broker, Stopwatch, ack_all, broker_of, publish_e
 from bench.cluster import running_cluster
 from bench.figures import percentile
 from bench.frame import Bench, Result, benchmark, once
-from broker_svc.markers import EvictionMarkers
+from broker_svc.exclusive.markers import EvictionMarkers
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE, TopicSettings
 from tidemark.client.session import Consumer, Session

@@ -5,8 +5,8 @@ Names them and reads them; counts nothing itself. Reading never walks over queue
 
 from collections.abc import Callable, Iterator
 
-from broker_svc.service import BrokerService
-from broker_svc.workshop import Workshop
+from broker_svc.api.broker_service import BrokerService
+from broker_svc.components import Workshop
 from tidemark.telemetry import observe
 from tidemark.telemetry.metrics import Reading
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from broker_svc.api.broker_service import BrokerService
+from broker_svc.api.topic_service import TopicService
+from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.app import EXPIRE_EVERY_MS, build_workshop
-from broker_svc.clients import UnaryClients
-from broker_svc.service import BrokerService
-from broker_svc.topic_service import TopicService
-from broker_svc.workshop import Workshop
+from broker_svc.components import Workshop
 from storage_svc.engines.engine import Engine, Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition import Partition

@@ -115,7 +115,7 @@ Mutant = dict[str, Callable[..., Any]]
             id="what the old owner holds is not revoked",
         ),
         pytest.param(
-            {"broker_svc.ownership.Ownerships.confirm": _always_confirmed},
+            {"broker_svc.exclusive.ownership.Ownerships.confirm": _always_confirmed},
             {Rule.ONE_OWNER_PER_EPOCH, Rule.EPOCHS_GROW},
             1,
             id="a resync takes ownership",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
-from broker_svc.tracking import TrackedQueue
+from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
+from broker_svc.idle.tracking import TrackedQueue
 from tidemark.errors import UnknownDeliveryTag
 
 

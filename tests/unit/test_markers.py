@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_svc.markers import EvictionMarkers
+from broker_svc.exclusive.markers import EvictionMarkers
 
 Key = tuple[str, str, str]
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from broker_svc.partition_link import (
+from broker_svc.links.partition_link import (
     FRAMES_IN_FLIGHT_MAX,
     WORTHWHILE_BYTES,
     WORTHWHILE_OPERATIONS,

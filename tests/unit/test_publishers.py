@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker_svc.leases import Lease, Leases
-from broker_svc.publishers import Publisher, PublisherCache, PublisherRegistry
-from broker_svc.tracking import Tracking
+from broker_svc.idle.activity_leases import Lease, Leases
+from broker_svc.idle.tracking import Tracking
+from broker_svc.publish.publishers import Publisher, PublisherCache, PublisherRegistry
 from tidemark.clock import ManualClock
 from tidemark.errors import PublisherNotFound
 

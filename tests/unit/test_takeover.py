@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
-from broker_svc import takeover
-from broker_svc.takeover import IllegalEvent, Owned, Owner, State, Transferring, Vacant
+from broker_svc.exclusive import takeover
+from broker_svc.exclusive.takeover import IllegalEvent, Owned, Owner, State, Transferring, Vacant
 
 VACANT: Final = Vacant(5)
 OWNED: Final = Owned(Owner("ada", 5))

@@ -2,7 +2,7 @@
 
 import sys
 
-from broker_svc.tracking import TrackedQueue, Tracking
+from broker_svc.idle.tracking import TrackedQueue, Tracking
 
 KEY = (0, "t/a")
 WINDOW_MS = 100

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from broker_svc.expiry import FINEST_MS
+from broker_svc.links.expiry_timer import FINEST_MS
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
     QUEUE,

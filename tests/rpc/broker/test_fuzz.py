@@ -12,7 +12,7 @@ import pytest
 
 import tidemark
 from broker_svc import app
-from broker_svc.workshop import Workshop
+from broker_svc.components import Workshop
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
     LocalBroker,

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from broker_svc.app import broker
-from broker_svc.partition_link import PartitionLink
+from broker_svc.links.partition_link import PartitionLink
 from tests.rpc.broker.conftest import Gated, StartGated, break_and_hold
 from tests.rpc.broker.local_broker import (
     LocalBroker,

@@ -119,7 +119,7 @@ async def test_a_client_at_the_bound_of_its_markers_gets_no_further_queues_to_lo
     broker: ExclusiveBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E4, E6: resyncs in ever other groups cost no more and no more, and no marker goes for it."""
-    monkeypatch.setattr("broker_svc.markers.MARKERS_PER_CLIENT_MAX", 2)
+    monkeypatch.setattr("broker_svc.exclusive.markers.MARKERS_PER_CLIENT_MAX", 2)
     first, second, third = (broker.unary_client("ada", f"group-{number}") for number in range(3))
     for each in (first, second):
         await resync(each, {QUEUE: 1})

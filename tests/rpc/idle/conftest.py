@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from broker_svc.api.broker_service import BrokerService
+from broker_svc.api.topic_service import TopicService
+from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.app import build_workshop as wire
-from broker_svc.cleanup import EvictionOutcome
-from broker_svc.clients import UnaryClients
-from broker_svc.leases import Lease
-from broker_svc.service import BrokerService
-from broker_svc.topic_service import TopicService
-from broker_svc.workshop import Workshop
+from broker_svc.components import Workshop
+from broker_svc.idle.activity_leases import Lease
+from broker_svc.idle.cleanup import EvictionOutcome
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
 from tests.conformance.faulty_engine import FaultyEngines

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker_svc.cleanup import EvictionOutcome
+from broker_svc.idle.cleanup import EvictionOutcome
 from tests.rpc.idle.conftest import IDLE_MS, KEY, QUEUE_PARTITION, IdleBroker, cleaning, leases_of
 from tests.rpc.idle.gated_storage import GatedLink, GatedStorage
 from tidemark.errors import Unavailable

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker_svc.cleanup import EvictionOutcome
+from broker_svc.idle.cleanup import EvictionOutcome
 from tests.rpc.idle.conftest import (
     IDLE_MS,
     KEY,

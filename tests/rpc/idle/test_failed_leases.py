@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker_svc.cleanup import EvictionOutcome
-from broker_svc.publishers import PublisherCache
+from broker_svc.idle.cleanup import EvictionOutcome
+from broker_svc.publish.publishers import PublisherCache
 from tests.rpc.broker.local_broker import until
 from tests.rpc.idle.conftest import (
     IDLE_MS,

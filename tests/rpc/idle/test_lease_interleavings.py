@@ -8,9 +8,9 @@ import asyncio
 
 import pytest
 
-from broker_svc.cleanup import EvictionOutcome
-from broker_svc.leases import Lease
-from broker_svc.publishers import PublisherCache
+from broker_svc.idle.activity_leases import Lease
+from broker_svc.idle.cleanup import EvictionOutcome
+from broker_svc.publish.publishers import PublisherCache
 from tests.rpc.idle.conftest import IDLE_MS, KEY, IdleBroker, cleaning, leases_of, run_of
 from tests.rpc.idle.gated_storage import GatedLink, GatedStorage
 from tidemark.api.broker.v1 import message_pb2

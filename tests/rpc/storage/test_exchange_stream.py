@@ -3,7 +3,7 @@
 from contextlib import suppress
 from typing import Any
 
-from broker_svc.partition_link import FRAME_OPERATIONS_MAX
+from broker_svc.links.partition_link import FRAME_OPERATIONS_MAX
 from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, operation, reserve

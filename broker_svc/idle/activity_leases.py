@@ -9,8 +9,8 @@ dropped and whoever wanted it is told why.
 import asyncio
 from collections.abc import Mapping
 
-from broker_svc.partition_link import Answer, PartitionLink
-from broker_svc.tracking import TrackedQueue, Tracking
+from broker_svc.idle.tracking import TrackedQueue, Tracking
+from broker_svc.links.partition_link import Answer, PartitionLink
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import NotOwner, PartitionFaulty, TidemarkError, Unavailable

@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from broker_svc.consumers import Consumer, Feed, Room, Slices
-from broker_svc.deliveries import Deliveries, HeldDelivery, fill_delivery
-from broker_svc.fitting import fitting
-from broker_svc.partition_link import PartitionLink
-from broker_svc.publishers import PublisherCache
-from broker_svc.subscribers import Subscriber
-from broker_svc.workshop import Workshop
+from broker_svc.api.frames import fitting
+from broker_svc.components import Workshop
+from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
+from broker_svc.consume.deliveries import Deliveries, HeldDelivery, fill_delivery
+from broker_svc.exclusive.registry import Subscriber
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.publish.publishers import PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import (

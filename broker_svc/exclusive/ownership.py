@@ -10,12 +10,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from broker_svc import takeover
-from broker_svc.consumers import FeedKey
-from broker_svc.deliveries import DeliveryDirectory
-from broker_svc.feeds import Feeds
-from broker_svc.partition_link import PartitionLink
-from broker_svc.takeover import Owned, Owner, State, Transferring, Vacant
+from broker_svc.consume.consumer import FeedKey
+from broker_svc.consume.deliveries import DeliveryDirectory
+from broker_svc.consume.dispatcher import Feeds
+from broker_svc.exclusive import takeover
+from broker_svc.exclusive.takeover import Owned, Owner, State, Transferring, Vacant
+from broker_svc.links.partition_link import PartitionLink
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import (

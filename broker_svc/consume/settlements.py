@@ -11,9 +11,14 @@ from typing import TypeAlias
 from google.rpc.status_pb2 import Status
 from opentelemetry.trace import Span
 
-from broker_svc.deliveries import Deliveries, DeliveryDirectory, HeldDelivery, ReservationKey
-from broker_svc.feeds import Feeds
-from broker_svc.partition_link import Answer, PartitionLink, refusal_of
+from broker_svc.consume.deliveries import (
+    Deliveries,
+    DeliveryDirectory,
+    HeldDelivery,
+    ReservationKey,
+)
+from broker_svc.consume.dispatcher import Feeds
+from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from broker_svc.clients import UnaryClients
-from broker_svc.partition_link import PartitionLink
-from broker_svc.publishers import PublisherCache
-from broker_svc.pulling import Pull
-from broker_svc.session import DEFAULT_GROUP, Session, check_held
-from broker_svc.workshop import Workshop
+from broker_svc.api.pull import Pull
+from broker_svc.api.session import DEFAULT_GROUP, Session, check_held
+from broker_svc.api.unary_clients import UnaryClients
+from broker_svc.components import Workshop
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.publish.publishers import PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, broker_pb2_grpc, message_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded, ShuttingDown

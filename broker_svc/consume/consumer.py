@@ -8,8 +8,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker_svc.leases import Lease
-from broker_svc.tracking import TrackedQueue
+from broker_svc.idle.activity_leases import Lease
+from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from broker_svc.leases import Lease
+from broker_svc.idle.activity_leases import Lease
 from tidemark.api.broker.v1.message_pb2 import PublishResult, PublishRun
 from tidemark.errors import PublisherNotFound, SessionNotFound
 

@@ -7,9 +7,9 @@ elsewhere is brought to the partition that lacks it. Names that do not exist are
 import asyncio
 from collections.abc import Mapping
 
-from broker_svc.leases import Lease, Leases
-from broker_svc.partition_link import PartitionLink
-from broker_svc.placement import partitions_of
+from broker_svc.idle.activity_leases import Lease, Leases
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.placement import partitions_of
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
 from tidemark.errors import TopicNotFound
 from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto

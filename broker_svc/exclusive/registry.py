@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from broker_svc.consumers import Consumer
-from broker_svc.feeds import Feeds
-from broker_svc.leases import Lease
-from broker_svc.ownership import ExclusiveQueue
+from broker_svc.consume.consumer import Consumer
+from broker_svc.consume.dispatcher import Feeds
+from broker_svc.exclusive.ownership import ExclusiveQueue
+from broker_svc.idle.activity_leases import Lease
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.errors import QuotaExceeded

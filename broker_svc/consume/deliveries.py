@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from broker_svc.consumers import FeedKey
-from broker_svc.tracking import TrackedQueue
+from broker_svc.consume.consumer import FeedKey
+from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, UnknownDeliveryTag

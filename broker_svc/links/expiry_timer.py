@@ -7,7 +7,7 @@ that fails is tried again.
 
 import asyncio
 
-from broker_svc.partition_link import PartitionLink
+from broker_svc.links.partition_link import PartitionLink
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError

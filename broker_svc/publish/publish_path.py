@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from opentelemetry.trace import Span
 
-from broker_svc.feeds import Feeds
-from broker_svc.leases import Leases
-from broker_svc.partition_link import Answer, PartitionLink, refusal_of
-from broker_svc.placement import partitions_of
-from broker_svc.publishers import Publisher, PublisherCache
-from broker_svc.topic_cache import TopicCache
+from broker_svc.consume.dispatcher import Feeds
+from broker_svc.idle.activity_leases import Leases
+from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
+from broker_svc.links.placement import partitions_of
+from broker_svc.links.topic_cache import TopicCache
+from broker_svc.publish.publishers import Publisher, PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from broker_svc.consumers import RESERVE_BYTES_MAX, Consumer, Feed, FeedKey, Room, Slices
-from broker_svc.leases import Lease
-from broker_svc.partition_link import Answer, PartitionLink
-from broker_svc.tracking import QueueKey
+from broker_svc.consume.consumer import RESERVE_BYTES_MAX, Consumer, Feed, FeedKey, Room, Slices
+from broker_svc.idle.activity_leases import Lease
+from broker_svc.idle.tracking import QueueKey
+from broker_svc.links.partition_link import Answer, PartitionLink
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, QueueNotFound, QuotaExceeded, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX

@@ -3,10 +3,10 @@
 What a unary client has pulled and not settled goes back when it was silent for too long (V6).
 """
 
-from broker_svc.deliveries import Deliveries, DeliveryDirectory
-from broker_svc.settling import Settling
-from broker_svc.subscribers import Subscriber
-from broker_svc.subscriptions import Subscriptions
+from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory
+from broker_svc.consume.settlements import Settling
+from broker_svc.exclusive.registry import Subscriber
+from broker_svc.exclusive.subscriptions import Subscriptions
 
 
 class UnaryClient:

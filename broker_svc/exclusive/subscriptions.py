@@ -10,16 +10,16 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from broker_svc.consumers import Consumer, FeedKey
-from broker_svc.feeds import Feeds
-from broker_svc.leases import Lease, Leases
-from broker_svc.markers import EvictionMarkers
-from broker_svc.ownership import ExclusiveQueue, Ownerships
-from broker_svc.partition_link import PartitionLink
-from broker_svc.placement import partitions_of
-from broker_svc.subscribers import Subscriber, Subscribers, Subscription, SubscriptionKey
-from broker_svc.takeover import Owner, Transferring
-from broker_svc.topic_cache import TopicCache
+from broker_svc.consume.consumer import Consumer, FeedKey
+from broker_svc.consume.dispatcher import Feeds
+from broker_svc.exclusive.markers import EvictionMarkers
+from broker_svc.exclusive.ownership import ExclusiveQueue, Ownerships
+from broker_svc.exclusive.registry import Subscriber, Subscribers, Subscription, SubscriptionKey
+from broker_svc.exclusive.takeover import Owner, Transferring
+from broker_svc.idle.activity_leases import Lease, Leases
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.placement import partitions_of
+from broker_svc.links.topic_cache import TopicCache
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
-from broker_svc.partition_link import Answer
+from broker_svc.links.partition_link import Answer
 from tidemark.names import topic_of
 from tidemark.topics import Topic
 

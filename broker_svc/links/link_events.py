@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from broker_svc.deliveries import DeliveryDirectory
-from broker_svc.expiry import ExpiryTimer
-from broker_svc.feeds import Feeds
-from broker_svc.leases import Leases
-from broker_svc.settling import Settling
-from broker_svc.subscriptions import Subscriptions
-from broker_svc.tracking import Tracking
+from broker_svc.consume.deliveries import DeliveryDirectory
+from broker_svc.consume.dispatcher import Feeds
+from broker_svc.consume.settlements import Settling
+from broker_svc.exclusive.subscriptions import Subscriptions
+from broker_svc.idle.activity_leases import Leases
+from broker_svc.idle.tracking import Tracking
+from broker_svc.links.expiry_timer import ExpiryTimer
 
 
 @dataclass(frozen=True, slots=True)

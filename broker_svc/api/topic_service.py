@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import grpc
 
-from broker_svc import queue_views
-from broker_svc.cleanup import EvictionOutcome
-from broker_svc.placement import partitions_of
-from broker_svc.workshop import Workshop
+from broker_svc.api import queue_totals as queue_views
+from broker_svc.components import Workshop
+from broker_svc.idle.cleanup import EvictionOutcome
+from broker_svc.links.placement import partitions_of
 from tidemark import limits, topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc

@@ -7,12 +7,12 @@ arrives too late for its call, or for a call that was given up, goes back untouc
 import asyncio
 from contextlib import suppress
 
-from broker_svc.clients import UnaryClient
-from broker_svc.consumers import Consumer, Feed, Room, Slices
-from broker_svc.deliveries import HeldDelivery, fill_delivery
-from broker_svc.placement import partitions_of
-from broker_svc.subscriptions import ACTIVE, State
-from broker_svc.workshop import Workshop
+from broker_svc.api.unary_clients import UnaryClient
+from broker_svc.components import Workshop
+from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
+from broker_svc.consume.deliveries import HeldDelivery, fill_delivery
+from broker_svc.exclusive.subscriptions import ACTIVE, State
+from broker_svc.links.placement import partitions_of
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import TidemarkError
 from tidemark.limits import RUN_BYTES_MAX

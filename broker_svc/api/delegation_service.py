@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from broker_svc.partition_link import PartitionLink
+from broker_svc.links.partition_link import PartitionLink
 from tidemark import limits
 from tidemark.api.storage.v1 import action_pb2, action_pb2_grpc, exchange_pb2
 from tidemark.errors import InvalidArgument, PartitionNotFound

@@ -1,0 +1,1 @@
+"""Consuming: consumers, the dispatcher, deliveries and settlements."""

@@ -1,0 +1,1 @@
+"""Subscriptions and exclusive queues: ownership, takeovers, eviction markers (requirement E)."""

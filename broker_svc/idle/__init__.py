@@ -1,0 +1,1 @@
+"""Idle queues: tracking, activity leases and cleanup (requirement I)."""

@@ -1,0 +1,1 @@
+"""Links to storage: claims, exchanges, their events, placement and the topics learned over them."""
