@@ -12,7 +12,7 @@ from typing import Final
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.operations import Operation, PutTopic, Result
-from storage_svc.partition import Partition
+from storage_svc.partition.partition import Partition
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.topics import Topic

@@ -27,8 +27,8 @@ from storage_svc.operations import (
     Settle,
     Unmaterialize,
 )
-from storage_svc.partition import Partition
-from storage_svc.reservations import Ending
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.reservation import Ending
 
 FEW: Final = 1000
 COST_RATIO_MAX: Final = 1.3

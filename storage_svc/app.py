@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from storage_svc import key_figures, metrics
-from storage_svc.announcing import Announcer, announce_all
+from storage_svc.api.delegation_service import OwnerService
+from storage_svc.api.retention_service import RetentionService
+from storage_svc.api.storage_service import Partitions, StorageService
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
-from storage_svc.lifecycle_watch import Silence
-from storage_svc.owner_service import OwnerService
-from storage_svc.partition import Partition
-from storage_svc.retention_service import RetentionService
-from storage_svc.service import Partitions, StorageService
+from storage_svc.lifecycle.announcer import Announcer, announce_all
+from storage_svc.lifecycle.lifecycle_watch import Silence
+from storage_svc.partition.partition import Partition
 from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server

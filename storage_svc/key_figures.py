@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from storage_svc.operations import Measurement, RecordMetrics
-from storage_svc.partition import Partition
+from storage_svc.partition.partition import Partition
 from tidemark.aggregates import Aggregate
 from tidemark.sampling import Sampler
 

@@ -7,9 +7,9 @@ over queues. A partition that is closed for the moment has no figures.
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
-from storage_svc.health import PartitionState
-from storage_svc.partition import Partition
-from storage_svc.unit import Memory
+from storage_svc.partition.commit import Memory
+from storage_svc.partition.health import PartitionState
+from storage_svc.partition.partition import Partition
 from tidemark.errors import TidemarkError
 from tidemark.telemetry import observe
 from tidemark.telemetry.metrics import Reading

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from storage_svc.ledger import Claim
+from storage_svc.partition.counters import Claim
 from tidemark.topics import Topic
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from storage_svc.reservations import Ending, Span
+from storage_svc.queue.reservation import Ending, Span
 
 
 class Append(NamedTuple):

@@ -5,15 +5,17 @@ Both must say what the model says, so that a wrong row is found in the step that
 when somebody reopens the partition.
 """
 
-from storage_svc import history, looking, outbox, rows
-from storage_svc.deadlines import BUCKET_MS
+from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64x3, u64, u64x2, u64x3
-from storage_svc.group_state import Group
-from storage_svc.handles import Handles
-from storage_svc.lanes import Slice
-from storage_svc.partition import Partition
-from storage_svc.queue_state import QueueState
+from storage_svc.loading.handles import Handles
+from storage_svc.operations import history, outbox
+from storage_svc.partition.deadlines import BUCKET_MS
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Slice
+from storage_svc.queue.queue import QueueState
+from storage_svc.reads import queues as looking
 from tests.conformance.model.partition import PartitionModel
 from tests.conformance.model.queue import ModelGroup, Place, QueueModel
 from tidemark.api.broker.v1.message_pb2 import MessageBatch

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from storage_svc import operations as op
-from storage_svc import scanning
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.group_state import Group
-from storage_svc.partition import Partition
-from storage_svc.queue_state import QueueState
-from storage_svc.reservations import Ending
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.group import Group
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.reservation import Ending
+from storage_svc.reads import due_work as scanning
 from tests.conformance.faulty_engine import FaultyEngines
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from storage_svc import operations as op
-from storage_svc.reservations import Ending
+from storage_svc.queue.reservation import Ending
 from tidemark.topics import Subscription, Topic, TopicSettings
 
 TOPICS = {

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from storage_svc import delivering, group_state, looking, scanning
 from storage_svc import operations as op
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.rocksdb import RocksReader
-from storage_svc.group_state import Group
-from storage_svc.lanes import Run
-from storage_svc.partition import HOUSEKEEPING_MS
+from storage_svc.operations import deliver as delivering
+from storage_svc.partition.partition import HOUSEKEEPING_MS
+from storage_svc.queue import group as group_state
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Run
+from storage_svc.reads import due_work as scanning
+from storage_svc.reads import queues as looking
 from tests.conformance.partition_life import ACK, DAY_MS, NACK, Life, spans
 from tidemark.receipts import Receipt
 

@@ -18,16 +18,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from storage_svc import delivering, group_state, handles, lanes, queue_state, scanning
 from storage_svc import operations as op
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.loading import handles
 from storage_svc.operations import Result
-from storage_svc.partition import Partition
-from storage_svc.partition_time import FORWARD_JUMP_MS_MAX
-from storage_svc.reservations import Ending, Span
-from storage_svc.scanning import ScanKind
-from storage_svc.watching import Watcher
+from storage_svc.operations import deliver as delivering
+from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
+from storage_svc.partition.exchange_events import Watcher
+from storage_svc.partition.partition import Partition
+from storage_svc.queue import group as group_state
+from storage_svc.queue import lane as lanes
+from storage_svc.queue import queue as queue_state
+from storage_svc.queue.reservation import Ending, Span
+from storage_svc.reads import due_work as scanning
+from storage_svc.reads.due_work import ScanKind
 from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.conformance.model.partition import PartitionModel
 from tests.conformance.partition_audit import audit, compare_looks

@@ -9,10 +9,10 @@ import asyncio
 import pytest
 
 from storage_svc import operations as op
-from storage_svc import scanning
 from storage_svc.engines.engine import Table
 from storage_svc.operations import Start, StartAt
-from storage_svc.reservations import Ending
+from storage_svc.queue.reservation import Ending
+from storage_svc.reads import due_work as scanning
 from tests.conformance.faulty_engine import Fault
 from tests.conformance.partition_life import ACK, DAY_MS, NACK, Life, payloads, spans
 from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, QueueFull, ReservationNotFound

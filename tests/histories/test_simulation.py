@@ -101,15 +101,15 @@ Mutant = dict[str, Callable[..., Any]]
     [
         pytest.param(
             {
-                "storage_svc.queue_state.QueueState.check_owner": _unchecked,
-                "storage_svc.queue_state.QueueState.revoke": _nothing_revoked,
+                "storage_svc.queue.queue.QueueState.check_owner": _unchecked,
+                "storage_svc.queue.queue.QueueState.revoke": _nothing_revoked,
             },
             {Rule.NO_STALE_SETTLE},
             1,
             id="storage does not compare epochs",
         ),
         pytest.param(
-            {"storage_svc.queue_state.QueueState.revoke": _nothing_revoked},
+            {"storage_svc.queue.queue.QueueState.revoke": _nothing_revoked},
             {Rule.FIRST_MESSAGE_IN_TIME},
             45,
             id="what the old owner holds is not revoked",

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc import bodies
-from storage_svc.bodies import CACHE_BYTES_MAX, BodyCache
+from storage_svc.queue import bodies
+from storage_svc.queue.bodies import CACHE_BYTES_MAX, BodyCache
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 
 LARGEST_CACHED = CACHE_BYTES_MAX // 8

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.deadlines import BUCKET_MS, Deadlines
+from storage_svc.partition.deadlines import BUCKET_MS, Deadlines
 
 TIMES = st.integers(0, 500)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.drr import QUANTUM_BYTES, Ring
+from storage_svc.queue.drr import QUANTUM_BYTES, Ring
 
 QUANTUM = 100
 KEYS = ("a", "b", "c", "d")

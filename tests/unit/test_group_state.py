@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.drr import QUANTUM_BYTES, Ring
-from storage_svc.group_state import Group
-from storage_svc.lanes import LANE_RUNS_MAX, Run, Slice
-from storage_svc.reservations import Reservation
+from storage_svc.queue.drr import QUANTUM_BYTES, Ring
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import LANE_RUNS_MAX, Run, Slice
+from storage_svc.queue.reservation import Reservation
 
 NOW_MS = 1_000
 PLENTY = 10**12

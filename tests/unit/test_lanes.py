@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.lanes import LANE_RUNS_MAX, Lane, Run, Slice
+from storage_svc.queue.lane import LANE_RUNS_MAX, Lane, Run, Slice
 
 
 def run(first_offset: int, messages: int = 10, body_bytes: int = 100) -> Run:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.partition_time import FORWARD_JUMP_MS_MAX, PartitionTime
+from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX, PartitionTime
 
 READINGS = st.lists(
     st.tuples(st.integers(0, 10**13), st.integers(0, 10**6)), min_size=1, max_size=20

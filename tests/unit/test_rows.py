@@ -3,12 +3,12 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage_svc import rows
+from storage_svc.engines import rows
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3
-from storage_svc.group_state import Group
-from storage_svc.lanes import Lane, Run, Slice
-from storage_svc.queue_state import QueueRecord, Returned
-from storage_svc.reservations import Ending, Reservation
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.reservation import Ending, Reservation
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

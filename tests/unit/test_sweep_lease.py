@@ -1,6 +1,6 @@
 """The lease of a sweeper: one replica at a time, handed over when it ends or is given up."""
 
-from storage_svc.sweep_lease import SweepLease
+from storage_svc.lifecycle.sweep_lease import SweepLease
 
 
 def test_one_replica_at_a_time_may_sweep() -> None:

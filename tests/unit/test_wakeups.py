@@ -1,7 +1,7 @@
 """Wake-ups: lifecycle is told exactly what it would look at too late (L7)."""
 
 from storage_svc.engines.engine import Table
-from storage_svc.wakeups import WakeUps
+from storage_svc.lifecycle.wakeups import WakeUps
 
 
 def scanned(wakeups: WakeUps, table: Table, next_due_ms: int | None) -> None:

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from storage_svc import operations as op
-from storage_svc.deadlines import BUCKET_MS
 from storage_svc.operations import Acted, ActionOutcome, DeadReason, Result, Settled
-from storage_svc.reservations import Ending, Span
+from storage_svc.partition.deadlines import BUCKET_MS
+from storage_svc.queue.reservation import Ending, Span
 from tests.conformance.model import outbox
 from tests.conformance.model.queue import (
     ModelGroup,

@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import groupby
 from typing import NamedTuple
 
-from storage_svc.reservations import Ending, Span
+from storage_svc.queue.reservation import Ending, Span
 
 
 class Place(Enum):

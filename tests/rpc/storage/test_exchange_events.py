@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from storage_svc.deadlines import BUCKET_MS
+from storage_svc.partition.deadlines import BUCKET_MS
 from tests.rpc.storage_client import (
     ExchangeClient,
     RunningStorage,

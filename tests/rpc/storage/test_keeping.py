@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage_svc import handles
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.keys import read_u64x3
 from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.loading import handles
 from tests.rpc.storage_client import (
     CLUSTER_ID,
     ExchangeClient,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.partition import HOUSEKEEPING_MS
+from storage_svc.partition.partition import HOUSEKEEPING_MS
 from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.rpc.conftest import StartStorage
 from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, reserved, settle

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_svc import delivering
+from storage_svc.operations import deliver as delivering
 from tests.rpc.storage_client import (
     ExchangeClient,
     RunningStorage,

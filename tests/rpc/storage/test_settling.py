@@ -3,7 +3,7 @@
 import pytest
 
 from storage_svc import operations as op
-from storage_svc.deadlines import BUCKET_MS
+from storage_svc.partition.deadlines import BUCKET_MS
 from tests.rpc.storage_client import (
     ExchangeClient,
     append,

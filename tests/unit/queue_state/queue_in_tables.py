@@ -8,11 +8,11 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from storage_svc import lanes
-from storage_svc.group_state import Group
-from storage_svc.lanes import Lane, Run, Slice
-from storage_svc.queue_state import QueueRecord, QueueState, Returned, Rules
-from storage_svc.reservations import Ending, Reservation, Span
+from storage_svc.queue import lane as lanes
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.queue import QueueRecord, QueueState, Returned, Rules
+from storage_svc.queue.reservation import Ending, Reservation, Span
 from tidemark.limits import RUN_MESSAGES_MAX
 
 PLENTY = 10**9

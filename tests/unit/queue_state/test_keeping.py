@@ -2,8 +2,8 @@
 
 import pytest
 
-from storage_svc.queue_state import Rules
-from storage_svc.reservations import Ending
+from storage_svc.queue.queue import Rules
+from storage_svc.queue.reservation import Ending
 from tests.unit.queue_state.queue_in_tables import Queue, spans_of
 from tidemark.errors import GroupNotFound, ReservationNotFound
 

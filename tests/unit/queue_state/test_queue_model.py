@@ -10,11 +10,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_svc import lanes
-from storage_svc.group_state import Group
-from storage_svc.lanes import Run
-from storage_svc.queue_state import QueueState, Returned, Rules
-from storage_svc.reservations import Ending, Reservation, Span
+from storage_svc.queue import lane as lanes
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Run
+from storage_svc.queue.queue import QueueState, Returned, Rules
+from storage_svc.queue.reservation import Ending, Reservation, Span
 from tests.unit.queue_state.queue_in_tables import PLENTY, Queue
 from tidemark.errors import AlreadySettled, Fenced, ReservationExpired
 

@@ -1,6 +1,6 @@
 """A state that is built from its tables again goes on where the last one was."""
 
-from storage_svc.reservations import Ending
+from storage_svc.queue.reservation import Ending
 from tests.unit.queue_state.queue_in_tables import Queue, spans_of
 
 

@@ -1,0 +1,1 @@
+"""The gRPC services of storage and the codec between protos and operations."""

@@ -1,0 +1,229 @@
+"""An exchange: the pipelined stream between one broker and one partition.
+
+Takes frames of operations, keeps a bounded number of them under way, and sends results and events
+back, each after the commit it was computed in. What has gathered while a frame was being written
+goes into the next one. It ends when the broker is fenced.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from storage_svc.api import codec as wire
+from storage_svc.operations import Operation, Reserved, Result
+from storage_svc.partition.exchange_events import Watcher
+from storage_svc.partition.partition import Partition
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import ShuttingDown, TidemarkError
+
+FRAMES_IN_FLIGHT_MAX = 16
+"""Frames whose results are not yet computed: a broker that asks for more waits."""
+
+RESPONSE_BYTES_MAX = 8 * 1024 * 1024
+"""Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
+
+SLICE_BYTES = 512
+ERROR_BYTES = 2048
+RESULT_BYTES = 512
+"""What a slice besides its body, a refusal, and any other result hardly ever pass."""
+
+UNSENT_RESULTS_MAX = 20_000
+"""Results that a broker may leave unread before it is read from no longer."""
+
+_Answered = tuple[int, Result]
+"""A request id and what became of it."""
+
+
+class Exchange:
+    """One stream, bound to one partition under one broker epoch."""
+
+    def __init__(self, partition: Partition, broker_epoch: int, stopping: asyncio.Event) -> None:
+        self._partition = partition
+        self._broker_epoch = broker_epoch
+        self._stopping = stopping
+        self._under_way = 0
+        self._room = asyncio.Event()
+        """Set while another frame may be taken."""
+        self._answered_all = asyncio.Event()
+        self._unsent = _Unsent()
+        self._ended = False
+        self._failure: Exception | None = None
+        self._watcher: Watcher
+        self._make_room()
+
+    async def frames(
+        self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
+    ) -> AsyncGenerator[exchange_pb2.ExchangeResponse, None]:
+        """What goes back to the broker, until the stream ends."""
+        watcher = self._watcher = self._partition.watch(self._broker_epoch)
+        taking = asyncio.create_task(self._or_fail(self._take(requests)))
+        tasks = [
+            taking,
+            asyncio.create_task(self._or_fail(self._stop(taking))),
+        ]
+        try:
+            while True:
+                await watcher.changed.wait()
+                watcher.changed.clear()
+                if frame := self._next_frame():
+                    yield frame
+                if len(self._unsent):  # whatever ends the stream, what is answered is sent first
+                    watcher.changed.set()
+                    continue
+                if self._failure is not None:
+                    raise self._failure
+                if self._ended:
+                    return
+                self._check_fence()
+        finally:
+            self._partition.unwatch(watcher)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever goes wrong in a part of the exchange ends the whole of it."""
+        try:
+            await work
+        except Exception as error:
+            self._failure = error
+            self._watcher.changed.set()
+
+    async def _stop(self, taking: asyncio.Task[None]) -> None:
+        """The service is stopping: answer what was taken, then end the stream."""
+        await self._stopping.wait()
+        taking.cancel()
+        await self._answered_all.wait()
+        raise ShuttingDown("the storage service is stopping")
+
+    async def _take(self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]) -> None:
+        """Submit frames as they come."""
+        async for request in requests:
+            self._check_fence()
+            await self._room.wait()
+            self._submit(request)
+        await self._answered_all.wait()
+        self._ended = True
+        self._watcher.changed.set()
+
+    def _check_fence(self) -> None:
+        """A partition that is closed for the moment fences nobody: its answers say how it is."""
+        if self._partition.is_open:
+            self._partition.check_epoch(self._broker_epoch)
+
+    def _submit(self, request: exchange_pb2.ExchangeRequest) -> None:
+        """Submit what can be done, refuse the rest at once; one bad operation spoils no other."""
+        request_ids: list[int] = []
+        operations: list[Operation] = []
+        callers: list[str] = []
+        refused: list[_Answered] = []
+        for each in request.operations:
+            try:
+                operations.append(wire.operation_of(each))
+            except TidemarkError as error:
+                refused.append((each.request_id, error))
+                continue
+            request_ids.append(each.request_id)
+            callers.append(each.traceparent)
+        self._under_way += 1
+        self._make_room()
+        results = self._partition.submit(operations, callers, self._broker_epoch)
+        results.add_done_callback(partial(self._answered, request_ids, refused))
+
+    def _answered(
+        self,
+        request_ids: list[int],
+        refused: list[_Answered],
+        pending: asyncio.Future[list[Result]],
+    ) -> None:
+        """The commit of a frame is durable, or has failed: its results go with the next frame."""
+        error = pending.exception()
+        if error is None:
+            results = pending.result()
+        else:
+            assert isinstance(error, TidemarkError), "a partition fails with errors of ours"
+            results = [error] * len(request_ids)
+        self._unsent.add(zip(request_ids, results, strict=True))
+        self._unsent.add(refused)
+        self._under_way -= 1
+        self._make_room()
+        self._watcher.changed.set()
+
+    def _make_room(self) -> None:
+        """Take frames while few of them are under way, and what is answered is read."""
+        _set_if(self._room, self._under_way < FRAMES_IN_FLIGHT_MAX and not self._unsent.full)
+        _set_if(self._answered_all, not self._under_way)
+
+    def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
+        """Results, what became ready, when the next deadline is, how the partition is."""
+        watcher = self._watcher
+        frame = exchange_pb2.ExchangeResponse()
+        self._unsent.move_to(frame)
+        self._make_room()
+        if not len(self._unsent):  # whatever handed them out has been told before
+            frame.expired_reservation_ids.extend(watcher.expired)
+            watcher.expired.clear()
+        ready, watcher.ready = watcher.ready, {}
+        for lmq_name, group in ready:
+            frame.ready.add(lmq_name=lmq_name, group=group)
+        if watcher.next_deadline_changed:
+            watcher.next_deadline_changed = False
+            frame.next_deadline.SetInParent()
+            next_ms = watcher.told_deadline_ms = self._partition.next_deadline_ms
+            if next_ms is not None:
+                frame.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
+        if watcher.health_changed:
+            watcher.health_changed = False
+            frame.health.CopyFrom(wire.health_to(self._partition.health))
+        return frame if frame.ListFields() else None
+
+
+class _Unsent:
+    """Results that wait for the next frame, bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._results: deque[_Answered] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @property
+    def full(self) -> bool:
+        """Whether the broker has to read before it may ask for more."""
+        return self._bytes > RESPONSE_BYTES_MAX or len(self._results) > UNSENT_RESULTS_MAX
+
+    def add(self, results: Iterable[_Answered]) -> None:
+        for each in results:
+            self._results.append(each)
+            self._bytes += _bytes_of(each[1])
+
+    def move_to(self, frame: exchange_pb2.ExchangeResponse) -> None:
+        """As many as fit a frame, at least one if there is one."""
+        frame_bytes = 0
+        while self._results:
+            request_id, result = self._results[0]
+            result_bytes = _bytes_of(result)
+            if frame_bytes and frame_bytes + result_bytes > RESPONSE_BYTES_MAX:
+                break
+            self._results.popleft()
+            frame_bytes += result_bytes
+            # Written in place: a result that is appended is copied, bodies and all.
+            wire.write_result(frame.results.add(request_id=request_id), result)
+        self._bytes -= frame_bytes
+
+
+def _set_if(event: asyncio.Event, condition: bool) -> None:
+    if condition:
+        event.set()
+    else:
+        event.clear()
+
+
+def _bytes_of(result: Result) -> int:
+    """About what it takes on the wire, in about no time."""
+    if isinstance(result, Reserved):
+        return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
+    return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

@@ -1,0 +1,196 @@
+"""The retention API: tables to plan from, bounded deletions, their history, and metrics."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from storage_svc import operations as op
+from storage_svc.api.storage_service import Partitions
+from storage_svc.engines.engine import Table
+from storage_svc.operations import history
+from storage_svc.operations import retain as retention
+from storage_svc.reads import tables
+from storage_svc.reads.tables import TableName
+from storage_svc.scheduler_lease import ScheduleHolder
+from tidemark import limits
+from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
+from tidemark.clock import Clock
+from tidemark.errors import BatchTooLarge, InvalidArgument
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+ROWS_PER_COMMIT_MAX = 32
+"""Planned rows that go into one commit: each may have to load a queue and remove many runs."""
+
+BATCH_ROWS_MAX = 65_536
+BATCH_ROWS_DEFAULT = 8_192
+MEASUREMENTS_MAX = 1_000
+HOLD_MS_MAX = 600_000
+_TABLE_PREFIX = "SCAN_TABLE_NAME_"
+_TYPE_PREFIX = "RETENTION_TYPE_"
+
+
+class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
+    """What passes, and those who schedule them, ask of storage."""
+
+    def __init__(self, partitions: Partitions, clock: Clock) -> None:
+        self._partitions = partitions
+        self._clock = clock
+        self._holder = ScheduleHolder()
+
+    async def ScanTable(
+        self, request: retention_pb2.ScanTableRequest, context: Context
+    ) -> AsyncIterator[retention_pb2.ScanTableResponse]:
+        if request.batch_rows > BATCH_ROWS_MAX:
+            raise InvalidArgument(f"at most {BATCH_ROWS_MAX} rows a batch", field="batch_rows")
+        wanted = tables.Filter(
+            request.columns,
+            request.topic,
+            request.after_time.ToMilliseconds(),
+            request.before_time.ToMilliseconds(),
+        )
+        partition = self._partitions.get(request.partition)
+        batch_rows = request.batch_rows or BATCH_ROWS_DEFAULT
+        async with aclosing(
+            tables.scan(partition, _table(request.table), wanted, batch_rows, self._clock)
+        ) as batches:
+            async for arrow, rows in batches:
+                yield retention_pb2.ScanTableResponse(arrow=arrow, rows=rows)
+
+    async def ApplyRetention(
+        self, request: retention_pb2.ApplyRetentionRequest, context: Context
+    ) -> retention_pb2.ApplyRetentionResponse:
+        _check_name(request.pass_id, "pass_id")
+        if len(request.rows) > limits.RETENTION_ROWS_MAX:
+            raise BatchTooLarge(f"at most {limits.RETENTION_ROWS_MAX} rows a call")
+        if not request.rows:
+            raise InvalidArgument("there is nothing to apply", field="rows")
+        partition = self._partitions.get(request.partition)
+        operation = op.ApplyRetention(
+            request.pass_id, _type(request.type), tuple(map(_row, request.rows))
+        )
+        retention.check(operation)
+        response = retention_pb2.ApplyRetentionResponse()
+        step = 1 if operation.type is op.RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
+        for start in range(0, len(operation.rows), step):
+            # One after the other, so that others get their turn at the writer.
+            part = operation._replace(rows=operation.rows[start : start + step])
+            applied = await partition.call(part)
+            assert isinstance(applied, op.RetentionApplied)
+            response.messages += applied.messages
+            response.bytes += applied.body_bytes
+            response.queues += applied.queues
+            response.stale += applied.stale
+            response.more |= applied.more
+        return response
+
+    async def ListRetentionHistory(
+        self, request: retention_pb2.ListRetentionHistoryRequest, context: Context
+    ) -> retention_pb2.ListRetentionHistoryResponse:
+        if request.page_size > limits.PAGE_SIZE_MAX:
+            raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+        held = self._partitions.held
+        numbers = [request.partition] if request.HasField("partition") else sorted(held)
+        rows = []
+        for number in numbers:
+            partition = self._partitions.get(number)
+            with partition.reader() as reader:
+                async for chunk in reader.scan_chunks(Table.HISTORY, b"", None):
+                    rows += [(number, history.read(*row)) for row in chunk]
+        rows.sort(key=lambda row: row[1].executed_at_ms, reverse=True)
+        wanted = [row for row in rows if not request.type or row[1].type is _type(request.type)]
+        limit = request.page_size or limits.PAGE_SIZE_DEFAULT
+        token = request.page_token or "0"
+        if not (token.isascii() and token.isdigit()):
+            raise InvalidArgument("not a page token of this call", field="page_token")
+        first = int(token)
+        response = retention_pb2.ListRetentionHistoryResponse()
+        for number, row in wanted[first : first + limit]:
+            added = response.rows.add(
+                partition=number,
+                lmq_name=row.lmq_name,
+                messages=row.messages,
+                bytes=row.body_bytes,
+                type=retention_pb2.RetentionType.Value(_TYPE_PREFIX + row.type.name),
+                pass_id=row.pass_id,
+            )
+            added.execute_time.FromMilliseconds(row.executed_at_ms)
+        if len(wanted) > first + limit:
+            response.next_page_token = str(first + limit)
+        return response
+
+    async def RecordMetrics(
+        self, request: retention_pb2.RecordMetricsRequest, context: Context
+    ) -> retention_pb2.RecordMetricsResponse:
+        if not request.rows:
+            raise InvalidArgument("there is nothing to record", field="rows")
+        if len(request.rows) > MEASUREMENTS_MAX:
+            raise BatchTooLarge(f"at most {MEASUREMENTS_MAX} rows a call")
+        partition = self._partitions.get(min(self._partitions.held))
+        await partition.call(op.RecordMetrics(tuple(map(_measurement, request.rows))))
+        return retention_pb2.RecordMetricsResponse()
+
+    async def HoldSchedule(
+        self, request: retention_pb2.HoldScheduleRequest, context: Context
+    ) -> retention_pb2.HoldScheduleResponse:
+        _check_name(request.holder, "holder")
+        if request.hold_ms > HOLD_MS_MAX:
+            raise InvalidArgument(f"at most {HOLD_MS_MAX} ms", field="hold_ms")
+        now_ms = self._clock.monotonic_ms()
+        holder, ends_in_ms = self._holder.hold(request.holder, request.hold_ms, now_ms)
+        return retention_pb2.HoldScheduleResponse(
+            held=holder == request.holder, holder=holder, ends_in_ms=ends_in_ms
+        )
+
+
+def _check_name(name: str, field: str) -> None:
+    if not 0 < len(name.encode()) <= limits.PRODUCER_ID_BYTES_MAX:
+        raise InvalidArgument(
+            f"{field} is 1 to {limits.PRODUCER_ID_BYTES_MAX} bytes long", field=field
+        )
+
+
+def _measurement(proto: retention_pb2.MetricRow) -> op.Measurement:
+    _check_name(proto.instance, "instance")
+    _check_name(proto.name, "name")
+    return op.Measurement(
+        proto.instance,
+        proto.name,
+        proto.samples,
+        proto.min,
+        proto.max,
+        proto.mean,
+        proto.last,
+    )
+
+
+def _table(proto: retention_pb2.ScanTableName.ValueType) -> TableName:
+    try:
+        return TableName(retention_pb2.ScanTableName.Name(proto).removeprefix(_TABLE_PREFIX))
+    except ValueError:
+        raise InvalidArgument("not a table that can be read", field="table") from None
+
+
+def _type(proto: retention_pb2.RetentionType.ValueType) -> op.RetentionType:
+    try:
+        return op.RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
+    except (KeyError, ValueError):
+        raise InvalidArgument("a retention type is one of the closed set", field="type") from None
+
+
+def _row(proto: retention_pb2.RetentionRow) -> op.RetentionRow:
+    try:
+        table = retention_pb2.ScanTableName.Name(proto.table).removeprefix(_TABLE_PREFIX).lower()
+    except ValueError:
+        raise InvalidArgument("there is no such table", field="table") from None
+    return op.RetentionRow(
+        proto.queue_id,
+        proto.lmq_name,
+        proto.fairness_key,
+        proto.range.start,
+        proto.range.end,
+        proto.before_ms,
+        table,
+    )

@@ -1,0 +1,368 @@
+"""The storage API: translates between protos and the partitions that this process holds.
+
+Nothing is stored or decided here; an exchange has a module of its own.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from storage_svc import operations as op
+from storage_svc.api import codec as wire
+from storage_svc.api.exchange import Exchange
+from storage_svc.engines.engine import FORMAT_VERSION
+from storage_svc.partition.counters import Claim
+from storage_svc.partition.partition import Partition
+from storage_svc.reads import due_work as scanning
+from storage_svc.reads import queues as looking
+from storage_svc.reads.due_work import ScanKind
+from storage_svc.reads.queues import GroupView, QueueView
+from tidemark import limits, topics
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
+from tidemark.clock import Clock
+from tidemark.errors import (
+    ClusterMismatch,
+    InvalidArgument,
+    PartitionFaulty,
+    PartitionNotFound,
+)
+from tidemark.names import LmqName
+from tidemark.receipts import Receipt
+from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_HOME = 0
+"""The partition in which topics have their home."""
+
+_HELD_MAX = 10_000_000
+_HELD_PER_PAGE_MAX = 10_000
+_SCAN_PREFIX = "SCAN_KIND_"
+
+
+class Partitions:
+    """The partitions of this process, by number."""
+
+    def __init__(self, held: Mapping[int, Partition]) -> None:
+        self.held = held
+
+    def get(self, number: int) -> Partition:
+        """Raises PartitionNotFound for one that is held elsewhere, or nowhere."""
+        try:
+            return self.held[number]
+        except KeyError:
+            raise PartitionNotFound(
+                f"partition {number} is not held here", partition=str(number)
+            ) from None
+
+
+class StorageService(storage_pb2_grpc.StorageServiceServicer):
+    """Claims, exchanges, topics, and reads beside the writer."""
+
+    def __init__(
+        self, cluster_id: str, partitions: Partitions, stopping: asyncio.Event, clock: Clock
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._partitions = partitions
+        self._stopping = stopping
+        self._clock = clock
+
+    # --- partitions ----------------------------------------------------------------------------
+
+    async def DescribeStorage(
+        self, request: storage_pb2.DescribeStorageRequest, context: Context
+    ) -> storage_pb2.DescribeStorageResponse:
+        held = self._partitions.held
+        return storage_pb2.DescribeStorageResponse(
+            cluster_id=self._cluster_id,
+            partitions=next((each.identity.partitions for each in held.values()), 0),
+            held=map(_partition_info, held.values()),
+            format_version=FORMAT_VERSION,
+            engine="rocksdb",
+        )
+
+    async def ClaimPartition(
+        self, request: storage_pb2.ClaimPartitionRequest, context: Context
+    ) -> storage_pb2.ClaimPartitionResponse:
+        if request.cluster_id != self._cluster_id:
+            raise ClusterMismatch(f"this is cluster {self._cluster_id}", cluster=self._cluster_id)
+        if not request.broker_id:
+            raise InvalidArgument("a claim names its broker", field="broker_id")
+        partition = self._partitions.get(request.partition)
+        claim = Claim(
+            request.broker_id,
+            request.broker_address,
+            request.incarnation,
+            request.assignment_version,
+        )
+        claimed = await partition.call(op.ClaimPartition(claim, request.held_epoch))
+        assert isinstance(claimed, op.Claimed)
+        return storage_pb2.ClaimPartitionResponse(
+            broker_epoch=claimed.broker_epoch,
+            health=wire.health_to(partition.health),
+            report_required=claimed.same_incarnation,
+        )
+
+    async def ReportHeldReservations(
+        self,
+        request_iterator: AsyncIterator[storage_pb2.ReportHeldReservationsRequest],
+        context: Context,
+    ) -> storage_pb2.ReportHeldReservationsResponse:
+        first = await anext(request_iterator, None)
+        if first is None:
+            raise InvalidArgument("a report names its partition", field="partition")
+        partition = self._partitions.get(first.partition)
+        held = _held(first)
+        async for page in request_iterator:
+            held |= _held(page)
+            if len(held) > _HELD_MAX:
+                raise InvalidArgument(f"at most {_HELD_MAX} reservations", field="receipts")
+        reported = await partition.call(op.ReleaseUnreported(held), first.broker_epoch)
+        assert isinstance(reported, op.Reported)
+        return storage_pb2.ReportHeldReservationsResponse(
+            released=reported.released, gone_reservation_ids=reported.gone
+        )
+
+    async def Exchange(
+        self, request_iterator: AsyncIterator[Any], context: Context
+    ) -> AsyncIterator[Any]:
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("bind"):
+            raise InvalidArgument("the first frame of an exchange carries `bind`", field="bind")
+        partition = self._partitions.get(first.bind.partition)
+        partition.check_epoch(first.bind.broker_epoch)
+        exchange = Exchange(partition, first.bind.broker_epoch, self._stopping)
+        async with aclosing(exchange.frames(request_iterator)) as frames:
+            async for frame in frames:
+                yield frame
+
+    # --- sweeps --------------------------------------------------------------------------------
+
+    async def ScanPartition(
+        self, request: storage_pb2.ScanPartitionRequest, context: Context
+    ) -> storage_pb2.ScanPartitionResponse:
+        partition = self._partitions.get(request.partition)
+        kind = _scan_kind(request.kind)
+        limit = _page_size(request.page_size, limits.PAGE_SIZE_MAX)
+        excepted = frozenset(request.except_destinations)
+        if len(excepted) > limits.PAGE_SIZE_MAX:
+            raise InvalidArgument(
+                f"at most {limits.PAGE_SIZE_MAX} destinations", field="except_destinations"
+            )
+        page = await scanning.scan(partition, kind, request.page_token, limit, excepted)
+        response = storage_pb2.ScanPartitionResponse(
+            next_page_token=page.next_token,
+            partition_time_ms=page.now_ms,
+            owner_address=partition.memory.claim.address if partition.driven else "",
+        )
+        for due in page.due:
+            response.facts.add(action=wire.action_to(due.action), due_ms=due.due_ms)
+        if page.next_due_ms is not None:
+            response.next_due_in_ms = max(0, page.next_due_ms - page.now_ms)
+        return response
+
+    async def LeaseSweep(
+        self, request: storage_pb2.LeaseSweepRequest, context: Context
+    ) -> storage_pb2.LeaseSweepResponse:
+        partition = self._partitions.get(request.partition)
+        if not request.sweeper_id or not request.address:
+            raise InvalidArgument("a sweeper says who it is and where", field="sweeper_id")
+        if request.lease_ms > limits.SWEEP_LEASE_MS_MAX:
+            raise InvalidArgument(f"at most {limits.SWEEP_LEASE_MS_MAX} ms", field="lease_ms")
+        now_ms = self._clock.monotonic_ms()
+        lease = partition.lifecycle.lease
+        granted = lease.ask(request.sweeper_id, request.address, request.lease_ms, now_ms)
+        holder = lease.holder(now_ms)
+        return storage_pb2.LeaseSweepResponse(
+            granted=granted,
+            holder_address="" if holder is None else holder.address,
+            expires_in_ms=0 if holder is None else holder.expires_ms - now_ms,
+        )
+
+    async def ReportSweep(
+        self, request: storage_pb2.ReportSweepRequest, context: Context
+    ) -> storage_pb2.ReportSweepResponse:
+        partition = self._partitions.get(request.partition)
+        partition.sweep_ended(request.succeeded, request.detail)
+        return storage_pb2.ReportSweepResponse(health=wire.health_to(partition.health))
+
+    async def ConfirmPartitionTime(
+        self, request: storage_pb2.ConfirmPartitionTimeRequest, context: Context
+    ) -> storage_pb2.ConfirmPartitionTimeResponse:
+        partition = self._partitions.get(request.partition)
+        partition.confirm_time()
+        return storage_pb2.ConfirmPartitionTimeResponse(partition_time_ms=partition.now_ms())
+
+    # --- topics --------------------------------------------------------------------------------
+
+    async def PutTopic(
+        self, request: storage_pb2.PutTopicRequest, context: Context
+    ) -> storage_pb2.PutTopicResponse:
+        home = self._partitions.get(_HOME)
+        topic = topic_from_proto(request.topic)
+        topics.validate(topic, home.identity.partitions)
+        operation = op.PutTopic(topic, request.create, request.expected_version)
+        stored = await home.call(operation)
+        assert isinstance(stored, op.TopicStored)
+        assert stored.topic is not None, "what was put is there"
+        return storage_pb2.PutTopicResponse(topic=topic_to_proto(stored.topic))
+
+    async def DeleteTopic(
+        self, request: storage_pb2.DeleteTopicRequest, context: Context
+    ) -> storage_pb2.DeleteTopicResponse:
+        stored = await self._partitions.get(_HOME).call(op.DropTopic(request.name))
+        assert isinstance(stored, op.TopicStored)
+        return storage_pb2.DeleteTopicResponse(version=stored.version)
+
+    async def GetTopic(
+        self, request: storage_pb2.GetTopicRequest, context: Context
+    ) -> storage_pb2.GetTopicResponse:
+        topic = self._partitions.get(request.partition).memory.topics.get(request.name)
+        return storage_pb2.GetTopicResponse(topic=topic_to_proto(topic))
+
+    async def ListTopics(
+        self, request: storage_pb2.ListTopicsRequest, context: Context
+    ) -> storage_pb2.ListTopicsResponse:
+        known = self._partitions.get(request.partition).memory.topics
+        limit = _page_size(request.page_size)
+        names = [name for name in known.names() if name > request.page_token]
+        response = storage_pb2.ListTopicsResponse(
+            topics=[topic_to_proto(known.get(name)) for name in names[:limit]]
+        )
+        if len(names) > limit:
+            response.next_page_token = names[limit - 1]
+        return response
+
+    # --- queues --------------------------------------------------------------------------------
+
+    async def ListQueues(
+        self, request: storage_pb2.ListQueuesRequest, context: Context
+    ) -> storage_pb2.ListQueuesResponse:
+        partition = self._partitions.get(request.partition)
+        try:
+            token = bytes.fromhex(request.page_token)
+        except ValueError:
+            raise InvalidArgument("not a page token of this call", field="page_token") from None
+        limit = _page_size(request.page_size)
+        if request.lite_prefix and not request.topic:
+            raise InvalidArgument("a prefix is that of a topic's queues", field="lite_prefix")
+        views, next_token = await looking.list_queues(
+            partition, request.topic, request.lite_prefix, token, limit
+        )
+        return storage_pb2.ListQueuesResponse(
+            queues=[_queue(partition, view) for view in views], next_page_token=next_token.hex()
+        )
+
+    async def GetQueue(
+        self, request: storage_pb2.GetQueueRequest, context: Context
+    ) -> storage_pb2.GetQueueResponse:
+        LmqName.parse(request.lmq_name)
+        partition = self._partitions.get(request.partition)
+        view, groups = await looking.get_queue(partition, request.lmq_name)
+        return storage_pb2.GetQueueResponse(
+            queue=_queue(partition, view), groups=[_group(partition, each) for each in groups]
+        )
+
+    async def PeekQueue(
+        self, request: storage_pb2.PeekQueueRequest, context: Context
+    ) -> storage_pb2.PeekQueueResponse:
+        LmqName.parse(request.lmq_name)
+        partition = self._partitions.get(request.partition)
+        limit = _page_size(request.max_messages)
+        peeked = await looking.peek(
+            partition, request.lmq_name, request.offset, limit, request.group
+        )
+        response = storage_pb2.PeekQueueResponse()
+        for each in peeked:
+            added = response.messages.add(
+                offset=each.offset,
+                message=each.message,
+                fairness_key=each.run.fairness_key,
+                partition=partition.number,
+            )
+            added.publish_time.FromMilliseconds(each.run.publish_time_ms)
+        return response
+
+
+def _scan_kind(kind: int) -> ScanKind:
+    try:
+        name = storage_pb2.ScanKind.Name(kind)  # type: ignore[arg-type]
+        return ScanKind(name.removeprefix(_SCAN_PREFIX))
+    except ValueError:
+        raise InvalidArgument("a scan looks for one of the closed set", field="kind") from None
+
+
+def _held(page: storage_pb2.ReportHeldReservationsRequest) -> dict[int, int]:
+    """The reservations of a page, each with its queue."""
+    if len(page.receipts) > _HELD_PER_PAGE_MAX:
+        raise InvalidArgument(f"at most {_HELD_PER_PAGE_MAX} receipts a page", field="receipts")
+    receipts = map(Receipt.decode, page.receipts)
+    return {each.reservation_id: each.queue_id for each in receipts}
+
+
+def _page_size(asked: int, default: int = limits.PAGE_SIZE_DEFAULT) -> int:
+    if asked > limits.PAGE_SIZE_MAX:
+        raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+    return asked or default
+
+
+def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
+    health = wire.health_to(partition.health)
+    info = topic_pb2.PartitionInfo(
+        partition=partition.number,
+        state=health.state,
+        faults=health.faults,
+        reservations=partition.reservations,
+        commits=partition.commits,
+    )
+    try:
+        memory = partition.memory
+    except PartitionFaulty:
+        return info
+    info.broker_id = memory.claim.broker_id
+    info.broker_address = memory.claim.address
+    info.broker_epoch = memory.counters.broker_epoch
+    info.queues = memory.counters.queues
+    info.messages = memory.counters.messages
+    info.bytes = memory.counters.body_bytes
+    info.published = memory.counters.published
+    info.delivered = memory.counters.delivered
+    info.acked = memory.counters.acked
+    info.materialized_queues = len(memory.handles)
+    return info
+
+
+def _queue(partition: Partition, view: QueueView) -> topic_pb2.Queue:
+    record = view.record
+    loaded = topic_pb2.QUEUE_ACTIVITY_MATERIALIZED
+    queue = topic_pb2.Queue(
+        lmq_name=record.lmq_name,
+        queue_id=record.queue_id,
+        partition=partition.number,
+        activity=loaded if view.materialized else topic_pb2.QUEUE_ACTIVITY_IDLE,
+        messages=record.messages + record.scheduled,
+        bytes=record.body_bytes,
+        inflight=view.inflight,
+        next_offset=record.next_offset,
+    )
+    queue.last_activity_time.FromMilliseconds(record.last_activity_ms)
+    queue.create_time.FromMilliseconds(record.create_time_ms)
+    if view.oldest_publish_time_ms is not None:
+        queue.oldest_publish_time.FromMilliseconds(view.oldest_publish_time_ms)
+    return queue
+
+
+def _group(partition: Partition, view: GroupView) -> topic_pb2.Group:
+    return topic_pb2.Group(
+        name=view.name,
+        cursor=view.cursor,
+        unsettled=view.unsettled,
+        inflight=view.inflight,
+        owner_client_id=view.owner_client_id,
+        owner_epoch=view.owner_epoch,
+        partition=partition.number,
+    )

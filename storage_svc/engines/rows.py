@@ -1,0 +1,325 @@
+"""Keys and values of the tables: how the state of queues is laid out in an engine.
+
+Pure functions, in pairs: what one writes the other reads. The catalogue of tables, with the meaning
+of each key and value, is in `engines/engine.py`. Values are fixed numbers, then texts.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+
+from storage_svc.engines.engine import Row
+from storage_svc.engines.keys import (
+    prefix_end,
+    read_text,
+    read_u64,
+    read_u64x2,
+    text,
+    u64,
+    u64x2,
+    u64x3,
+)
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.reservation import Ending, Reservation
+
+_QUEUE = Struct(">QQQQQQQ???")
+_KEPT = b"\x01"  # behind the others where it applies: few queues have it
+_RUN = Struct(">IQQQ")
+_GROUP = Struct(">QQQQQ")
+_EXCEPTION = Struct(">QQIIQB")
+_RESERVATION = Struct(">QQQQIIQQQHH")
+_SPAN = Struct(">QQ")
+_DONE = Struct(">QQB")
+
+# --- catalog --------------------------------------------------------------------------------------
+
+
+def catalog_key(lmq_name: str) -> bytes:
+    topic, _, lite = lmq_name.partition("/")
+    return text(topic.encode()) + text(lite.encode())
+
+
+def topic_range(topic: str, lite_prefix: str = "") -> tuple[bytes, bytes]:
+    """The catalog keys of a topic's queues, or of those whose lite part begins with a prefix."""
+    start = text(topic.encode()) + lite_prefix.encode()
+    return start, prefix_end(start)
+
+
+def lmq_name_of(catalog_key: bytes) -> str:
+    topic, at = read_text(catalog_key)
+    lite, _ = read_text(catalog_key, at)
+    return f"{topic.decode()}/{lite.decode()}" if lite else topic.decode()
+
+
+def queue_value(record: QueueRecord) -> bytes:
+    value = _QUEUE.pack(
+        record.queue_id,
+        record.create_time_ms,
+        record.last_activity_ms,
+        record.next_offset,
+        record.messages,
+        record.body_bytes,
+        record.scheduled,
+        record.keyed,
+        record.returned,
+        record.reserved,
+    )
+    return value + _KEPT if record.kept else value
+
+
+def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
+    queue_id, *rest = _QUEUE.unpack_from(value)
+    record = QueueRecord(queue_id, lmq_name, *rest)
+    record.kept = len(value) > _QUEUE.size
+    return record
+
+
+def queue_range(queue_id: int) -> tuple[bytes, bytes]:
+    """All keys of one queue, in every table that begins with the queue."""
+    return u64(queue_id), u64(queue_id + 1)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def lane_prefix(queue_id: int, fairness_key: str) -> bytes:
+    return u64(queue_id) + text(fairness_key.encode())
+
+
+def run_key(queue_id: int, run: Run) -> bytes:
+    return run_key_of(queue_id, run.fairness_key, run.first_offset)
+
+
+def run_key_of(queue_id: int, fairness_key: str, first_offset: int) -> bytes:
+    return lane_prefix(queue_id, fairness_key) + u64(first_offset)
+
+
+def run_value(run: Run) -> bytes:
+    return (
+        _RUN.pack(run.messages, run.body_bytes, run.publish_time_ms, run.dead_deadline_ms)
+        + run.traceparent.encode()
+    )
+
+
+def read_run(key: bytes, value: bytes) -> Run:
+    fairness_key, at = read_text(key, 8)
+    messages, body_bytes, published, dead = _RUN.unpack_from(value)
+    return Run(
+        read_u64(key, at),
+        messages,
+        body_bytes,
+        published,
+        dead,
+        fairness_key.decode(),
+        value[_RUN.size :].decode(),
+    )
+
+
+def read_lane_runs(page: Sequence[Row]) -> list[Run]:
+    """Runs of one lane, with what they share read once."""
+    if not page:
+        return []
+    encoded, _ = read_text(page[0][0], 8)
+    fairness_key = encoded.decode()
+    runs = []
+    for key, value in page:
+        messages, body_bytes, published, dead = _RUN.unpack_from(value)
+        traceparent = value[_RUN.size :].decode()
+        first_offset = read_u64(key, len(key) - 8)
+        runs.append(
+            Run(first_offset, messages, body_bytes, published, dead, fairness_key, traceparent)
+        )
+    return runs
+
+
+def body_key(queue_id: int, run: Run) -> bytes:
+    return u64x2(queue_id, run.first_offset)
+
+
+def ttl_key(queue_id: int, run: Run) -> bytes:
+    return u64x3(run.dead_deadline_ms, queue_id, run.first_offset)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def group_key(queue_id: int, group: str) -> bytes:
+    return u64(queue_id) + text(group.encode())
+
+
+def group_value(group: Group) -> bytes:
+    """Carries the mark of the lane without a key, which nearly every queue has and few exceed."""
+    lane = group.lanes.get("")
+    mark = lane.mark if lane is not None else (group.base, group.base)
+    return (
+        _GROUP.pack(group.base, group.settled, group.owner_epoch, *mark)
+        + group.owner_client_id.encode()
+    )
+
+
+def read_group(key: bytes, value: bytes) -> tuple[Group, tuple[int, int]]:
+    """The group, without lanes and weights, and the mark of its lane without a key."""
+    name, _ = read_text(key, 8)
+    base, settled, owner_epoch, run_start, position = _GROUP.unpack_from(value)
+    group = Group(name.decode(), base, {})
+    group.settled = settled
+    group.owner_epoch = owner_epoch
+    group.owner_client_id = value[_GROUP.size :].decode()
+    return group, (run_start, position)
+
+
+def lane_key(queue_id: int, group: str, fairness_key: str) -> bytes:
+    return group_key(queue_id, group) + text(fairness_key.encode())
+
+
+def lane_value(lane: Lane) -> bytes:
+    return u64x2(*lane.mark)
+
+
+def read_lane(key: bytes, value: bytes) -> tuple[str, str, tuple[int, int]]:
+    """Group, fairness key and mark."""
+    group, at = read_text(key, 8)
+    fairness_key, _ = read_text(key, at)
+    run_start, position = read_u64x2(value)
+    return group.decode(), fairness_key.decode(), (run_start, position)
+
+
+# --- messages that came back ----------------------------------------------------------------------
+
+
+def exception_key(queue_id: int, group: str, start: int) -> bytes:
+    return group_key(queue_id, group) + u64(start)
+
+
+def exception_value(returned: Returned) -> bytes:
+    slice_ = returned.slice
+    return (
+        _EXCEPTION.pack(
+            slice_.end,
+            slice_.run.first_offset,
+            slice_.attempts,
+            slice_.deliveries,
+            returned.not_before_ms,
+            returned.buried,
+        )
+        + slice_.run.fairness_key.encode()
+    )
+
+
+def exception_run_key(key: bytes, value: bytes) -> bytes:
+    """Where the header of the run is that an exception is about."""
+    return key[:8] + text(value[_EXCEPTION.size :]) + value[8:16]
+
+
+def read_exception(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
+    """Group, and what came back."""
+    group, at = read_text(key, 8)
+    end, _, attempts, deliveries, not_before_ms, buried = _EXCEPTION.unpack_from(value)
+    slice_ = Slice(read_u64(key, at), end, run, attempts, deliveries)
+    return group.decode(), Returned(slice_, not_before_ms, bool(buried))
+
+
+def exception_facts(value: bytes) -> tuple[int, str]:
+    """Attempts and fairness key, without the run."""
+    return int(_EXCEPTION.unpack_from(value)[2]), value[_EXCEPTION.size :].decode()
+
+
+def delay_key(queue_id: int, group: str, start: int, not_before_ms: int) -> bytes:
+    return u64(not_before_ms) + exception_key(queue_id, group, start)
+
+
+# --- reservations ---------------------------------------------------------------------------------
+
+
+def reservation_key(queue_id: int, reservation_id: int) -> bytes:
+    return u64x2(queue_id, reservation_id)
+
+
+def deadline_key(queue_id: int, reservation: Reservation) -> bytes:
+    return deadline_key_of(reservation.deadline_ms, queue_id, reservation.reservation_id)
+
+
+def deadline_key_of(deadline_ms: int, queue_id: int, reservation_id: int) -> bytes:
+    return u64x3(deadline_ms, queue_id, reservation_id)
+
+
+def reservation_value(reservation: Reservation) -> bytes:
+    slice_ = reservation.slice
+    head = _RESERVATION.pack(
+        slice_.run.first_offset,
+        slice_.start,
+        slice_.end,
+        reservation.deadline_ms,
+        slice_.attempts,
+        slice_.deliveries,
+        reservation.owner_epoch,
+        reservation.session_id,
+        reservation.broker_incarnation,
+        len(reservation.open),
+        len(reservation.done),
+    )
+    spans = b"".join(_SPAN.pack(*span) for span in reservation.open)
+    done = b"".join(_DONE.pack(*span) for span in reservation.done)
+    names = text(reservation.group.encode()) + slice_.run.fairness_key.encode()
+    return head + spans + done + names
+
+
+def reservation_run_key(key: bytes, value: bytes) -> bytes:
+    """Where the header of the run is that a reservation is about."""
+    _, at = read_text(value, _names_at(value))
+    return key[:8] + text(value[at:]) + value[:8]
+
+
+def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
+    (
+        _,
+        start,
+        end,
+        deadline_ms,
+        attempts,
+        deliveries,
+        owner_epoch,
+        session_id,
+        broker_incarnation,
+        open_spans,
+        done,
+    ) = _RESERVATION.unpack_from(value)
+    at = _RESERVATION.size
+    spans = [_SPAN.unpack_from(value, at + n * _SPAN.size) for n in range(open_spans)]
+    at += open_spans * _SPAN.size
+    endings = [_DONE.unpack_from(value, at + n * _DONE.size) for n in range(done)]
+    group, _ = read_text(value, _names_at(value))
+    return Reservation(
+        read_u64(key, 8),
+        group.decode(),
+        Slice(start, end, run, attempts, deliveries),
+        deadline_ms,
+        owner_epoch=owner_epoch,
+        session_id=session_id,
+        broker_incarnation=broker_incarnation,
+        open_spans=spans,
+        done=[(begin, stop, Ending(how)) for begin, stop, how in endings],
+    )
+
+
+def is_live(reservation_value: bytes) -> bool:
+    """Whether any message of a stored reservation is open; reads no more than it must."""
+    return int(_RESERVATION.unpack_from(reservation_value)[9]) > 0
+
+
+def incarnation_of(reservation_value: bytes) -> int:
+    """Which life of which broker a stored reservation was made for."""
+    return int(_RESERVATION.unpack_from(reservation_value)[8])
+
+
+def _names_at(value: bytes) -> int:
+    head = _RESERVATION.unpack_from(value)
+    return _RESERVATION.size + int(head[9]) * _SPAN.size + int(head[10]) * _DONE.size
+
+
+# --- records in time order ------------------------------------------------------------------------
+
+
+def consumed_value(record: QueueRecord, group: str, start: int, end: int) -> bytes:
+    return u64x3(record.queue_id, start, end) + text(group.encode()) + record.lmq_name.encode()

@@ -1,0 +1,1 @@
+"""The storage side of lifecycle: sweep lease, wake-ups, announcements."""

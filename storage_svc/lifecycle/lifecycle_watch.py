@@ -1,0 +1,71 @@
+"""What a partition knows of lifecycle: who sweeps it, what it must be told, whether it is silent.
+
+Owns the lease, the wake-ups and the alarm (L4, L7). It calls nobody: telling lifecycle is the work
+of `announcing`, and what silence means for the partition is shown in its health.
+"""
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from storage_svc.lifecycle.sweep_lease import SweepLease
+from storage_svc.lifecycle.wakeups import WakeUps
+from storage_svc.partition.health import FaultReason, Health
+from tidemark.telemetry import counter
+
+_log = logging.getLogger(__name__)
+_silences = counter(
+    "tidemark.storage.lifecycle_silences", description="Times that lifecycle fell silent"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """When lifecycle counts as silent, and what that means."""
+
+    after_ms: int = 0
+    """0: never."""
+    is_fault: bool = False
+
+
+NEVER_SILENT = Silence()
+
+
+class LifecycleWatch:
+    """Lifecycle as one partition sees it."""
+
+    def __init__(self, partition: int, silence: Silence, monotonic_ms: int) -> None:
+        self.lease = SweepLease(monotonic_ms)
+        self.wakeups = WakeUps()
+        self.due_earlier = asyncio.Event()
+        """Set when lifecycle must be told something; cleared by whoever tells it."""
+        self._partition = partition
+        self._silence = silence
+
+    def due(self, index: Hashable, due_ms: int) -> None:
+        """An entry of an index is due then, and durable."""
+        if self.wakeups.added(index, due_ms):
+            self.due_earlier.set()
+
+    def undriven(self, index: Hashable, earliest_ms: int | None) -> None:
+        """Nobody looks after an index now but sweeps, whatever they knew of it before."""
+        if earliest_ms is not None:
+            self.wakeups.scan_begins(index)
+            self.due(index, earliest_ms)
+
+    def listen(self, health: Health, now_ms: int, monotonic_ms: int) -> bool:
+        """Lifecycle that falls silent is an alarm, or a fault; returns whether that changed."""
+        silent_ms = monotonic_ms - self.lease.heard_ms
+        silent = self._silence.after_ms > 0 and silent_ms > self._silence.after_ms
+        if silent == health.has(FaultReason.LIFECYCLE_SILENT):
+            return False
+        if not silent:
+            health.clear(FaultReason.LIFECYCLE_SILENT)
+            return True
+        _log.error("lifecycle is silent", extra={"partition": self._partition, "ms": silent_ms})
+        _silences.add(1)
+        detail = f"no sweeper was heard of for {silent_ms} ms"
+        alarm = not self._silence.is_fault
+        health.add(FaultReason.LIFECYCLE_SILENT, detail, now_ms, alarm=alarm)
+        return True

@@ -1,0 +1,1 @@
+"""Materialized queues: the handle cache and recovery from the engine."""

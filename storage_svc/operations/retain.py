@@ -1,0 +1,174 @@
+"""Retention: deletes what a pass has planned, after checking each run again (R1-R6, R9).
+
+A row names runs by their queue, lane and offsets. What changed since the plan was made is left
+alone; what is deleted is counted in the history row of its queue, type and pass, in the same
+commit. A pass may repeat itself: what is gone already is counted as stale, not twice.
+"""
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import u64
+from storage_svc.loading.handles import Handle
+from storage_svc.operations import (
+    ApplyRetention,
+    DeadReason,
+    RetentionApplied,
+    RetentionRow,
+    RetentionType,
+    history,
+)
+from storage_svc.operations import administer as administering
+from storage_svc.operations import sweep as sweeping
+from storage_svc.partition.commit import Unit
+from storage_svc.queue.lane import Run
+from tidemark.errors import InvalidArgument
+from tidemark.telemetry import counter
+from tidemark.topics import MaxWaitAction, TopicSettings
+
+RECORDS_PER_ROW_MAX = 2_000
+"""Old records that one planned row removes; the answer says whether there are more."""
+
+RUNS_PER_ROW_MAX = 1_000
+"""Runs that one planned row removes."""
+
+_OF_RUNS = (
+    RetentionType.EXPIRED,
+    RetentionType.COMPLETED,
+    RetentionType.MAX_WAIT_TIME_EVICTION,
+)
+_OF_PASSES = (*_OF_RUNS, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
+_RECORD_TABLES = {"messages_consumed": Table.CONSUMED, "system_metrics": Table.METRICS}
+
+_removed = counter(
+    "tidemark.storage.retention_removed",
+    "Messages, records and queues that passes removed, by type",
+    zeros=[{"type": kind.value} for kind in _OF_PASSES],
+)
+_Removed = tuple[int, int]
+"""Messages and bytes."""
+
+
+def check(operation: ApplyRetention) -> None:
+    """Refuse all of a call that could not be done whole."""
+    if operation.type not in _OF_PASSES:
+        raise InvalidArgument(f"{operation.type.value} is not the business of a pass", field="type")
+    for row in operation.rows:
+        if operation.type is RetentionType.OLD_RECORDS:
+            if row.table != "history" and row.table not in _RECORD_TABLES:
+                raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
+        elif operation.type in _OF_RUNS and row.first_offset >= row.end_offset:
+            raise InvalidArgument("a row of messages has a range", field="range")
+
+
+async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
+    """Delete the planned rows that are still due."""
+    if unit.deletions_refused is not None:
+        raise unit.deletions_refused
+    messages = body_bytes = queues = stale = 0
+    more = False
+    totals: dict[str, _Removed] = {}
+    for row in operation.rows:
+        match operation.type:
+            case RetentionType.OLD_RECORDS:
+                removed = await _old_records(unit, row)
+                more |= removed is not None and removed[0] == RECORDS_PER_ROW_MAX
+            case RetentionType.INACTIVE_QUEUE:
+                removed = await _inactive_queue(unit, row)
+                queues += removed is not None
+            case _:
+                removed = await _runs(unit, row, operation.type)
+        if removed is None:
+            stale += 1
+            continue
+        messages += removed[0]
+        body_bytes += removed[1]
+        name = row.lmq_name or row.table
+        before = totals.get(name, (0, 0))
+        totals[name] = (before[0] + removed[0], before[1] + removed[1])
+    await history.add(unit, operation.type, operation.pass_id, totals)
+    _removed.add(messages + queues, {"type": operation.type.value})
+    return RetentionApplied(messages, body_bytes, queues, stale, more)
+
+
+async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed | None:
+    """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
+    handle = await unit.memory.handles.by_id(row.queue_id, unit.journal)
+    if handle is None:
+        return None
+    settings = handle.topic.settings
+    limit_ms = 1000 * _age_limit_s(settings, kind)
+    if not limit_ms:
+        return None
+    state = handle.state
+    published_by_ms = unit.now_ms - limit_ms
+    due = [run for run in await _stored(unit, row) if run.publish_time_ms <= published_by_ms]
+    if state.has_inflight:
+        due = [run for run in due if not state.is_held(run)]
+    if kind is RetentionType.COMPLETED:
+        due = [run for run in due if state.is_settled(run)]
+    messages = sum(run.messages for run in due)
+    if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
+        waiting = {run: _waiting(handle, run) for run in due}
+        due = [run for run in due if waiting[run]]
+        messages = sum(waiting.values())
+    if not due:
+        return None
+    if (
+        kind is RetentionType.MAX_WAIT_TIME_EVICTION
+        and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
+    ):
+        for run in due:
+            await sweeping.remove_run(unit, handle, run, DeadReason.MAX_WAIT_TIME)
+    else:
+        state.delete_runs(due, unit.journal)
+    return messages, sum(run.body_bytes for run in due)
+
+
+async def _stored(unit: Unit, row: RetentionRow) -> list[Run]:
+    """The runs that a row names, as far as they are there after the commit under way."""
+    start = rows.run_key_of(row.queue_id, row.fairness_key, row.first_offset)
+    end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
+    found = await unit.memory.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
+    gone = unit.journal.deleted
+    return rows.read_lane_runs([each for each in found if each[0] not in gone] if gone else found)
+
+
+def _waiting(handle: Handle, run: Run) -> int:
+    return sum(end - start for start, end in sweeping.waiting_spans(handle, run))
+
+
+def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
+    if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
+        return settings.max_wait_time_seconds
+    if not settings.retention_enabled:
+        return 0
+    if kind is RetentionType.EXPIRED:
+        return settings.retention_seconds
+    return settings.completed_retention_seconds
+
+
+async def _inactive_queue(unit: Unit, row: RetentionRow) -> _Removed | None:
+    handle = await unit.memory.handles.by_id(row.queue_id, unit.journal)
+    if handle is None:
+        return None
+    record = handle.state.record
+    if record.messages or record.scheduled or record.last_activity_ms > row.before_ms:
+        return None
+    if handle.tracked:
+        return None  # a client uses it, and nobody would tell that client
+    await administering.delete_queue(unit, handle)
+    return 0, 0
+
+
+async def _old_records(unit: Unit, row: RetentionRow) -> _Removed | None:
+    before = u64(row.before_ms)
+    if row.table == "history":
+        old = await history.forget(unit, before, RECORDS_PER_ROW_MAX)
+    else:
+        table = _RECORD_TABLES[row.table]
+        old = await unit.memory.engine.scan(table, b"", before, limit=RECORDS_PER_ROW_MAX)
+        old = [each for each in old if (table, each[0]) not in unit.journal.gone]
+        for key, _ in old:
+            unit.journal.erase(table, key)
+    body_bytes = sum(len(key) + len(value) for key, value in old)
+    return (len(old), body_bytes) if old else None

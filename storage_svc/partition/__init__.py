@@ -1,0 +1,1 @@
+"""A partition: one writer, its commits, counters, clock, health and topics."""

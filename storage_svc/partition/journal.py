@@ -1,0 +1,240 @@
+"""The journal of one commit: turns changes of queue states into one engine batch.
+
+Owns what is specific to a commit: the batch, records that changed several times and are written
+once, bodies that are not yet in the engine, and what is to be told once the commit is durable.
+"""
+
+from collections.abc import Sequence
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Batch, Row, Table
+from storage_svc.engines.keys import read_u64, u64, u64x2
+from storage_svc.partition.deadlines import Deadlines
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane, Run
+from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.reservation import Reservation, Span
+
+QueueGroup = tuple[str, str]
+"""lmq_name and group."""
+
+
+class BatchJournal:
+    """Implements `queue_state.Journal` for one commit of one partition."""
+
+    def __init__(self, now_ms: int, deadlines: Deadlines, next_record: int) -> None:
+        self.now_ms = now_ms
+        self.batch = Batch()
+        self.ready_queues: dict[QueueGroup, None] = {}
+        self.bodies: dict[bytes, bytes] = {}
+        self.appended: dict[int, list[Run]] = {}
+        """Runs of this commit by queue: headers that cannot be read yet."""
+        self.deleted: set[bytes] = set()
+        """Keys of headers that can still be read, but not after this commit."""
+        self.deleted_bodies: list[bytes] = []
+        self.gone: set[tuple[Table, bytes]] = set()
+        """Rows that can still be read, but not after this commit: see `erase`."""
+        self.passes: dict[bytes, tuple[bytes, int, int]] = {}
+        """History rows of passes that this commit writes: key, messages and bytes."""
+        self.outbox_tails: dict[str, int] = {}
+        """Last outbox sequences by destination that this commit gave."""
+        self.high_water: dict[tuple[int, str], int] = {}
+        """Marks of outbox sources that this commit raised."""
+        self.expired: list[int] = []
+        """Reservations that end with this commit and that nobody settled: those that expire, and
+        those that go with their queue or their group."""
+        self.touched: set[int] = set()
+        """Queues that this commit changes: what the engine has of them is not the truth."""
+        self.removed_names: set[str] = set()
+        self.removed_ids: set[int] = set()
+        self.indexed: list[tuple[Table, int]] = []
+        """Times of entries that this commit added to indexes which sweeps read."""
+        self.messages = 0
+        """By how much this commit changes the number of stored messages."""
+        self.body_bytes = 0
+        """By how much this commit changes the bytes of those."""
+        self.published = 0
+        """Messages that join a queue with this commit."""
+        self.next_record = next_record
+        """Number of the next consumption or history row: makes rows of one moment distinct."""
+        self._deadlines = deadlines
+        self._queues: dict[int, QueueRecord] = {}
+        self._groups: dict[tuple[int, str], Group] = {}
+
+    def finish(self) -> Batch:
+        """The batch, with the records that changed."""
+        for record in self._queues.values():
+            self.batch.put(
+                Table.CATALOG, rows.catalog_key(record.lmq_name), rows.queue_value(record)
+            )
+        for (queue_id, name), group in self._groups.items():
+            self.batch.put(Table.GROUPS, rows.group_key(queue_id, name), rows.group_value(group))
+        return self.batch
+
+    def puts_in(self, table: Table, start: bytes, end: bytes) -> list[Row]:
+        """Rows of a range within one queue that this commit has put.
+
+        Walks over the whole batch where the commit has changed the queue: for deleting whole queues
+        and groups.
+        """
+        if read_u64(start) not in self.touched:
+            return []
+        return [
+            (key, value)
+            for where, key, value, _ in self.batch.operations
+            if where is table and value is not None and start <= key < end
+        ]
+
+    def erase(self, table: Table, key: bytes) -> None:
+        """Delete a row that others must not find again in this commit."""
+        self.batch.delete(table, key)
+        self.gone.add((table, key))
+
+    # --- queues and groups ---------------------------------------------------------------------
+
+    def queue_created(self, record: QueueRecord) -> None:
+        self.batch.put(Table.QUEUES, u64(record.queue_id), record.lmq_name.encode())
+        self.queue_changed(record)
+
+    def queue_changed(self, record: QueueRecord) -> None:
+        self._queues[record.queue_id] = record
+        self.touched.add(record.queue_id)
+
+    def queue_removed(self, record: QueueRecord) -> None:
+        self.removed_names.add(record.lmq_name)
+        self.removed_ids.add(record.queue_id)
+        self.messages -= record.messages
+        self.body_bytes -= record.body_bytes
+        self._queues.pop(record.queue_id, None)
+        for key in [key for key in self._groups if key[0] == record.queue_id]:
+            del self._groups[key]
+        self.batch.delete(Table.QUEUES, u64(record.queue_id))
+        self.batch.delete(Table.CATALOG, rows.catalog_key(record.lmq_name))
+
+    def group_changed(self, record: QueueRecord, group: Group) -> None:
+        self._groups[record.queue_id, group.name] = group
+        self.touched.add(record.queue_id)
+
+    def group_removed(self, record: QueueRecord, group: Group) -> None:
+        self.touched.add(record.queue_id)
+        self._groups.pop((record.queue_id, group.name), None)
+        self.batch.delete(Table.GROUPS, rows.group_key(record.queue_id, group.name))
+
+    def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None:
+        self.touched.add(record.queue_id)
+        if lane.key:
+            key = rows.lane_key(record.queue_id, group.name, lane.key)
+            self.batch.put(Table.LANES, key, rows.lane_value(lane))
+        else:
+            self.group_changed(record, group)
+
+    def lane_removed(self, record: QueueRecord, group: Group, lane: Lane) -> None:
+        self.touched.add(record.queue_id)
+        self.batch.delete(Table.LANES, rows.lane_key(record.queue_id, group.name, lane.key))
+
+    # --- runs ----------------------------------------------------------------------------------
+
+    def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None:
+        queue_id = record.queue_id
+        key = rows.body_key(queue_id, run)
+        self.batch.put(Table.RUN_HEADERS, rows.run_key(queue_id, run), rows.run_value(run))
+        self.batch.put(Table.RUN_BODIES, key, body)
+        self.bodies[key] = body
+        self.appended.setdefault(queue_id, []).append(run)
+        self.messages += run.messages
+        self.body_bytes += run.body_bytes
+        self.published += run.messages
+        if run.dead_deadline_ms:
+            self.batch.put(Table.TTL, rows.ttl_key(queue_id, run), run.fairness_key.encode())
+
+    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None:
+        """Runs of one lane."""
+        queue_id = record.queue_id
+        lane, queue = rows.lane_prefix(queue_id, runs[0].fairness_key), u64(queue_id)
+        offsets = [u64(run.first_offset) for run in runs]
+        headers = [lane + offset for offset in offsets]
+        bodies = [queue + offset for offset in offsets]
+        self.deleted.update(headers)
+        self.deleted_bodies += bodies
+        self.batch.delete_all(Table.RUN_HEADERS, headers)
+        self.batch.delete_all(Table.RUN_BODIES, bodies)
+        for run in runs:
+            self.messages -= run.messages
+            self.body_bytes -= run.body_bytes
+            if run.dead_deadline_ms:
+                self.batch.delete(Table.TTL, rows.ttl_key(queue_id, run))
+        if queue_id in self.appended:
+            for key, run in zip(bodies, runs, strict=True):
+                if self.bodies.pop(key, None) is not None:
+                    self.appended[queue_id].remove(run)
+
+    # --- reservations --------------------------------------------------------------------------
+
+    def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
+        self.touched.add(record.queue_id)
+        key = rows.reservation_key(record.queue_id, reservation.reservation_id)
+        self.batch.put(Table.RESERVATIONS, key, rows.reservation_value(reservation))
+
+    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None:
+        key = rows.reservation_key(record.queue_id, reservation_id)
+        self.batch.delete(Table.RESERVATIONS, key)
+
+    def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
+        self._deadlines.add(reservation.deadline_ms)
+        key = rows.deadline_key(record.queue_id, reservation)
+        self.gone.discard((Table.DEADLINES, key))
+        self.batch.put(Table.DEADLINES, key, b"")
+
+    def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
+        self._deadlines.discard(reservation.deadline_ms)
+        self.erase(Table.DEADLINES, rows.deadline_key(record.queue_id, reservation))
+
+    def forget_deadline(self, table: Table, key: bytes, time_ms: int) -> None:
+        """Delete an entry of the deadline or delay index whose record is gone."""
+        self._deadlines.discard(time_ms)
+        self.erase(table, key)
+
+    # --- messages that came back ---------------------------------------------------------------
+
+    def put_exception(self, record: QueueRecord, group: Group, returned: Returned) -> None:
+        self.touched.add(record.queue_id)
+        start = returned.slice.start
+        key = rows.exception_key(record.queue_id, group.name, start)
+        self.batch.put(Table.EXCEPTIONS, key, rows.exception_value(returned))
+        if returned.buried:
+            self.batch.put(Table.BURIED, key, b"")
+            self.indexed.append((Table.BURIED, self.now_ms))
+        elif returned.not_before_ms:
+            self._deadlines.add(returned.not_before_ms)
+            at_ms = returned.not_before_ms
+            delay = rows.delay_key(record.queue_id, group.name, start, at_ms)
+            self.gone.discard((Table.DELAYS, delay))
+            self.batch.put(Table.DELAYS, delay, b"")
+
+    def delete_exception(
+        self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
+    ) -> None:
+        key = rows.exception_key(record.queue_id, group.name, start)
+        self.batch.delete(Table.EXCEPTIONS, key)
+        self.batch.delete(Table.BURIED, key)
+        if not_before_ms:
+            self._deadlines.discard(not_before_ms)
+            delay = rows.delay_key(record.queue_id, group.name, start, not_before_ms)
+            self.erase(Table.DELAYS, delay)
+
+    # --- records and events --------------------------------------------------------------------
+
+    def consumed(self, record: QueueRecord, group: str, span: Span) -> None:
+        self.batch.put(Table.CONSUMED, self.record_key(), rows.consumed_value(record, group, *span))
+
+    def record_key(self) -> bytes:
+        """A key in time order for a row of history or consumption."""
+        self.next_record += 1
+        return u64x2(self.now_ms, self.next_record)
+
+    def ready(self, record: QueueRecord, group: Group) -> None:
+        self.ready_queues[record.lmq_name, group.name] = None
+
+    def asked(self, record: QueueRecord, group: Group) -> None:
+        """Whoever waited asks in the commit that has something for it: there is nothing to tell."""
+        self.ready_queues.pop((record.lmq_name, group.name), None)

@@ -1,0 +1,1 @@
+"""The rules of one queue: runs, lanes, groups and reservations, without I/O."""

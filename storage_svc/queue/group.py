@@ -1,0 +1,264 @@
+"""A group's progress over one queue: what it was given, what came back, what is still to come.
+
+Pure. Every unsettled message of the queue is, for each group, in exactly one place: never handed
+out (in a lane, from its position on), in a live reservation, ready again (in a lane), delayed, or
+buried (its attempts are exhausted or its time to live has passed, and a sweep will take it away).
+Everything before a lane's position that is in none of these is settled; so settling needs no record
+of its own, and progress costs what is in flight, not what ever happened (ADR 0004).
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from storage_svc.queue.drr import Ring
+from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.reservation import Reservation
+
+PASSED_MAX = 1000
+"""Slices that one hand-out sets aside, so that a backlog past its time costs no long commit."""
+
+IDLE_LANES_MAX = 1024
+"""Lanes beyond those it needs that a group gathers before it looks which of them are left over."""
+
+
+class Taken(NamedTuple):
+    """What `Group.take` found."""
+
+    slices: list[Slice]
+    passed: list[Slice]  # not to be handed out: too late, or tried too often
+    starved: Lane | None  # where to read on before anything more can be taken
+    too_large: bool = False  # whether the next message alone is more than the bytes allow
+    cramped: bool = False  # whether the run of the next messages may be more than there is room for
+
+
+class Group:
+    """One group on one queue."""
+
+    __slots__ = (
+        "base",
+        "buried",
+        "delayed",
+        "lanes",
+        "lanes_max",
+        "live",
+        "name",
+        "outstanding",
+        "owner_client_id",
+        "owner_epoch",
+        "ring",
+        "settled",
+        "short",
+    )
+
+    def __init__(self, name: str, base: int, weights: Mapping[str, int]) -> None:
+        self.name = name
+        self.base = base
+        """Where the group began: messages before it are not its own."""
+        self.settled = 0
+        """Messages from `base` on that are settled or were never there."""
+        self.lanes: dict[str, Lane] = {}
+        self.lanes_max = IDLE_LANES_MAX
+        """Beyond it somebody must look which lanes are left over: see `idle_lanes`."""
+        self.ring = Ring(weights)
+        self.outstanding: dict[int, int] = {}
+        """Messages handed out and not settled, by the first offset of their run."""
+        self.live: dict[int, Reservation] = {}
+        self.delayed: dict[int, tuple[Slice, int]] = {}
+        """Nacked slices by their start, each with the time at which it is ready again."""
+        self.buried: dict[int, Slice] = {}
+        """Slices by their start that are not handed out again."""
+        self.owner_client_id = ""
+        self.owner_epoch = 0
+        self.short = False
+        """Whether the last hand-out came back short, so that somebody waits for more."""
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether anything that was handed out waits here."""
+        return bool(
+            self.delayed or self.buried or any(lane.returned for lane in self.lanes.values())
+        )
+
+    def add_lane(self, key: str, position: int, read_from: int | None) -> None:
+        """A lane that exists in the engine."""
+        self.lanes[key] = Lane(key, position, read_from)
+        if read_from is not None:
+            self.ring.activate(key)
+
+    def idle_lanes(self) -> list[Lane]:
+        """Lanes with nothing to hand out, which are left over unless runs of them are stored.
+
+        The one without a key is part of the group's record, and stays.
+        """
+        idle = [lane for lane in self.lanes.values() if lane.key and lane.drained]
+        return [lane for lane in idle if lane.key not in self.ring]
+
+    def forget_lanes(self, lanes: Sequence[Lane]) -> None:
+        """No run of these lanes is stored: a later one begins anew."""
+        for lane in lanes:
+            del self.lanes[lane.key]
+        self.lanes_max = 2 * len(self.lanes) + IDLE_LANES_MAX
+
+    def offer(self, run: Run) -> None:
+        """A run was appended to the queue."""
+        lane = self.lanes.get(run.fairness_key)
+        if lane is None:
+            lane = self.lanes[run.fairness_key] = Lane(run.fairness_key, self.base)
+        lane.offer(run)
+        self.ring.activate(run.fairness_key)
+
+    def take(
+        self,
+        messages_max: int,
+        bytes_max: int,
+        now_ms: int,
+        *,
+        max_attempts: int = 0,
+        at_least_one: bool = True,
+        room_bytes: float = math.inf,
+    ) -> Taken:
+        """Messages to hand out next, in fair turns; the first whatever its size, if one must be.
+
+        Bytes are those of the mean message of a run. Any part of a run may hold nearly all its
+        bytes, so each that is taken needs room for the whole run.
+        """
+        taken = Taken([], [], None)
+        ring = self.ring
+        while messages_max > 0 and len(taken.passed) < PASSED_MAX:
+            key = ring.current()
+            if key is None:
+                return taken
+            lane = self.lanes[key]
+            head = lane.head()
+            if head is None:
+                if lane.starved:
+                    return taken._replace(starved=lane)
+                ring.retire()
+                continue
+            if 0 < head.run.dead_deadline_ms <= now_ms or 0 < max_attempts <= head.attempts:
+                taken.passed.append(lane.take(head.messages))
+                continue
+            message_bytes = head.run.message_bytes
+            if bytes_max < message_bytes and (taken.slices or not at_least_one):
+                return taken._replace(too_large=True)
+            if room_bytes < head.run.body_bytes:
+                return taken._replace(cramped=True)
+            allowed = head.messages if ring.alone else ring.allowance_bytes() // message_bytes
+            if allowed <= 0:
+                ring.rotate()
+                continue
+            count = min(head.messages, allowed, messages_max, max(1, bytes_max // message_bytes))
+            taken.slices.append(lane.take(count))
+            ring.spend(count * message_bytes)
+            messages_max -= count
+            bytes_max -= count * message_bytes
+            room_bytes -= head.run.body_bytes
+            if lane.drained:
+                ring.retire()  # also when no more may be taken: nobody needs to ask again
+        return taken
+
+    def hand_out(self, slice_: Slice) -> None:
+        """Count messages that leave their lane; those that were out before are counted already."""
+        if not slice_.deliveries:
+            first = slice_.run.first_offset
+            self.outstanding[first] = self.outstanding.get(first, 0) + slice_.messages
+
+    def settle(self, run: Run, count: int) -> bool:
+        """Messages of a run are done; returns whether that settles the whole run."""
+        self.settled += count
+        left = self.outstanding[run.first_offset] - count
+        if left:
+            self.outstanding[run.first_offset] = left
+            return False
+        del self.outstanding[run.first_offset]
+        return self.has_settled(run)
+
+    def has_settled(self, run: Run) -> bool:
+        if run.end <= self.base:
+            return True
+        lane = self.lanes.get(run.fairness_key)
+        handed_out = lane is not None and lane.position >= run.end
+        return handed_out and run.first_offset not in self.outstanding
+
+    def has_settled_message(self, run: Run, offset: int) -> bool:
+        """Whether one message is settled. Slow: for looking, not for delivering."""
+        lane = self.lanes.get(run.fairness_key)
+        if offset < self.base:
+            return True
+        if lane is None or offset >= lane.position:
+            return False
+        spans = [(each.start, each.end) for each in (*lane.returned, *self.buried.values())]
+        spans += ((each.start, each.end) for each, _ in self.delayed.values())
+        spans += (span for each in self.live.values() for span in each.open)
+        return not any(start <= offset < end for start, end in spans)
+
+    def holds(self, run: Run) -> bool:
+        """Whether a live reservation covers messages of the run."""
+        first = run.first_offset
+        return first in self.outstanding and any(
+            each.slice.run.first_offset == first for each in self.live.values()
+        )
+
+    def unsettled_spans(self, run: Run) -> list[tuple[int, int]]:
+        """The messages of a run that no live reservation holds and that are not settled."""
+        lane = self.lanes.get(run.fairness_key)
+        position = max(self.base, self.base if lane is None else lane.position, run.first_offset)
+        slices = [
+            *([] if lane is None else lane.returned),
+            *(each for each, _ in self.delayed.values()),
+            *self.buried.values(),
+        ]
+        spans = [(each.start, each.end) for each in slices if each.run == run]
+        if position < run.end:
+            spans.append((position, run.end))
+        return sorted(spans)
+
+    def drop_runs(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
+        """Forget runs of one lane that are deleted; no live reservation may hold any.
+
+        Returns the starts of their slices that had a record of their own, each with the end of its
+        delay (0 without one).
+        """
+        lane = self.lanes.get(runs[0].fairness_key)
+        position = self.base if lane is None else max(self.base, lane.position)
+        self.settled += sum(
+            run.first_offset + run.messages - max(position, run.first_offset)
+            for run in runs
+            if run.first_offset + run.messages > position
+        )
+        first_offsets = {run.first_offset for run in runs}
+        returned = lane.drop(first_offsets) if lane is not None else []
+        handed_out = first_offsets & self.outstanding.keys()
+        if not handed_out:
+            return []  # nothing of them came back either: the rule, and it costs nothing more
+        assert not any(each.slice.run.first_offset in handed_out for each in self.live.values()), (
+            "a live reservation protects its run"
+        )
+        self.settled += sum(self.outstanding.pop(first) for first in handed_out)
+        came_back = [run for run in runs if run.first_offset in handed_out]
+        delayed = [
+            (start, self.delayed.pop(start)[1]) for start in _within(came_back, self.delayed)
+        ]
+        buried = _within(came_back, self.buried)
+        for start in buried:
+            del self.buried[start]
+        return [(start, 0) for start in returned + buried] + delayed
+
+    def cursor(self, next_offset: int) -> int:
+        """Every message before it is settled, as far as what is in memory tells."""
+        marks = [next_offset, *self.delayed, *self.buried]
+        marks += (lane.next_offset for lane in self.lanes.values() if not lane.drained)
+        marks += (each.open[0][0] for each in self.live.values())
+        return min(marks)
+
+
+def _within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:
+    """Those of `starts` that lie in runs: costs the fewer of offsets and starts, nearly."""
+    if sum(run.messages for run in runs) < len(starts):
+        return [at for run in runs for at in range(run.first_offset, run.end) if at in starts]
+    runs = sorted(runs)
+    first_offsets = [run.first_offset for run in runs]
+    found = ((start, bisect_right(first_offsets, start) - 1) for start in starts)
+    return [start for start, at in found if at >= 0 and start < runs[at].end]

@@ -1,0 +1,461 @@
+"""The state of one queue: its runs, its groups and their reservations, as rules without I/O.
+
+Pure: no engine, no clock, no wire. Every method either raises and changes nothing, or changes the
+state and tells a `Journal` what to write, so that memory and engine always say the same. Works in
+runs and slices: a thousand messages that share their history are one record.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.reservation import Ending, Reservation, Span
+from tidemark.errors import Fenced, GroupNotFound, ReservationNotFound
+
+REMEMBERED_MIN = 1024
+"""Settled reservations that any queue may remember, to answer repeated settlements."""
+
+REMEMBERED_TOGETHER_MAX = 25_000
+"""What the queues of a partition share beyond that, at some 800 bytes each. A queue may have as
+many as are left: half of them alone, which is more than a frame of settlements holds."""
+
+
+@dataclass(slots=True)
+class QueueRecord:
+    """What the catalog keeps of a queue; readable without waking it."""
+
+    queue_id: int
+    lmq_name: str
+    create_time_ms: int
+    last_activity_ms: int
+    next_offset: int = 0
+    messages: int = 0
+    body_bytes: int = 0
+    scheduled: int = 0
+    # What need not be looked for when the queue is loaded, because it never was there. Most queues
+    # have no fairness keys and nothing that came back: they are loaded with two reads.
+    keyed: bool = False
+    returned: bool = False
+    reserved: bool = False
+    kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
+
+
+class Returned(NamedTuple):
+    """Messages that came back, and what is to become of them."""
+
+    slice: Slice
+    not_before_ms: int = 0  # 0: ready now
+    buried: bool = False
+
+
+class Journal(Protocol):
+    """Where changes are written down, for one commit."""
+
+    def queue_changed(self, record: QueueRecord) -> None: ...
+    def group_changed(self, record: QueueRecord, group: Group) -> None: ...
+    def group_removed(self, record: QueueRecord, group: Group) -> None: ...
+    def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None: ...
+    def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None: ...
+    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None: ...
+    def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None: ...
+    def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def put_exception(self, record: QueueRecord, group: Group, returned: Returned) -> None: ...
+    def delete_exception(
+        self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
+    ) -> None: ...
+    def consumed(self, record: QueueRecord, group: str, span: Span) -> None: ...
+    def ready(self, record: QueueRecord, group: Group) -> None: ...
+
+
+class Rules(NamedTuple):
+    """The settings of the topic that a queue obeys."""
+
+    max_attempts: int = 0
+    keeps_settled: bool = False
+    weights: Mapping[str, int] = {}
+    records_consumption: bool = True
+
+
+class Remembered:
+    """How many settled reservations the queues of a partition remember together."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
+class QueueState:
+    """A materialized queue."""
+
+    __slots__ = ("_remembered", "_together", "groups", "record", "reservations", "rules")
+
+    def __init__(
+        self, record: QueueRecord, rules: Rules, together: Remembered | None = None
+    ) -> None:
+        self.record = record
+        self.rules = rules
+        self.groups: dict[str, Group] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self._remembered: dict[int, None] = {}
+        """Settled reservations, oldest first. A dict: an empty deque weighs ten times as much."""
+        self._together = together or Remembered()
+
+    # --- messages come and go ------------------------------------------------------------------
+
+    def append(self, run: Run, body: bytes, now_ms: int, journal: Journal) -> None:
+        """A run gets the next offsets."""
+        record = self.record
+        assert run.first_offset == record.next_offset, "offsets have no gaps"
+        record.next_offset = run.end
+        record.messages += run.messages
+        record.body_bytes += run.body_bytes
+        record.last_activity_ms = now_ms
+        record.keyed = record.keyed or bool(run.fairness_key)
+        journal.put_run(record, run, body)
+        journal.queue_changed(record)
+        for group in self.groups.values():
+            group.offer(run)
+            self._tell_if_short(group, journal)
+
+    def delete_runs(self, runs: Sequence[Run], journal: Journal) -> None:
+        """Remove runs of one lane in every group; no live reservation may hold any."""
+        for group in self.groups.values():
+            came_back = group.drop_runs(runs)
+            for start, not_before_ms in came_back:
+                journal.delete_exception(self.record, group, start, not_before_ms)
+            if came_back:
+                self._tell_if_short(group, journal)  # there may have been too many of them
+            journal.group_changed(self.record, group)
+        self._erase(runs, journal)
+
+    def is_held(self, run: Run) -> bool:
+        """Whether any live reservation covers messages of the run."""
+        return any(group.holds(run) for group in self.groups.values())
+
+    def held_runs(self) -> set[int]:
+        """The first offsets of all runs that live reservations cover."""
+        return {
+            reservation.slice.run.first_offset
+            for group in self.groups.values()
+            for reservation in group.live.values()
+        }
+
+    def is_settled(self, run: Run) -> bool:
+        """Whether there are groups, and every one has settled the run."""
+        return bool(self.groups) and all(group.has_settled(run) for group in self.groups.values())
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def group(self, name: str) -> Group:
+        try:
+            return self.groups[name]
+        except KeyError:
+            raise GroupNotFound(f"there is no group {name}", group=name) from None
+
+    def add_group(self, name: str, base: int, stored_from_base: int, journal: Journal) -> Group:
+        """A group that begins at `base`, of whose messages `stored_from_base` are still there."""
+        group = Group(name, base, self.rules.weights)
+        group.settled = max(0, self.record.next_offset - base - stored_from_base)
+        self.groups[name] = group
+        journal.group_changed(self.record, group)
+        return group
+
+    def remove_group(self, name: str, journal: Journal) -> Group:
+        """Forget a group; returns it. Its live reservations are revoked."""
+        group = self.group(name)
+        self.revoke(group, journal)
+        for reservation in [each for each in self.reservations.values() if each.group == name]:
+            self._forget(reservation.reservation_id)
+            journal.delete_reservation(self.record, reservation.reservation_id)
+        del self.groups[name]
+        journal.group_removed(self.record, group)
+        return group
+
+    def erase_settled(self, runs: Iterable[Run], journal: Journal) -> None:
+        """Drop runs that every group has settled, after a group went or moved on."""
+        for run in runs:
+            if self.groups:
+                self._erase_if_done(run, journal)
+
+    # --- hand out and take back ----------------------------------------------------------------
+
+    def reserve(
+        self,
+        group: Group,
+        slices: Sequence[Slice],
+        first_reservation_id: int,
+        deadline_ms: int,
+        now_ms: int,
+        journal: Journal,
+        *,
+        session_id: int = 0,
+        broker_incarnation: int = 0,
+    ) -> list[Reservation]:
+        """Make reservations of what `Group.take` took; their ids are consecutive."""
+        record = self.record
+        reservations = []
+        lanes: dict[str, Lane] = {}
+        for reservation_id, slice_ in enumerate(slices, first_reservation_id):
+            self._leave_lane(group, slice_, lanes, journal)
+            reservation = Reservation(
+                reservation_id,
+                group.name,
+                slice_._replace(deliveries=slice_.deliveries + 1),
+                deadline_ms,
+                owner_epoch=group.owner_epoch,
+                session_id=session_id,
+                broker_incarnation=broker_incarnation,
+            )
+            self.reservations[reservation_id] = group.live[reservation_id] = reservation
+            journal.put_reservation(record, reservation)
+            journal.put_deadline(record, reservation)
+            reservations.append(reservation)
+        for lane in lanes.values():
+            journal.lane_moved(record, group, lane)
+        if reservations:
+            record.last_activity_ms = now_ms
+            record.reserved = True
+            journal.queue_changed(record)
+        return reservations
+
+    def bury(self, group: Group, slices: Sequence[Slice], journal: Journal) -> None:
+        """Keep messages that `Group.take` found too late from ever being handed out."""
+        lanes: dict[str, Lane] = {}
+        self.record.returned = True
+        journal.queue_changed(self.record)
+        for slice_ in slices:
+            self._leave_lane(group, slice_, lanes, journal)
+            group.buried[slice_.start] = slice_
+            journal.put_exception(self.record, group, Returned(slice_, buried=True))
+        for lane in lanes.values():
+            journal.lane_moved(self.record, group, lane)
+
+    def find(self, reservation_id: int) -> Reservation:
+        reservation = self.reservations.get(reservation_id)
+        if reservation is None:
+            raise ReservationNotFound("there is no such reservation, or it was settled long ago")
+        return reservation
+
+    def settle(
+        self,
+        reservation: Reservation,
+        spans: Sequence[Span],
+        ending: Ending,
+        now_ms: int,
+        journal: Journal,
+        *,
+        not_before_ms: int = 0,
+    ) -> list[Span]:
+        """End messages of a reservation; returns those that were open until now.
+
+        ACK and DEAD_LETTER settle them; what is dead-lettered is the caller's to keep. All others
+        give them back: with one attempt more, except after RELEASE and REVOKED.
+        """
+        changed = reservation.finish(spans, ending)
+        if not changed:
+            return changed
+        record = self.record
+        group = self.groups[reservation.group]
+        journal.put_reservation(record, reservation)
+        if not reservation.live:
+            del group.live[reservation.reservation_id]
+            journal.delete_deadline(record, reservation)
+            self._remember(reservation, journal)
+        for start, end in changed:
+            if ending in (Ending.ACK, Ending.DEAD_LETTER):
+                self._done(group, reservation.slice.run, (start, end), journal)
+            else:
+                self._back(group, reservation.slice, (start, end), ending, not_before_ms, journal)
+        record.last_activity_ms = now_ms
+        journal.queue_changed(record)
+        journal.group_changed(record, group)
+        return changed
+
+    def extend(self, reservation: Reservation, deadline_ms: int, journal: Journal) -> None:
+        """Give a live reservation another deadline."""
+        reservation.check_live()
+        journal.delete_deadline(self.record, reservation)
+        reservation.deadline_ms = deadline_ms
+        journal.put_reservation(self.record, reservation)
+        journal.put_deadline(self.record, reservation)
+
+    def ready_delayed(self, group: Group, start: int, journal: Journal) -> int:
+        """End the delay of nacked messages; returns how many became ready."""
+        slice_, not_before_ms = group.delayed.pop(start)
+        journal.delete_exception(self.record, group, start, not_before_ms)
+        self._return(group, Returned(slice_), journal)
+        return slice_.messages
+
+    def settle_buried(self, group: Group, start: int, journal: Journal) -> Slice:
+        """Messages that were buried are taken away; the caller keeps what must be kept."""
+        slice_ = group.buried.pop(start)
+        journal.delete_exception(self.record, group, start)
+        if group.settle(slice_.run, slice_.messages):
+            self._erase_if_done(slice_.run, journal)
+        journal.group_changed(self.record, group)
+        self._tell_if_short(group, journal)  # there may have been too many of them
+        return slice_
+
+    # --- owners --------------------------------------------------------------------------------
+
+    def check_owner(self, group: Group, owner_epoch: int) -> None:
+        """An owned queue serves its owner alone (E8)."""
+        if group.owner_epoch and owner_epoch != group.owner_epoch:
+            raise Fenced(
+                f"the queue is owned under epoch {group.owner_epoch}, not {owner_epoch}",
+                epoch=str(group.owner_epoch),
+            )
+
+    def revoke(self, group: Group, journal: Journal) -> list[int]:
+        """Take everything back that consumers of a group hold; nobody's attempt is counted."""
+        revoked = list(group.live.values())
+        for reservation in revoked:
+            self.settle(reservation, (), Ending.REVOKED, self.record.last_activity_ms, journal)
+        return [reservation.reservation_id for reservation in revoked]
+
+    # --- recovery and unloading ----------------------------------------------------------------
+
+    @property
+    def inflight(self) -> int:
+        return sum(
+            reservation.open_messages
+            for group in self.groups.values()
+            for reservation in group.live.values()
+        )
+
+    @property
+    def has_inflight(self) -> bool:
+        return any(group.live for group in self.groups.values())
+
+    def recover_reservation(self, reservation: Reservation) -> None:
+        """Take over a reservation that was read from the engine, live or remembered."""
+        self.reservations[reservation.reservation_id] = reservation
+        if reservation.live:
+            self.groups[reservation.group].live[reservation.reservation_id] = reservation
+        else:
+            self._remembered[reservation.reservation_id] = None
+            self._together.total += 1
+
+    def recover_exception(self, group: Group, returned: Returned) -> None:
+        """Take over messages that had come back, as read from the engine."""
+        slice_ = returned.slice
+        if returned.buried:
+            group.buried[slice_.start] = slice_
+        elif returned.not_before_ms:
+            group.delayed[slice_.start] = (slice_, returned.not_before_ms)
+        else:
+            group.lanes[slice_.run.fairness_key].give_back(slice_)
+            group.ring.activate(slice_.run.fairness_key)
+
+    def prepare_to_unload(self, journal: Journal) -> None:
+        """Drop what was kept for repeated settlements, and note what is not there any more."""
+        nothing_returned = not any(group.has_returned for group in self.groups.values())
+        if self.record.reserved or (self.record.returned and nothing_returned):
+            self.record.reserved = False
+            self.record.returned = self.record.returned and not nothing_returned
+            journal.queue_changed(self.record)
+        for reservation_id in self._remembered:
+            journal.delete_reservation(self.record, reservation_id)
+        self.forget_settled()
+
+    def forget_settled(self) -> None:
+        """The queue is dropped: others may remember more."""
+        for reservation_id in list(self._remembered):
+            self._forget(reservation_id)
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _leave_lane(
+        self, group: Group, slice_: Slice, lanes: dict[str, Lane], journal: Journal
+    ) -> None:
+        """Messages were taken out of a lane: change the records that said they were there."""
+        lane = group.lanes[slice_.run.fairness_key]
+        if slice_.deliveries:
+            journal.delete_exception(self.record, group, slice_.start)
+            if lane.returned and lane.returned[0].start == slice_.end:
+                journal.put_exception(self.record, group, Returned(lane.returned[0]))
+        else:
+            lanes[lane.key] = lane
+        group.hand_out(slice_)
+
+    def _done(self, group: Group, run: Run, span: Span, journal: Journal) -> None:
+        if self.rules.records_consumption:
+            journal.consumed(self.record, group.name, span)
+        if group.settle(run, span[1] - span[0]):
+            self._erase_if_done(run, journal)
+
+    def _back(
+        self,
+        group: Group,
+        slice_: Slice,
+        span: Span,
+        ending: Ending,
+        not_before_ms: int,
+        journal: Journal,
+    ) -> None:
+        uncounted = ending in (Ending.RELEASE, Ending.REVOKED)
+        attempts = slice_.attempts + (0 if uncounted else 1)
+        slice_ = slice_._replace(start=span[0], end=span[1], attempts=attempts)
+        self._return(group, Returned(slice_, not_before_ms), journal)
+
+    def _return(self, group: Group, returned: Returned, journal: Journal) -> None:
+        """Messages come back: ready, delayed, or buried if they were tried too often."""
+        slice_ = returned.slice
+        self.record.returned = True
+        if 0 < self.rules.max_attempts <= slice_.attempts:
+            group.buried[slice_.start] = slice_
+            journal.put_exception(self.record, group, Returned(slice_, buried=True))
+        elif returned.not_before_ms:
+            group.delayed[slice_.start] = (slice_, returned.not_before_ms)
+            journal.put_exception(self.record, group, returned)
+        else:
+            self._make_ready(group, slice_, journal)
+
+    def _make_ready(self, group: Group, slice_: Slice, journal: Journal) -> None:
+        merged, swallowed = group.lanes[slice_.run.fairness_key].give_back(slice_)
+        for start in swallowed:
+            journal.delete_exception(self.record, group, start)
+        journal.put_exception(self.record, group, Returned(merged))
+        group.ring.activate(slice_.run.fairness_key)
+        self._tell_if_short(group, journal)
+
+    def _tell_if_short(self, group: Group, journal: Journal) -> None:
+        if group.short:
+            group.short = False
+            journal.ready(self.record, group)
+
+    def _erase_if_done(self, run: Run, journal: Journal) -> None:
+        if self.rules.keeps_settled:
+            if not self.record.kept:
+                self.record.kept = True
+                journal.queue_changed(self.record)
+        elif all(group.has_settled(run) for group in self.groups.values()):
+            self._erase((run,), journal)
+
+    def _erase(self, runs: Sequence[Run], journal: Journal) -> None:
+        self.record.messages -= sum(run.messages for run in runs)
+        self.record.body_bytes -= sum(run.body_bytes for run in runs)
+        journal.delete_runs(self.record, runs)
+        journal.queue_changed(self.record)
+
+    def _remember(self, reservation: Reservation, journal: Journal) -> None:
+        self._remembered[reservation.reservation_id] = None
+        self._together.total += 1
+        left = REMEMBERED_TOGETHER_MAX - self._together.total
+        # Two at most: a queue that has more than its share now gives it back bit by bit.
+        for _ in range(2):
+            if len(self._remembered) > max(REMEMBERED_MIN, left):
+                oldest = next(iter(self._remembered))
+                self._forget(oldest)
+                journal.delete_reservation(self.record, oldest)
+
+    def _forget(self, reservation_id: int) -> None:
+        del self.reservations[reservation_id]
+        if reservation_id in self._remembered:
+            del self._remembered[reservation_id]
+            self._together.total -= 1

@@ -1,0 +1,1 @@
+"""Reads beside the writer: queues, due work and Arrow tables."""

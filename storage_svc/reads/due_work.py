@@ -1,0 +1,198 @@
+"""Scanning: phase one of a sweep, read beside the writer and never through it (L2).
+
+Each kind of due work has an index; a scan starts where the index is known to begin and stops at the
+first entry that is not due, so that it costs what is due, not what is stored.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Reader, Row, Table
+from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3, successor, u64
+from storage_svc.operations import (
+    AppendFromOutbox,
+    Bury,
+    DeadReason,
+    ExpireReservation,
+    Operation,
+    PromoteScheduled,
+    outbox,
+)
+from storage_svc.operations.deliver import delay_of
+from storage_svc.partition.partition import Partition
+
+OUTBOX_PAGE_MAX = 16
+OUTBOX_BYTES_MAX = 8 * 1024 * 1024
+"""Outbox entries carry their messages, so a page of them is short."""
+
+OUTBOX_PAGE_ROWS = 256
+OUTBOX_EXAMINED_MAX = 4096
+"""Entries that one answer may pass over because their destinations were excepted."""
+
+
+class ScanKind(Enum):
+    """What a scan looks for."""
+
+    EXPIRED_RESERVATIONS = "EXPIRED_RESERVATIONS"
+    DELAYS_OVER = "DELAYS_OVER"
+    SCHEDULES_DUE = "SCHEDULES_DUE"
+    DEAD_DEADLINES = "DEAD_DEADLINES"
+    ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
+    OUTBOX = "OUTBOX"
+
+
+class Due(NamedTuple):
+    """One thing that is due, as the action that would deal with it."""
+
+    action: Operation
+    due_ms: int
+
+
+class Page(NamedTuple):
+    """What a scan found."""
+
+    due: list[Due]
+    next_token: bytes  # empty: that was all
+    next_due_ms: int | None  # the earliest entry that is not yet due
+    now_ms: int
+
+
+_BY_TIME = {
+    ScanKind.EXPIRED_RESERVATIONS: Table.DEADLINES,
+    ScanKind.DELAYS_OVER: Table.DELAYS,
+    ScanKind.SCHEDULES_DUE: Table.SCHEDULE,
+    ScanKind.DEAD_DEADLINES: Table.TTL,
+}
+
+
+_TABLES = {
+    **_BY_TIME,
+    ScanKind.ATTEMPTS_EXHAUSTED: Table.BURIED,
+    ScanKind.OUTBOX: Table.OUTBOX,
+}
+
+
+async def scan(
+    partition: Partition,
+    kind: ScanKind,
+    token: bytes,
+    limit: int,
+    except_destinations: frozenset[str] = frozenset(),
+) -> Page:
+    """A page of due work, earliest first."""
+    now_ms = partition.now_ms()
+    table = _TABLES[kind]
+    if not token:
+        partition.lifecycle.wakeups.scan_begins(table)
+    with partition.reader() as reader:
+        if kind in _BY_TIME:
+            page = await _scan_index(partition, reader, kind, token, limit, now_ms)
+        elif kind is ScanKind.OUTBOX:
+            due, next_token = await _scan_outbox(
+                partition.number, reader, token, limit, except_destinations
+            )
+            page = Page(due, next_token, None, now_ms)
+        else:
+            page = await _scan_buried(reader, token, limit, now_ms)
+    partition.lifecycle.wakeups.scan_ended(table, page.next_due_ms)
+    return page
+
+
+async def _scan_buried(reader: Reader, token: bytes, limit: int, now_ms: int) -> Page:
+    found = await reader.scan(Table.BURIED, token, None, limit=limit)
+    exceptions = await reader.load(Table.EXCEPTIONS, [key for key, _ in found])
+    due = [
+        _exhausted(key, value, now_ms)
+        for (key, _), value in zip(found, exceptions, strict=True)
+        if value is not None
+    ]
+    return Page(due, _next_token(found, limit), None, now_ms)
+
+
+async def _scan_outbox(
+    partition: int, reader: Reader, token: bytes, limit: int, except_destinations: frozenset[str]
+) -> tuple[list[Due], bytes]:
+    """Entries in order, as many as one answer can carry, and where to go on."""
+    due: list[Due] = []
+    examined = body_bytes = 0
+    while examined < OUTBOX_EXAMINED_MAX:
+        rows_read = await reader.scan(Table.OUTBOX, token, None, limit=OUTBOX_PAGE_ROWS)
+        for key, value in rows_read:
+            if len(due) == min(limit, OUTBOX_PAGE_MAX) or body_bytes > OUTBOX_BYTES_MAX:
+                return due, key
+            token = successor(key)
+            if outbox.destination_of(value) in except_destinations:
+                continue
+            (body,) = await reader.load(Table.OUTBOX_BODIES, [key])
+            if body is not None:  # else it was cleared meanwhile
+                body_bytes += len(body)
+                due.append(_outbox_entry(partition, key, value, body))
+        examined += len(rows_read)
+        if len(rows_read) < OUTBOX_PAGE_ROWS:
+            return due, b""
+    return due, token
+
+
+async def _scan_index(
+    partition: Partition, reader: Reader, kind: ScanKind, token: bytes, limit: int, now_ms: int
+) -> Page:
+    table = _BY_TIME[kind]
+    marks = partition.memory.marks
+    start = token or u64(marks.get(table, 0))
+    found = await reader.scan(table, start, u64(now_ms + 1), limit=limit)
+    due = [_READERS[kind](*row) for row in found]
+    next_due_ms = None
+    if len(found) < limit:
+        later = await reader.scan(table, u64(now_ms + 1), None, limit=1)
+        next_due_ms = read_u64(later[0][0]) if later else None
+        if not found and not token and table in (Table.SCHEDULE, Table.TTL):
+            # Nothing lies before it; what is added earlier lowers the mark again.
+            marks[table] = now_ms + 1 if next_due_ms is None else next_due_ms
+    return Page(due, _next_token(found, limit), next_due_ms, now_ms)
+
+
+def _next_token(found: list[Row], limit: int) -> bytes:
+    return successor(found[-1][0]) if len(found) == limit else b""
+
+
+def _expired(key: bytes, _: bytes) -> Due:
+    deadline_ms, queue_id, reservation_id = read_u64x3(key)
+    return Due(ExpireReservation(queue_id, reservation_id, deadline_ms), deadline_ms)
+
+
+def _delay_over(key: bytes, _: bytes) -> Due:
+    return Due(delay_of(key), read_u64(key))
+
+
+def _scheduled(key: bytes, _: bytes) -> Due:
+    due_ms, schedule_id = read_u64x2(key)
+    return Due(PromoteScheduled(schedule_id, due_ms), due_ms)
+
+
+def _dead(key: bytes, fairness_key: bytes) -> Due:
+    dead_ms, queue_id, first_offset = read_u64x3(key)
+    reason = DeadReason.TIME_TO_LIVE
+    bury = Bury(queue_id, "", fairness_key.decode(), first_offset, reason, 0, dead_ms)
+    return Due(bury, dead_ms)
+
+
+_READERS = {
+    ScanKind.EXPIRED_RESERVATIONS: _expired,
+    ScanKind.DELAYS_OVER: _delay_over,
+    ScanKind.SCHEDULES_DUE: _scheduled,
+    ScanKind.DEAD_DEADLINES: _dead,
+}
+
+
+def _exhausted(key: bytes, value: bytes, now_ms: int) -> Due:
+    group, at = read_text(key, 8)
+    attempts, fairness_key = rows.exception_facts(value)
+    reason = DeadReason.ATTEMPTS_EXHAUSTED
+    bury = Bury(read_u64(key), group.decode(), fairness_key, read_u64(key, at), reason, attempts)
+    return Due(bury, now_ms)
+
+
+def _outbox_entry(source_partition: int, key: bytes, value: bytes, body: bytes) -> Due:
+    entry = outbox.decode(key, value, body)
+    return Due(AppendFromOutbox(source_partition, entry), entry.create_time_ms)

@@ -1,0 +1,159 @@
+"""Looking: queues and groups as people see them, without waking any.
+
+Reads beside the writer. What is in memory for a loaded queue is shown as it is; an idle queue is
+described from what is stored and stays idle.
+"""
+
+from collections.abc import AsyncIterator
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Reader, Table
+from storage_svc.engines.keys import prefix_end, successor
+from storage_svc.loading.handles import fairness_keys
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Run
+from storage_svc.queue.queue import QueueRecord, QueueState
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
+from tidemark.errors import InvalidArgument
+from tidemark.limits import RUN_MESSAGES_MAX
+
+PEEK_BYTES_MAX = 4 * 1024 * 1024
+"""Bodies after which a look is enough; an answer must fit one frame."""
+
+_KEYS_LOOKED_AT_MAX = 16
+
+
+class QueueView(NamedTuple):
+    """One queue."""
+
+    record: QueueRecord
+    materialized: bool
+    inflight: int
+    oldest_publish_time_ms: int | None
+
+
+class GroupView(NamedTuple):
+    """One group of a queue."""
+
+    name: str
+    cursor: int
+    unsettled: int
+    inflight: int
+    owner_client_id: str
+    owner_epoch: int
+
+
+class Peeked(NamedTuple):
+    """One stored message."""
+
+    offset: int
+    message: Message
+    run: Run
+
+
+async def list_queues(
+    partition: Partition, topic: str, lite_prefix: str, token: bytes, limit: int
+) -> tuple[list[QueueView], bytes]:
+    """A page of queues by name, and where the next begins."""
+    start, end = rows.topic_range(topic, lite_prefix) if topic else (b"", None)
+    if token and (token < start or (end is not None and token >= end)):
+        raise InvalidArgument("not a page token of this call", field="page_token")
+    with partition.reader() as reader:
+        found = await reader.scan(Table.CATALOG, token or start, end, limit=limit)
+        views = [
+            await _view(partition, reader, rows.read_queue(rows.lmq_name_of(key), value))
+            for key, value in found
+        ]
+    return views, successor(found[-1][0]) if len(found) == limit else b""
+
+
+async def get_queue(partition: Partition, lmq_name: str) -> tuple[QueueView, list[GroupView]]:
+    """One queue and its groups."""
+    state = await partition.memory.handles.glimpse(lmq_name)
+    with partition.reader() as reader:
+        view = await _view(partition, reader, state.record)
+    return view, [_group_view(state, group) for group in state.groups.values()]
+
+
+async def peek(
+    partition: Partition, lmq_name: str, offset: int, limit: int, group: str
+) -> list[Peeked]:
+    """Messages by offset, from `offset` on; those not settled by a group, if one is named."""
+    state = await partition.memory.handles.glimpse(lmq_name)
+    only_for = state.group(group) if group else None
+    peeked: list[Peeked] = []
+    looked_at_bytes = 0
+    queue_id = state.record.queue_id
+    with partition.reader() as reader:
+        async for run in _runs_from(reader, queue_id, offset):
+            (body,) = await reader.load(Table.RUN_BODIES, [rows.body_key(queue_id, run)])
+            if body is None:
+                continue  # deleted meanwhile
+            for number, message in enumerate(
+                MessageBatch.FromString(body).messages, run.first_offset
+            ):
+                settled = only_for is not None and only_for.has_settled_message(run, number)
+                if number >= offset and not settled:
+                    peeked.append(Peeked(number, message, run))
+            looked_at_bytes += len(body)
+            if len(peeked) >= limit or looked_at_bytes > PEEK_BYTES_MAX:
+                break
+    return peeked[:limit]
+
+
+async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> QueueView:
+    handle = partition.memory.handles.peek(record.lmq_name)
+    if handle is not None:
+        record = handle.state.record
+    oldest = await _oldest_publish_time_ms(reader, record) if record.messages else None
+    inflight = 0 if handle is None else handle.state.inflight
+    return QueueView(record, handle is not None, inflight, oldest)
+
+
+def _group_view(state: QueueState, group: Group) -> GroupView:
+    next_offset = state.record.next_offset
+    return GroupView(
+        group.name,
+        group.cursor(next_offset),
+        next_offset - group.base - group.settled,
+        sum(each.open_messages for each in group.live.values()),
+        group.owner_client_id,
+        group.owner_epoch,
+    )
+
+
+async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | None:
+    """The first run of each of the first fairness keys: exact unless a queue has many keys."""
+    times: list[int] = []
+    for key in await fairness_keys(reader, record.queue_id, _KEYS_LOOKED_AT_MAX):
+        prefix = rows.lane_prefix(record.queue_id, key)
+        first = await reader.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
+        times += (rows.read_run(*row).publish_time_ms for row in first)
+    return min(times, default=None)
+
+
+async def _runs_from(reader: Reader, queue_id: int, offset: int) -> AsyncIterator[Run]:
+    """Runs in the order of their offsets, whatever their keys: a seek per key and per run."""
+    heads: list[Run] = []
+    for key in await fairness_keys(reader, queue_id):
+        # A run that begins before the offset may reach beyond it.
+        heads += await _next_run(reader, queue_id, key, max(0, offset - RUN_MESSAGES_MAX))
+    heapify(heads)
+    while heads:
+        run = heappop(heads)
+        if run.end > offset:
+            yield run
+        for following in await _next_run(reader, queue_id, run.fairness_key, run.end):
+            heappush(heads, following)
+
+
+async def _next_run(reader: Reader, queue_id: int, key: str, offset: int) -> list[Run]:
+    """The first run of a key that begins at an offset or later; none if there is none."""
+    start = rows.run_key_of(queue_id, key, offset)
+    end = prefix_end(rows.lane_prefix(queue_id, key))
+    return [
+        rows.read_run(*row) for row in await reader.scan(Table.RUN_HEADERS, start, end, limit=1)
+    ]

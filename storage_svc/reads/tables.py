@@ -1,0 +1,310 @@
+"""Tables for Spark: what a partition stores, as Arrow record batches, read beside the writer.
+
+A scan holds no snapshot and no memory beyond one batch: it goes queue by queue and chunk by chunk,
+and lets the event loop run after every 2 ms of work. What changes meanwhile may be seen before or
+after its change; storage checks each planned deletion again.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64
+from storage_svc.operations import history, system_metrics
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.queue import QueueRecord, QueueState
+from tidemark.clock import Clock
+from tidemark.errors import InvalidArgument, QueueNotFound
+from tidemark.names import topic_of
+
+SLICE_NS_MAX = 2_000_000
+"""How long a scan may work before it lets others run."""
+
+
+class TableName(Enum):
+    """What can be scanned."""
+
+    RUNS = "RUNS"
+    GROUPS = "GROUPS"
+    QUEUES = "QUEUES"
+    HISTORY = "HISTORY"
+    MESSAGES_CONSUMED = "MESSAGES_CONSUMED"
+    SYSTEM_METRICS = "SYSTEM_METRICS"
+
+
+class Filter(NamedTuple):
+    """What of a table is wanted; empty values want everything."""
+
+    columns: Sequence[str] = ()
+    topic: str = ""
+    after_ms: int = 0
+    before_ms: int = 0
+
+
+_TIME = pa.timestamp("us", tz="UTC")  # the only unit that Spark takes
+_QUEUE_COLUMNS = [
+    ("partition", pa.int32()),
+    ("topic", pa.string()),
+    ("lmq_name", pa.string()),
+    ("queue_id", pa.int64()),
+]
+SCHEMAS = {
+    TableName.RUNS: pa.schema(
+        [
+            *_QUEUE_COLUMNS,
+            ("fairness_key", pa.string()),
+            ("first_offset", pa.int64()),
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("publish_time", _TIME),
+            ("groups", pa.int32()),  # of the queue
+            ("waiting_groups", pa.int32()),  # that have not settled the run
+            ("held", pa.bool_()),  # by a live reservation
+        ]
+    ),
+    TableName.GROUPS: pa.schema(
+        [
+            *_QUEUE_COLUMNS,
+            ("group", pa.string()),
+            ("cursor", pa.int64()),
+            ("unsettled", pa.int64()),
+            ("inflight", pa.int64()),
+            ("owner_client_id", pa.string()),
+            ("owner_epoch", pa.int64()),
+        ]
+    ),
+    TableName.QUEUES: pa.schema(
+        [
+            *_QUEUE_COLUMNS,
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("scheduled", pa.int64()),
+            ("next_offset", pa.int64()),
+            ("create_time", _TIME),
+            ("last_activity", _TIME),
+            ("materialized", pa.bool_()),
+        ]
+    ),
+    TableName.HISTORY: pa.schema(
+        [
+            ("partition", pa.int32()),
+            ("lmq_name", pa.string()),
+            ("retention_type", pa.string()),
+            ("pass_id", pa.string()),
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("executed_at", _TIME),
+        ]
+    ),
+    TableName.MESSAGES_CONSUMED: pa.schema(
+        [
+            *_QUEUE_COLUMNS,
+            ("group", pa.string()),
+            ("start", pa.int64()),
+            ("end", pa.int64()),
+            ("acked_at", _TIME),
+        ]
+    ),
+    TableName.SYSTEM_METRICS: pa.schema(
+        [
+            ("partition", pa.int32()),
+            ("instance", pa.string()),
+            ("name", pa.string()),
+            ("samples", pa.int64()),
+            ("min", pa.float64()),
+            ("max", pa.float64()),
+            ("mean", pa.float64()),
+            ("last", pa.float64()),
+            ("timestamp", _TIME),
+        ]
+    ),
+}
+
+_Row = tuple[Any, ...]
+
+
+async def scan(
+    partition: Partition, name: TableName, wanted: Filter, batch_rows: int, clock: Clock
+) -> AsyncGenerator[tuple[bytes, int], None]:
+    """Record batches as complete Arrow streams, each with its number of rows."""
+    schema = SCHEMAS[name]
+    columns = list(wanted.columns) or schema.names
+    unknown = set(columns) - set(schema.names)
+    if unknown:
+        raise InvalidArgument(f"no such columns: {sorted(unknown)}", field="columns")
+    # Where pandas is installed, the first array imports it: seconds that the writer cannot wait.
+    await asyncio.to_thread(pa.array, [0])
+    source = _records if name in _RECORD_READERS else _queues
+    pending: list[_Row] = []
+    slice_began_ns = clock.monotonic_ns()
+    async for some in source(partition, name, wanted):
+        pending += some
+        while len(pending) >= batch_rows:
+            yield _encode(schema, columns, pending[:batch_rows]), batch_rows
+            del pending[:batch_rows]
+        if clock.monotonic_ns() - slice_began_ns > SLICE_NS_MAX:
+            await clock.sleep_ms(0)
+            slice_began_ns = clock.monotonic_ns()
+    if pending:
+        yield _encode(schema, columns, pending), len(pending)
+
+
+def _encode(schema: pa.Schema, columns: list[str], found: list[_Row]) -> bytes:
+    narrow = pa.schema([schema.field(column) for column in columns])
+    at = [schema.names.index(column) for column in columns]
+    by_column = list(zip(*found, strict=True))
+    arrays = [
+        pa.array(by_column[index], type=field.type) for index, field in zip(at, narrow, strict=True)
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, narrow) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=narrow))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+# --- tables of queues -----------------------------------------------------------------------------
+
+
+async def _queues(
+    partition: Partition, name: TableName, wanted: Filter
+) -> AsyncIterator[list[_Row]]:
+    start, end = rows.topic_range(wanted.topic) if wanted.topic else (b"", None)
+    with partition.reader() as reader:
+        async for chunk in reader.scan_chunks(Table.CATALOG, start, end):
+            for key, value in chunk:
+                lmq_name = rows.lmq_name_of(key)
+                handle = partition.memory.handles.peek(lmq_name)
+                record = rows.read_queue(lmq_name, value) if handle is None else handle.state.record
+                if name is TableName.QUEUES:
+                    yield list(_queue(partition, record, wanted))
+                    continue
+                if name is TableName.RUNS and not record.messages:
+                    continue
+                try:
+                    state = await partition.memory.handles.glimpse(lmq_name)
+                except QueueNotFound:
+                    continue  # deleted meanwhile
+                if name is TableName.RUNS:
+                    first, last = rows.queue_range(state.record.queue_id)
+                    async for headers in reader.scan_chunks(Table.RUN_HEADERS, first, last):
+                        yield list(_runs(partition, state, headers, wanted))
+                else:
+                    yield list(_groups(partition, state))
+
+
+def _head(partition: Partition, record: QueueRecord) -> _Row:
+    topic = topic_of(record.lmq_name)
+    return partition.number, topic, record.lmq_name, record.queue_id
+
+
+def _runs(
+    partition: Partition, state: QueueState, headers: list[tuple[bytes, bytes]], wanted: Filter
+) -> Iterator[_Row]:
+    head = _head(partition, state.record)
+    groups = state.groups.values()
+    any_held = state.has_inflight
+    for key, value in headers:
+        run = rows.read_run(key, value)
+        if _in_time(run.publish_time_ms, wanted):
+            yield (
+                *head,
+                run.fairness_key,
+                run.first_offset,
+                run.messages,
+                run.body_bytes,
+                run.publish_time_ms * 1000,
+                len(groups),
+                sum(not group.has_settled(run) for group in groups) if groups else 0,
+                any_held and state.is_held(run),
+            )
+
+
+def _groups(partition: Partition, state: QueueState) -> Iterator[_Row]:
+    head = _head(partition, state.record)
+    next_offset = state.record.next_offset
+    for group in state.groups.values():
+        yield (
+            *head,
+            group.name,
+            group.cursor(next_offset),
+            next_offset - group.base - group.settled,
+            sum(each.open_messages for each in group.live.values()),
+            group.owner_client_id,
+            group.owner_epoch,
+        )
+
+
+def _queue(partition: Partition, record: QueueRecord, wanted: Filter) -> Iterator[_Row]:
+    if _in_time(record.last_activity_ms, wanted):
+        yield (
+            *_head(partition, record),
+            record.messages,
+            record.body_bytes,
+            record.scheduled,
+            record.next_offset,
+            record.create_time_ms * 1000,
+            record.last_activity_ms * 1000,
+            partition.memory.handles.peek(record.lmq_name) is not None,
+        )
+
+
+# --- tables of records, whose keys are in time order ----------------------------------------------
+
+
+async def _records(
+    partition: Partition, name: TableName, wanted: Filter
+) -> AsyncIterator[list[_Row]]:
+    table, read = _RECORD_READERS[name]
+    end = u64(wanted.before_ms) if wanted.before_ms else None
+    with partition.reader() as reader:
+        async for chunk in reader.scan_chunks(table, u64(wanted.after_ms), end):
+            found = [read(partition.number, key, value) for key, value in chunk]
+            yield [row for row in found if not wanted.topic or _topic_of(row) == wanted.topic]
+
+
+def _history(partition: int, key: bytes, value: bytes) -> _Row:
+    row = history.read(key, value)
+    return (
+        partition,
+        row.lmq_name,
+        row.type.value,
+        row.pass_id,
+        row.messages,
+        row.body_bytes,
+        row.executed_at_ms * 1000,
+    )
+
+
+def _consumed(partition: int, key: bytes, value: bytes) -> _Row:
+    queue_id, start, end = read_u64x3(value)
+    group, at = read_text(value, 24)
+    lmq_name = value[at:].decode()
+    topic = lmq_name.partition("/")[0]
+    return partition, topic, lmq_name, queue_id, group.decode(), start, end, 1000 * read_u64(key)
+
+
+def _metrics(partition: int, key: bytes, value: bytes) -> _Row:
+    return partition, *system_metrics.read(value), 1000 * read_u64(key)
+
+
+_RECORD_READERS: dict[TableName, tuple[Table, Callable[[int, bytes, bytes], _Row]]] = {
+    TableName.HISTORY: (Table.HISTORY, _history),
+    TableName.MESSAGES_CONSUMED: (Table.CONSUMED, _consumed),
+    TableName.SYSTEM_METRICS: (Table.METRICS, _metrics),
+}
+
+
+def _topic_of(row: _Row) -> str:
+    """History has the name of the queue where others have the topic; the name begins with it."""
+    name: str = row[1]
+    return name.partition("/")[0]
+
+
+def _in_time(time_ms: int, wanted: Filter) -> bool:
+    return wanted.after_ms <= time_ms and (not wanted.before_ms or time_ms < wanted.before_ms)
