@@ -18,7 +18,7 @@ from bench.broker import TOPIC, Broker, broker_of
 from bench.cluster import running_cluster
 from bench.frame import Bench, Round
 from bench.usage import cpu_ns
-from lifecycle_svc.owners import Owners
+from lifecycle_svc.holders import Owners
 from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings

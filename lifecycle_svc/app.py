@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from lifecycle_svc import metrics
-from lifecycle_svc.service import LifecycleService
+from lifecycle_svc.api.lifecycle_service import LifecycleService
 from lifecycle_svc.sweeper import Replica, SweeperState
 from lifecycle_svc.sweepers import Sweepers
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import add_LifecycleServiceServicer_to_server

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from lifecycle_svc import phase_one
-from lifecycle_svc.courier import Courier
-from lifecycle_svc.owners import Owners
-from lifecycle_svc.phase_one import FROM_THE_START, Reading, Tokens
+from lifecycle_svc import due_reader as phase_one
+from lifecycle_svc.due_reader import FROM_THE_START, Reading, Tokens
+from lifecycle_svc.holders import Owners
+from lifecycle_svc.outbox_relay import Courier
 from lifecycle_svc.planner import BROKER_DRIVEN, FactKind, Plan, plan
 from lifecycle_svc.timetable import Timetable
 from tidemark.api.storage.v1.action_pb2 import (

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
-from lifecycle_svc.owners import Owners
+from lifecycle_svc.holders import Owners
 from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest, DescribeStorageResponse
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub

@@ -25,7 +25,7 @@ def calls_of_the_contract() -> set[str]:
 
 def calls_in_the_code() -> set[str]:
     names: set[str] = set()
-    for path in Path(lifecycle_svc.__file__).parent.glob("*.py"):
+    for path in Path(lifecycle_svc.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 names.add(node.attr)

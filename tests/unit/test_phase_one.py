@@ -2,7 +2,7 @@
 
 import pytest
 
-from lifecycle_svc.phase_one import FROM_THE_START, Reading, after
+from lifecycle_svc.due_reader import FROM_THE_START, Reading, after
 from lifecycle_svc.planner import URGENT, FactKind
 
 CLEARING = [kind for kind in FactKind if kind not in URGENT]

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lifecycle_svc.owners import Owners
+from lifecycle_svc.holders import Owners
 from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_REFUSED,
     Action,
