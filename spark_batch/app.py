@@ -16,8 +16,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import uuid4
 
+from spark_batch.api.job_service import JobService
 from spark_batch.findings import Finding
-from spark_batch.job_service import JobService
 from spark_batch.scheduler import Job, JobName, Outcome, Scheduler
 from spark_batch.session import start_session
 from spark_batch.storage_client import addresses, find_partitions

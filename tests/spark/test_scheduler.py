@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from spark_batch.api.job_service import JobService
 from spark_batch.app import Stored
-from spark_batch.job_service import JobService
 from spark_batch.scheduler import (
     ASK_AGAIN_MS,
     HOLD_MS,
