@@ -14,8 +14,8 @@ from bench.usage import cpu_ns
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.client.session import Consumer, Session, open_session
-from tidemark.client.wire import receipt_of
+from tidemark.client.transport.codec import receipt_of
+from tidemark.client.transport.session import Consumer, Session, open_session
 from tidemark.errors import Unavailable
 from tidemark.local_cluster import SERVICES, LocalCluster
 from tidemark.rpc import open_channel

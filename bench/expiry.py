@@ -18,8 +18,8 @@ from bench.figures import percentile
 from bench.frame import Bench, Result, benchmark, once
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.client.session import Consumer, Session
-from tidemark.client.wire import receipt_of
+from tidemark.client.transport.codec import receipt_of
+from tidemark.client.transport.session import Consumer, Session
 
 LATENESS_P99_MS_MAX: Final = 100
 VISIBILITY_MS: Final = 500

@@ -30,7 +30,7 @@ from bench.frame import Bench, Result, benchmark, once
 from bench.usage import unshared_bytes
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.client.session import Session
+from tidemark.client.transport.session import Session
 from tidemark.local_cluster import SERVICES, ServiceName
 
 FEW: Final = 1000

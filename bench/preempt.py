@@ -20,7 +20,7 @@ from bench.frame import Bench, Result, benchmark, once
 from broker_svc.exclusive.markers import EvictionMarkers
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE, TopicSettings
-from tidemark.client.session import Consumer, Session
+from tidemark.client.transport.session import Consumer, Session
 
 STALLED_VISIBILITY_MS: Final = 600_000
 """Of what the stalled owner holds: nothing comes back by itself during the run."""

@@ -22,8 +22,8 @@ from lifecycle_svc.holders import Owners
 from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.client.session import Session
-from tidemark.client.wire import receipt_of
+from tidemark.client.transport.codec import receipt_of
+from tidemark.client.transport.session import Session
 from tidemark.clock import SystemClock
 from tidemark.rpc.channels import ChannelPool
 from tidemark.settings import LifecycleSettings

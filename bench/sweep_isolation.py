@@ -24,7 +24,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import (
     SweeperState,
 )
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
-from tidemark.client.wire import receipt_of
+from tidemark.client.transport.codec import receipt_of
 from tidemark.names import partition_of
 from tidemark.rpc import open_channel
 

@@ -19,8 +19,8 @@ from bench.frame import Bench, once
 from bench.usage import cpu_ns
 from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.client.session import Consumer, Session
-from tidemark.client.wire import receipt_of
+from tidemark.client.transport.codec import receipt_of
+from tidemark.client.transport.session import Consumer, Session
 from tidemark.local_cluster import SERVICES
 
 LATENESS_P99_MS_MAX: Final = 200

@@ -25,8 +25,8 @@ from opentelemetry.trace import Span
 from tidemark import client as asynchronous
 from tidemark.client import Message, PublishReceipt
 from tidemark.client.client import DEFAULT_GROUP
-from tidemark.client.settling import SettleFailed
-from tidemark.client.subscription import OnEvicted
+from tidemark.client.consume.settlements import SettleFailed
+from tidemark.client.consume.subscription import OnEvicted
 from tidemark.errors import ClientClosed, InvalidArgument
 from tidemark.topics import Topic
 

@@ -28,7 +28,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import ListSweepersRequest, Sweeper
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.api.storage.v1 import retention_pb2
 from tidemark.api.storage.v1.storage_pb2 import PeekQueueRequest
-from tidemark.client.wire import Action, receipt_of, settlement_of
+from tidemark.client.transport.codec import Action, receipt_of, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import QueueNotFound, ServiceError
 from tidemark.limits import PAGE_SIZE_MAX

@@ -30,8 +30,8 @@ from tidemark.api.broker.v1.subscription_pb2 import (
     SubscriptionSync,
     UnsubscribeNotice,
 )
-from tidemark.client.session import Consumer, Session
-from tidemark.client.wire import Action, batch_of, settlement_of
+from tidemark.client.transport.codec import Action, batch_of, settlement_of
+from tidemark.client.transport.session import Consumer, Session
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,

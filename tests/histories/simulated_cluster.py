@@ -24,7 +24,7 @@ from tests.histories.scenario import TOPIC
 from tests.histories.simulated_time import Process, SimulatedClock
 from tests.histories.wires import Wire
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
-from tidemark.client.session import Session
+from tidemark.client.transport.session import Session
 from tidemark.errors import Unavailable
 from tidemark.settings import BrokerSettings
 

@@ -20,7 +20,7 @@ from tests.histories.scenario import TOPIC, Pace, record
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.client.session import Session, open_session
+from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import SystemClock
 from tidemark.local_cluster import LocalCluster, ServiceName
 from tidemark.rpc import open_channel

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from tidemark.cli.top_screen import Line, Screen
 from tidemark.cli.top_view import History, Sample, view_of
-from tidemark.client.values import Fault, Partition, Sweeper
+from tidemark.client.admin.values import Fault, Partition, Sweeper
 
 IDLE = Partition(
     partition=0,

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tidemark.client.backoff import Backoff
+from tidemark.client.transport.backoff import Backoff
 
 
 def test_waits_double_up_to_the_ceiling_and_vary_within_their_upper_half() -> None:

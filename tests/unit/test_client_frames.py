@@ -2,7 +2,7 @@
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun, Settlement
-from tidemark.client.frames import FRAME_BYTES, FRAME_RUNS, Outgoing
+from tidemark.client.transport.frames import FRAME_BYTES, FRAME_RUNS, Outgoing
 
 
 def run(number: int, payload_bytes: int = 1) -> PublishRun:

@@ -1,8 +1,8 @@
 """How calls become runs."""
 
 from tidemark import limits
-from tidemark.client.gathering import Call, Lane, Run, Sequences, Shape
-from tidemark.client.messages import batch_of
+from tidemark.client.publish.batching import Call, Lane, Run, Sequences, Shape
+from tidemark.client.publish.messages import batch_of
 
 ROOM = limits.RUN_BYTES_MAX
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tidemark.api.broker.v1.message_pb2 import Message as MessageProto
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
-from tidemark.client.messages import Message, batch_of
+from tidemark.client.publish.messages import Message, batch_of
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import grpc
 
     from tidemark.cli.output import Output
-    from tidemark.client.admin import Admin
+    from tidemark.client.admin.admin import Admin
     from tidemark.settings import ClientSettings
 
 TIMEOUT_MS: Final = 10_000
@@ -66,7 +66,7 @@ class Call:
     @property
     def admin(self) -> "Admin":
         """The administrative calls of the broker."""
-        from tidemark.client.admin import Admin
+        from tidemark.client.admin.admin import Admin
 
         return Admin(self.open(self.address), timeout_ms=self.timeout_ms)
 

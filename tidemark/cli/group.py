@@ -10,8 +10,8 @@ from tidemark.cli.commands import Call, command
 from tidemark.cli.options import QueueName, Yes, confirm
 
 if TYPE_CHECKING:
-    from tidemark.client.admin import Position
-    from tidemark.client.values import Group
+    from tidemark.client.admin.admin import Position
+    from tidemark.client.admin.values import Group
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Consumer groups of a queue.")
 

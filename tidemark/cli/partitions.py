@@ -9,7 +9,7 @@ from tidemark.cli.options import LifecycleAddress
 if TYPE_CHECKING:
     import grpc
 
-    from tidemark.client.values import Partition, Sweeper
+    from tidemark.client.admin.values import Partition, Sweeper
 
 
 @command()
@@ -81,7 +81,7 @@ async def ask_sweepers(
     lifecycle: "grpc.aio.Channel", address: str, timeout_ms: int | None
 ) -> tuple[dict[int, "Sweeper"], str]:
     """The sweepers by partition; without lifecycle none, and why."""
-    from tidemark.client.upkeep import list_sweepers
+    from tidemark.client.admin.upkeep import list_sweepers
     from tidemark.errors import TidemarkError
 
     try:

@@ -10,7 +10,7 @@ from tidemark.cli.commands import Call, Refused, command
 from tidemark.cli.options import Limit, QueueName, TopicName, Yes, confirm
 
 if TYPE_CHECKING:
-    from tidemark.client.values import Queue, StoredMessage
+    from tidemark.client.admin.values import Queue, StoredMessage
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Queues and their messages.")
 

@@ -9,7 +9,7 @@ from tidemark.cli.commands import Call, command
 from tidemark.cli.options import Limit
 
 if TYPE_CHECKING:
-    from tidemark.client.values import Redriven
+    from tidemark.client.admin.values import Redriven
 
 _PER_CALL: Final = 1000
 """Messages that one call moves, so that progress can be shown and nothing waits for long."""
@@ -35,7 +35,7 @@ async def redrive(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
 ) -> None:
     """Move dead letters back to the queues they came from."""
-    from tidemark.client.values import Redriven
+    from tidemark.client.admin.values import Redriven
     from tidemark.clock import SystemClock
 
     now_ms = SystemClock().wall_ms()

@@ -9,7 +9,7 @@ from tidemark.cli.commands import Call, command
 from tidemark.cli.options import JobsAddress, StorageAddress
 
 if TYPE_CHECKING:
-    from tidemark.client.values import Finding, Job, Removal
+    from tidemark.client.admin.values import Finding, Job, Removal
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Retention and eviction.")
 
@@ -28,7 +28,7 @@ async def run(
 ) -> None:
     """Run a pass now and wait for its end."""
     from tidemark.cli.layout import Column
-    from tidemark.client import upkeep
+    from tidemark.client.admin import upkeep
 
     if job not in upkeep.JOBS:
         raise typer.BadParameter(f"--job is one of {', '.join(upkeep.JOBS)}")
@@ -57,7 +57,7 @@ async def run(
 async def status(call: Call, jobs_address: JobsAddress = None) -> None:
     """Show how the jobs are: state, last pass, next pass, last error."""
     from tidemark.cli.layout import Column
-    from tidemark.client import upkeep
+    from tidemark.client.admin import upkeep
     from tidemark.clock import SystemClock
 
     columns = (
@@ -102,7 +102,7 @@ async def history(
 ) -> None:
     """Show what was removed, newest first; with --json a line for each."""
     from tidemark.cli.layout import Column
-    from tidemark.client import upkeep
+    from tidemark.client.admin import upkeep
 
     columns = (
         Column("TIME (UTC)"),

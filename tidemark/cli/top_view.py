@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidemark.client.values import Partition, Sweeper
+from tidemark.client.admin.values import Partition, Sweeper
 
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidemark.client.client import Client, connect
-    from tidemark.client.delivery import Delivery, DeliveryBatch
-    from tidemark.client.messages import Message, PublishReceipt
-    from tidemark.client.publisher import Publisher
-    from tidemark.client.pulling import PulledBatch
-    from tidemark.client.subscription import Eviction, Subscription
+    from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+    from tidemark.client.consume.pull import PulledBatch
+    from tidemark.client.consume.subscription import Eviction, Subscription
+    from tidemark.client.publish.messages import Message, PublishReceipt
+    from tidemark.client.publish.publisher import Publisher
 
 __all__ = [
     "Client",
@@ -30,14 +30,14 @@ __all__ = [
 
 _MODULES = {
     "Client": "client",
-    "Delivery": "delivery",
-    "DeliveryBatch": "delivery",
-    "Eviction": "subscription",
-    "Message": "messages",
-    "PublishReceipt": "messages",
-    "Publisher": "publisher",
-    "PulledBatch": "pulling",
-    "Subscription": "subscription",
+    "Delivery": "consume.delivery",
+    "DeliveryBatch": "consume.delivery",
+    "Eviction": "consume.subscription",
+    "Message": "publish.messages",
+    "PublishReceipt": "publish.messages",
+    "Publisher": "publish.publisher",
+    "PulledBatch": "consume.pull",
+    "Subscription": "consume.subscription",
     "connect": "client",
 }
 

@@ -15,16 +15,16 @@ import grpc
 from tidemark import limits
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.client.admin import Admin
-from tidemark.client.backoff import Backoff, is_passing
-from tidemark.client.connection import Identity
-from tidemark.client.delivery import Delivery, DeliveryBatch
-from tidemark.client.publisher import Publisher
-from tidemark.client.publishing import Outbox
-from tidemark.client.pulling import PulledBatch, Puller
-from tidemark.client.routes import Routes
-from tidemark.client.settling import SettleFailed
-from tidemark.client.subscription import OnEvicted, Subscription
+from tidemark.client.admin.admin import Admin
+from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+from tidemark.client.consume.pull import PulledBatch, Puller
+from tidemark.client.consume.settlements import SettleFailed
+from tidemark.client.consume.subscription import OnEvicted, Subscription
+from tidemark.client.publish.publish_buffer import Outbox
+from tidemark.client.publish.publisher import Publisher
+from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.connection import Identity
+from tidemark.client.transport.routes import Routes
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError
 from tidemark.names import (

@@ -22,7 +22,7 @@ from tidemark.telemetry.traces import (
 )
 
 if TYPE_CHECKING:
-    from tidemark.client.delivery import DeliveryBatch
+    from tidemark.client.consume.delivery import DeliveryBatch
 
 _tracer = tracer(__name__)
 

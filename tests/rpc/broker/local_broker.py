@@ -20,8 +20,8 @@ from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.client.session import Consumer, Session, open_session
-from tidemark.client.wire import Action, Range, batch_of, settlement_of
+from tidemark.client.transport.codec import Action, Range, batch_of, settlement_of
+from tidemark.client.transport.session import Consumer, Session, open_session
 from tidemark.clock import Clock, SystemClock
 from tidemark.names import partition_of
 from tidemark.ports import free_address

@@ -32,7 +32,7 @@ from tidemark.api.broker.v1.message_pb2 import (
     Release,
     Settlement,
 )
-from tidemark.client.wire import Action, Target, settlement_of
+from tidemark.client.transport.codec import Action, Target, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
 

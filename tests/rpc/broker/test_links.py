@@ -27,7 +27,7 @@ from tidemark.api.storage.v1.storage_pb2 import (
     ClaimPartitionRequest,
     ScanPartitionRequest,
 )
-from tidemark.client.session import Session, open_session
+from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import (
     Fenced,

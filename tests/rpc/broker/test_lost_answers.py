@@ -20,8 +20,8 @@ from tests.rpc.broker.local_broker import (
 )
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.client.session import Session
-from tidemark.client.wire import Action, Range, settlement_of
+from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.session import Session
 from tidemark.clock import ManualClock
 from tidemark.errors import TidemarkError, Unavailable
 

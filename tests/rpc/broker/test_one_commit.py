@@ -12,7 +12,7 @@ from tests.rpc.broker.local_broker import (
 )
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.client.session import Consumer, Session
+from tidemark.client.transport.session import Consumer, Session
 
 
 async def commits(local: LocalBroker) -> int:

@@ -16,8 +16,8 @@ from tidemark.api.broker.v1.subscription_pb2 import (
     SubscriptionSync,
     UnsubscribeNotice,
 )
-from tidemark.client.session import Session
-from tidemark.client.wire import Action
+from tidemark.client.transport.codec import Action
+from tidemark.client.transport.session import Session
 from tidemark.errors import TidemarkError
 from tidemark.rpc import from_status
 

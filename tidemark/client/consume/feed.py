@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
-from tidemark.client.backoff import Backoff, is_passing
-from tidemark.client.connection import Connection, Identity, Part
-from tidemark.client.delivery import DeliveryBatch
-from tidemark.client.session import Session
-from tidemark.client.settling import SettleFailed, Settlements
-from tidemark.client.wire import Action
+from tidemark.client.consume.delivery import DeliveryBatch
+from tidemark.client.consume.settlements import SettleFailed, Settlements
+from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.codec import Action
+from tidemark.client.transport.connection import Connection, Identity, Part
+from tidemark.client.transport.session import Session
 from tidemark.errors import NotOwner, TidemarkError
 from tidemark.names import partition_of
 from tidemark.rpc.statuses import from_status

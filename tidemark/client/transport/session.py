@@ -23,10 +23,8 @@ from tidemark.api.broker.v1.message_pb2 import (
     Settlement,
     SettleResult,
 )
-from tidemark.client.consumer import Consumer, Taker
-from tidemark.client.frames import Outgoing
-from tidemark.client.waiting import Waiting
-from tidemark.client.wire import (
+from tidemark.client.consume.consumer import Consumer, Taker
+from tidemark.client.transport.codec import (
     Action,
     Range,
     Target,
@@ -35,6 +33,8 @@ from tidemark.client.wire import (
     receipt_of,
     settlement_of,
 )
+from tidemark.client.transport.frames import Outgoing
+from tidemark.client.transport.pending_calls import Waiting
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
 

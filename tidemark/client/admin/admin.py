@@ -12,7 +12,7 @@ import grpc
 
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.client.values import (
+from tidemark.client.admin.values import (
     Eviction,
     Fault,
     Group,

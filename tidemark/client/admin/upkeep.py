@@ -13,7 +13,7 @@ from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.api.storage.v1 import retention_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
-from tidemark.client.values import Finding, Job, Pass, Removal, Sweeper
+from tidemark.client.admin.values import Finding, Job, Pass, Removal, Sweeper
 from tidemark.errors import InvalidArgument
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.enums import word_of

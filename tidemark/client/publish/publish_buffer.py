@@ -14,13 +14,13 @@ from typing import Final, TypeAlias
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
-from tidemark.client import gathering
-from tidemark.client.backoff import Backoff, is_passing
-from tidemark.client.connection import Connection, Identity, Part
-from tidemark.client.gathering import Sequences, Shape
-from tidemark.client.messages import PublishReceipt
-from tidemark.client.routes import Routes
-from tidemark.client.session import Session
+from tidemark.client.publish import batching as gathering
+from tidemark.client.publish.batching import Sequences, Shape
+from tidemark.client.publish.messages import PublishReceipt
+from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.connection import Connection, Identity, Part
+from tidemark.client.transport.routes import Routes
+from tidemark.client.transport.session import Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry.traces import tracing_enabled

@@ -16,12 +16,12 @@ from opentelemetry.trace import Span
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
-from tidemark.client.backoff import Backoff, is_passing
-from tidemark.client.connection import Connection, Identity
-from tidemark.client.delivery import DeliveryBatch, merge
-from tidemark.client.session import Session
+from tidemark.client.consume.delivery import DeliveryBatch, merge
 from tidemark.client.spans import begin_settle
-from tidemark.client.wire import Action, Range, settlement_of
+from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.connection import Connection, Identity
+from tidemark.client.transport.session import Session
 from tidemark.errors import ClientClosed, ReservationExpired, TidemarkError
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import messaging

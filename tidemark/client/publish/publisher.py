@@ -11,15 +11,15 @@ from typing import Final, NoReturn
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
-from tidemark.client.gathering import Shape
-from tidemark.client.messages import (
+from tidemark.client.publish.batching import Shape
+from tidemark.client.publish.messages import (
     Message,
     PublishReceipt,
     batch_of,
     check_delays,
     check_message,
 )
-from tidemark.client.publishing import Outbox
+from tidemark.client.publish.publish_buffer import Outbox
 from tidemark.client.spans import publish_span
 from tidemark.errors import BatchTooLarge, InvalidArgument
 from tidemark.names import validate_fairness_key

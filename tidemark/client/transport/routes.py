@@ -7,7 +7,7 @@ Every partition is asked for at home (any broker that the user named) until a br
 from collections.abc import Callable, Sequence
 
 from tidemark.api.broker.v1.broker_pb2 import GoAway
-from tidemark.client.connection import Connection, Identity, Part
+from tidemark.client.transport.connection import Connection, Identity, Part
 
 
 class Routes:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Settlement
-from tidemark.client.delivery import Delivery, DeliveryBatch
-from tidemark.client.wire import Action, Range, check, settlement_of
+from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+from tidemark.client.transport.codec import Action, Range, check, settlement_of
 from tidemark.clock import Clock
 
 

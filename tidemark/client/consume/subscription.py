@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from tidemark.api.broker.v1.message_pb2 import Nack, Release
-from tidemark.client.backoff import Backoff, is_passing
-from tidemark.client.connection import Identity
-from tidemark.client.delivery import Delivery, DeliveryBatch
-from tidemark.client.feed import Feed
-from tidemark.client.routes import Routes
-from tidemark.client.settling import SettleFailed, call_back
+from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+from tidemark.client.consume.feed import Feed
+from tidemark.client.consume.settlements import SettleFailed, call_back
+from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.connection import Identity
+from tidemark.client.transport.routes import Routes
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError, Unavailable
 from tidemark.names import LmqName, validate_group
 

@@ -1,7 +1,7 @@
 """What operators are shown: queues, groups, partitions, sweepers, jobs, as frozen values.
 
-Pure data, made from answers by `tidemark.client.admin` and `tidemark.client.upkeep`; nothing here
-calls anybody. Durations are in milliseconds, moments in Unix milliseconds, None is not known.
+Pure data, made from answers by `admin.admin` and `admin.upkeep`; nothing here calls anybody.
+Durations are in milliseconds, moments in Unix milliseconds, None is not known.
 """
 
 from collections.abc import Mapping

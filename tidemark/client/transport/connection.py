@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 import grpc
 
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2
-from tidemark.client.backoff import Backoff
-from tidemark.client.session import Session, open_session
+from tidemark.client.transport.backoff import Backoff
+from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import Clock
 from tidemark.errors import ClientError, NotOwner, QuotaExceeded, TidemarkError, Unavailable
 

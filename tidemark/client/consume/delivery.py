@@ -14,7 +14,7 @@ from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
 from tidemark.client.spans import process_span
-from tidemark.client.wire import Action, Range
+from tidemark.client.transport.codec import Action, Range
 from tidemark.errors import AlreadySettled, InvalidArgument
 
 _ACK: Final = Ack()

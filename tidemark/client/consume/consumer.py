@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.broker.v1.message_pb2 import Delivery
-from tidemark.client.wire import check
+from tidemark.client.transport.codec import check
 from tidemark.errors import TidemarkError
 
 _ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD

@@ -1,0 +1,1 @@
+"""Administrative calls and the values that they return."""

@@ -1,0 +1,1 @@
+"""Consuming: subscriptions, deliveries, settlements and pulls."""

@@ -1,0 +1,1 @@
+"""Publishing: publishers, batching and the publish buffer."""

@@ -1,0 +1,1 @@
+"""Sessions, connections and the forms in which things travel."""
