@@ -4,6 +4,8 @@ There is a short, repeatable way for every day and a long one on demand. Files r
 each by itself in order, because its tests may share a cluster; those with Spark share a session.
 """
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.path.relative_to(_TESTS)
         item.add_marker(pytest.mark.xdist_group("spark" if file.parts[0] == "spark" else str(file)))
+
+
+@pytest.fixture
+def usual_hangups() -> Iterator[None]:
+    """Processes of the test end by SIGHUP, also where the tests themselves run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

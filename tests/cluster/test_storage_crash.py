@@ -312,7 +312,10 @@ async def test_kill_9_at_random_moments_loses_nothing_that_was_answered(
     assert delivered > 100 * ROUNDS
 
 
-async def test_a_service_that_is_asked_to_stop_ends_its_exchanges_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_service_that_is_asked_to_stop_ends_its_exchanges_at_once(
+    tmp_path: Path, which: signal.Signals, usual_hangups: None
+) -> None:
     """S5: with SHUTTING_DOWN, long before its grace is over."""
     process = storage_process(
         tmp_path / "data",
@@ -328,7 +331,7 @@ async def test_a_service_that_is_asked_to_stop_ends_its_exchanges_at_once(tmp_pa
             async with storage.exchange() as exchange:
                 await exchange.healths.get()
 
-                process.signal(signal.SIGTERM)
+                process.signal(which)
 
                 assert await SystemClock().wait_for(process.wait(), 60_000) == 0
                 assert isinstance(await exchange.ended, errors.ShuttingDown)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -226,10 +227,11 @@ async def next_line(process: asyncio.subprocess.Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-@pytest.fixture
-async def process() -> AsyncIterator[Process]:
+@asynccontextmanager
+async def running(*wrapper: str) -> AsyncIterator[Process]:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROCESS, str(LONG_GRACE_MS), stdout=asyncio.subprocess.PIPE
+        *(*wrapper, sys.executable, "-c", PROCESS, str(LONG_GRACE_MS)),
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         async with open_channel(await next_line(child)) as channel:
@@ -240,11 +242,23 @@ async def process() -> AsyncIterator[Process]:
             await child.wait()
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+@pytest.fixture
+async def process(usual_hangups: None) -> AsyncIterator[Process]:
+    async with running() as process:
+        yield process
+
+
+@pytest.fixture
+async def nohup() -> AsyncIterator[Process]:
+    async with running("nohup") as process:
+        yield process
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_lets_calls_finish_and_ends_the_process_with_code_zero(
     process: Process, which: signal.Signals
 ) -> None:
-    """S5: stops gracefully on SIGTERM."""
+    """S5: stops gracefully on SIGTERM, and when its terminal is closed."""
     call = await process.hold(b"until the stop begins")
 
     process.signal(which)
@@ -266,3 +280,14 @@ async def test_a_second_signal_ends_the_process_at_once_and_in_order(process: Pr
     assert await process.exit_code() == 0
     with pytest.raises(errors.Unavailable):
         await call
+
+
+async def test_a_process_that_was_started_to_outlive_its_terminal_does(nohup: Process) -> None:
+    """S5: `nohup` ignores SIGHUP for the process, and the process leaves it at that."""
+    nohup.signal(signal.SIGHUP)
+
+    call = await nohup.hold(b"until the stop begins")
+
+    nohup.signal(signal.SIGTERM)
+    assert await call == b"done"
+    assert await nohup.exit_code() == 0

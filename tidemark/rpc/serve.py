@@ -30,7 +30,7 @@ App = Callable[[S, Clock], AbstractAsyncContextManager[RpcServer]]
 
 
 def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
-    """Run a service until SIGTERM or SIGINT, then exit with 0."""
+    """Run a service until SIGTERM, SIGINT or SIGHUP, then exit with 0."""
     settings = load_or_exit(settings_type)
     try:
         started = telemetry.setup(service_name, settings.telemetry, instance_id=service_name)
