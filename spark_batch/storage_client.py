@@ -24,7 +24,7 @@ from tidemark.rpc.topic_protos import topic_from_proto
 from tidemark.telemetry.traces import Metadata, inject
 from tidemark.topics import Topic
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Of stored data: rules and plans are written for what it means."""
 
 Applying = Callable[[], retention_pb2.ApplyRetentionResponse]

@@ -23,8 +23,7 @@ from storage_svc.queue.lane import Lane, Run, Slice
 from storage_svc.queue.queue import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 
-_QUEUE = Struct(">QQQQQQQ???")
-_KEPT = b"\x01"  # behind the others where it applies: few queues have it
+_QUEUE = Struct(">QQQQQQQ????")
 _RUN = Struct(">IQQQ")
 _GROUP = Struct(">QQQQQ")
 _EXCEPTION = Struct(">QQIIQB")
@@ -53,7 +52,7 @@ def lmq_name_of(catalog_key: bytes) -> str:
 
 
 def queue_value(record: QueueRecord) -> bytes:
-    value = _QUEUE.pack(
+    return _QUEUE.pack(
         record.queue_id,
         record.create_time_ms,
         record.last_activity_ms,
@@ -64,15 +63,13 @@ def queue_value(record: QueueRecord) -> bytes:
         record.keyed,
         record.returned,
         record.reserved,
+        record.kept,
     )
-    return value + _KEPT if record.kept else value
 
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
-    queue_id, *rest = _QUEUE.unpack_from(value)
-    record = QueueRecord(queue_id, lmq_name, *rest)
-    record.kept = len(value) > _QUEUE.size
-    return record
+    queue_id, *rest = _QUEUE.unpack(value)
+    return QueueRecord(queue_id, lmq_name, *rest)
 
 
 def queue_range(queue_id: int) -> tuple[bytes, bytes]:

@@ -169,18 +169,22 @@ async def test_a_process_refuses_another_number_of_partitions(
     assert "of 1 of cluster" in line
 
 
-async def test_a_process_refuses_data_of_a_newer_format(crashed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, FORMAT_VERSION + 1], ids=["older", "newer"])
+async def test_a_process_refuses_data_of_another_format(
+    crashed: Path, tmp_path: Path, version: int
+) -> None:
+    """S2."""
     engine = await RocksEngines(crashed).open(Identity(CLUSTER_ID, 0, 1))
     (identity,) = await engine.load(Table.META, [b"identity"])
     assert identity is not None
-    newer = Batch()
-    newer.put(Table.META, b"identity", u32(FORMAT_VERSION + 1) + identity[4:] + b"unheard of")
-    await engine.commit(newer)
+    other = Batch()
+    other.put(Table.META, b"identity", u32(version) + identity[4:])
+    await engine.commit(other)
     await engine.close()
 
     line = await start_refused(crashed, tmp_path / "storage.log")
 
-    assert str(FORMAT_VERSION + 1) in line
+    assert f"is in format {version}, this version reads {FORMAT_VERSION}" in line
 
 
 async def test_two_processes_never_share_a_data_directory(tmp_path: Path) -> None:

@@ -389,18 +389,20 @@ async def test_data_of_another_cluster_or_layout_is_refused_and_stays_as_it_was(
     await engine.close()
 
 
-async def test_data_in_another_format_is_refused(subject: Subject) -> None:
+@pytest.mark.parametrize("version", [2, FORMAT_VERSION + 1], ids=["older", "newer"])
+async def test_data_in_another_format_is_refused(subject: Subject, version: int) -> None:
+    """S2: an older one as well; what its rows mean is not guessed."""
     engine = await subject.engines().open(IDENTITY)
     (identity,) = await engine.load(Table.META, [b"identity"])
     assert identity is not None
-    later = u32(FORMAT_VERSION + 1) + b"whatever a later version may write here"
-    await engine.commit(puts(Table.META, (b"identity", later)))
+    other = u32(version) + b"whatever another version may write here"
+    await engine.commit(puts(Table.META, (b"identity", other)))
     await engine.close()
 
     with pytest.raises(FormatNotSupported) as refused:
         await subject.engines().open(IDENTITY)
 
-    assert f"format {FORMAT_VERSION + 1}" in refused.value.detail
+    assert f"format {version}, this version reads {FORMAT_VERSION}" in refused.value.detail
 
 
 async def test_partitions_of_one_data_directory_are_apart(subject: Subject) -> None:

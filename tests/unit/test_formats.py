@@ -1,9 +1,59 @@
 """The format of stored data, which storage writes and the retention jobs must know."""
 
+from hashlib import sha256
+
 from spark_batch.storage_client import FORMAT_VERSION as KNOWN_TO_JOBS
+from storage_svc.engines import rows
 from storage_svc.engines.engine import FORMAT_VERSION
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.reservation import Ending, Reservation
+
+LAYOUT = (3, "f15c673226d9fafe")
+"""A format version, and the digest of the rows below as that version writes them."""
+
+RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
+SLICE = Slice(7, 9, RUN, 1, 2)
 
 
 def test_the_jobs_know_the_format_that_storage_writes() -> None:
     """R11: a pass checks the format first, and would refuse its own storage."""
     assert KNOWN_TO_JOBS == FORMAT_VERSION
+
+
+def test_rows_of_another_layout_have_another_format_version() -> None:
+    """S2: data that an older version wrote is refused at the start, never misread.
+
+    If this fails, raise FORMAT_VERSION and note the new digest here.
+    """
+    kept = QueueRecord(1, "t/a", 10, 20, 9, 2, 40, 1, keyed=True, kept=True)
+    group = Group("g", 3, {})
+    group.owner_epoch, group.owner_client_id = 5, "ada"
+    reservation = Reservation(
+        4, "g", SLICE, 5_000, owner_epoch=5, session_id=6, done=[(7, 8, Ending.ACK)]
+    )
+    written = (
+        rows.catalog_key("t/a"),
+        rows.queue_value(QueueRecord(1, "t/a", 10, 20)),
+        rows.queue_value(kept),
+        rows.run_key(1, RUN),
+        rows.run_value(RUN),
+        rows.body_key(1, RUN),
+        rows.ttl_key(1, RUN),
+        rows.group_key(1, "g"),
+        rows.group_value(group),
+        rows.lane_key(1, "g", "tenant"),
+        rows.lane_value(Lane("tenant", 3)),
+        rows.exception_key(1, "g", 7),
+        rows.exception_value(Returned(SLICE, 3_000)),
+        rows.delay_key(1, "g", 7, 3_000),
+        rows.reservation_key(1, 4),
+        rows.reservation_value(reservation),
+        rows.deadline_key(1, reservation),
+        rows.consumed_value(kept, "g", 7, 9),
+    )
+
+    digest = sha256(b"".join(len(row).to_bytes(4) + row for row in written)).hexdigest()[:16]
+
+    assert (FORMAT_VERSION, digest) == LAYOUT
