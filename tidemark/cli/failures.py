@@ -32,14 +32,14 @@ class ExitCode(IntEnum):
     """Whoever read the output went away."""
 
 
-_PASSING: Final = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+_TRANSIENT: Final = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 _NO_CONNECTION: Final = "failed to connect to all addresses"
 
 
 def exit_code_of(error: TidemarkError) -> ExitCode:
     if isinstance(error, errors.DeadlineExceeded):
         return ExitCode.TIMEOUT
-    if error.code in _PASSING and not isinstance(error, ClientError):
+    if error.code in _TRANSIENT and not isinstance(error, ClientError):
         return ExitCode.UNAVAILABLE
     return ExitCode.REFUSED if isinstance(error, ClientError) else ExitCode.FAULT
 

@@ -22,7 +22,7 @@ from tidemark.client.consume.settlements import SettleFailed
 from tidemark.client.consume.subscription import OnEvicted, Subscription
 from tidemark.client.publish.publish_buffer import Outbox
 from tidemark.client.publish.publisher import Publisher
-from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
 from tidemark.client.transport.routes import Routes
 from tidemark.clock import Clock, SystemClock
@@ -181,7 +181,7 @@ class Client:
                 opened = await session.open_publisher(lmq_name)
             except TidemarkError as error:
                 self._check_open()
-                if not is_passing(error) or left_ms <= 0:
+                if not is_transient(error) or left_ms <= 0:
                     raise
                 if isinstance(error, NotOwner):
                     self._routes.follow(first, error.metadata.get("owner", ""))

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.settlements import SettleFailed, Settlements
-from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
 from tidemark.client.transport.connection import Connection, Identity, Part
 from tidemark.client.transport.session import Session
@@ -147,7 +147,7 @@ class Feed(Part):
                 if isinstance(error, NotOwner) and error.metadata.get("owner"):
                     del self.epochs[result.lmq_name]
                     self._owner.moved(self, result.lmq_name, epoch, error.metadata["owner"])
-                elif is_passing(error):
+                elif is_transient(error):
                     again = error
                 else:
                     del self.epochs[result.lmq_name]

@@ -18,7 +18,7 @@ from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
 from tidemark.client.consume.delivery import DeliveryBatch, merge
 from tidemark.client.spans import begin_settle
-from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.client.transport.connection import Connection, Identity
 from tidemark.client.transport.session import Session
@@ -202,7 +202,7 @@ class Settlements:
                 settling.answer.set_result(result)
         else:
             error = from_status(result.error)
-            if is_passing(error) and not self._closed:
+            if is_transient(error) and not self._closed:
                 self._try_later(settling, error)
             else:
                 self._fail(settling, error)

@@ -14,7 +14,7 @@ from tidemark.api.broker.v1.message_pb2 import Nack, Release
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.feed import Feed
 from tidemark.client.consume.settlements import SettleFailed, call_back
-from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
 from tidemark.client.transport.routes import Routes
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError, Unavailable
@@ -166,7 +166,7 @@ class Subscription:
                 return
             wanted = {}
             for owner, lmq_name, error in refusals:
-                if not is_passing(error):
+                if not is_transient(error):
                     raise error
                 if isinstance(error, NotOwner):
                     owner = error.metadata.get("owner", "")

@@ -17,7 +17,7 @@ from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.publish import batching as gathering
 from tidemark.client.publish.batching import Sequences, Shape
 from tidemark.client.publish.messages import PublishReceipt
-from tidemark.client.transport.backoff import Backoff, is_passing
+from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Connection, Identity, Part
 from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.session import Session
@@ -231,7 +231,7 @@ class Outbox:
                 self.ready(part.parked.popleft())
 
     def _refused(self, lane: Lane, run: Run, part: _Partition, error: TidemarkError) -> None:
-        if is_passing(error):
+        if is_transient(error):
             if isinstance(error, NotOwner):
                 self._routes.follow(lane.partition, error.metadata.get("owner", ""))
             if part.resuming is None:

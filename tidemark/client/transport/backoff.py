@@ -17,16 +17,16 @@ from tidemark.errors import (
     TopicVersionMismatch,
 )
 
-_PASSING: Final = (CommitOutcomeUnknown, NotOwner, ResourceExhausted, TopicVersionMismatch)
+_TRANSIENT: Final = (CommitOutcomeUnknown, NotOwner, ResourceExhausted, TopicVersionMismatch)
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether what failed may work later, without anybody doing anything about it.
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed later without any intervention.
 
-    A full queue or disk is not among them: whoever publishes decides whether to wait for those.
+    A full queue or disk is not transient: the publisher decides whether to wait for it.
     """
     unavailable = isinstance(error, TidemarkError) and error.code is StatusCode.UNAVAILABLE
-    return unavailable or isinstance(error, _PASSING)
+    return unavailable or isinstance(error, _TRANSIENT)
 
 
 class Backoff:
