@@ -17,7 +17,7 @@ from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.client.transport.codec import receipt_of
 from tidemark.client.transport.session import Consumer, Session, open_session
 from tidemark.errors import Unavailable
-from tidemark.local_cluster import SERVICES, LocalCluster
+from tidemark.local.cluster import SERVICES, LocalCluster
 from tidemark.rpc import open_channel
 
 TOPIC: Final = "bench"

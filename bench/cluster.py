@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.usage import trim, unshared_bytes
-from tidemark.local_cluster import SERVICES, LocalCluster, ServiceName
+from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from bench.usage import unshared_bytes
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.session import Session
-from tidemark.local_cluster import SERVICES, ServiceName
+from tidemark.local.cluster import SERVICES, ServiceName
 
 FEW: Final = 1000
 COST_RATIO_MAX: Final = 1.3

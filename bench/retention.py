@@ -35,10 +35,10 @@ from tidemark.api.storage.v1.exchange_pb2 import Append as AppendProto
 from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Operation
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import SystemClock
-from tidemark.ports import free_address
-from tidemark.processes import ServiceProcess
+from tidemark.local.ports import free_address
+from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
-from tidemark.rpc.topic_protos import settings_to_proto
+from tidemark.rpc.topic_codec import settings_to_proto
 from tidemark.settings import RetentionSettings
 from tidemark.topics import Topic, TopicSettings
 

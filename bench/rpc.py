@@ -20,8 +20,8 @@ from bench.figures import percentile
 from bench.frame import Bench, benchmark
 from bench.rpc_server import SERVICE, STREAM, UNARY
 from bench.usage import cpu_ns
-from tidemark.ports import free_address
-from tidemark.processes import ServiceProcess
+from tidemark.local.ports import free_address
+from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 
 HOST: Final = "127.0.0.1"

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import grpc
 
-from tidemark.rpc import RpcServer, open_channel, run_until_stopped
+from tidemark.rpc import RpcServer, open_channel
+from tidemark.service.signals import run_until_stopped
 
 SERVICE: Final = "tidemark.bench.Echo"
 UNARY: Final = f"/{SERVICE}/Unary"

@@ -15,8 +15,8 @@ from storage_svc.app import storage
 from tests.rpc.lifecycle.faulty_reads import FaultyReads
 from tidemark.clock import Clock
 from tidemark.errors import DataCorrupt
-from tidemark.rpc.serve import main
 from tidemark.rpc.server import RpcServer
+from tidemark.service.process import main
 from tidemark.settings import StorageSettings
 
 FAULT_FILE: Final = "BENCH_FAULT_FILE"

@@ -15,9 +15,9 @@ from tidemark.api.broker.v1.topic_pb2 import Topic
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.api.storage.v1.exchange_pb2 import ExchangeRequest, Operation, OperationResult
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
+from tidemark.local.ports import free_address
+from tidemark.local.service_process import ServiceProcess
 from tidemark.names import partition_of
-from tidemark.ports import free_address
-from tidemark.processes import ServiceProcess
 from tidemark.rpc import open_channel
 
 TOPIC: Final = "bench"

@@ -25,7 +25,7 @@ from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.codec import receipt_of
 from tidemark.client.transport.session import Session
 from tidemark.clock import SystemClock
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings
 
 FEW: Final = 1000

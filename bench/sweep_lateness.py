@@ -21,7 +21,7 @@ from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, Publi
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.codec import receipt_of
 from tidemark.client.transport.session import Consumer, Session
-from tidemark.local_cluster import SERVICES
+from tidemark.local.cluster import SERVICES
 
 LATENESS_P99_MS_MAX: Final = 200
 

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from bench.cluster import running_cluster
 from bench.frame import Bench, Round, benchmark
 from bench.usage import cpu_ns
-from tidemark.local_cluster import SERVICES, LocalCluster
+from tidemark.local.cluster import SERVICES, LocalCluster
 
 COST_MAX: Final = 0.05
 RUN_MESSAGES: Final = 100

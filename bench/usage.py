@@ -10,8 +10,8 @@ from typing import Any
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tidemark.memory import TRIM_SIGNAL
 from tidemark.rpc import open_channel
+from tidemark.service.memory import TRIM_SIGNAL
 
 
 def cpu_ns(pid: int) -> int:

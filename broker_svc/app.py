@@ -37,8 +37,8 @@ from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
-from tidemark.sampling import Sampler, recorder
 from tidemark.settings import BrokerSettings
+from tidemark.system_metrics.sampler import Sampler, recorder
 
 EXPIRE_EVERY_MS = 1_000
 LAST_WORDS_MS = 5_000

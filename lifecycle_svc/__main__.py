@@ -1,7 +1,7 @@
 """`python -m lifecycle_svc`: reads the settings, wires the service, serves until a signal."""
 
 from lifecycle_svc.app import lifecycle
-from tidemark.rpc.serve import main
+from tidemark.service.process import main
 from tidemark.settings import LifecycleSettings
 
 if __name__ == "__main__":

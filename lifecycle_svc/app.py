@@ -15,10 +15,10 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import add_LifecycleServiceSer
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
 from tidemark.rpc.channel import open_channel
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
-from tidemark.sampling import Sampler, recorder
 from tidemark.settings import LifecycleSettings
+from tidemark.system_metrics.sampler import Sampler, recorder
 
 _log = logging.getLogger(__name__)
 _LIFECYCLE_SERVICE = "tidemark.api.lifecycle.v1.LifecycleService"

@@ -10,7 +10,7 @@ from tidemark.api.storage.v1.action_pb2 import Action, ActionResult, DelegateAct
 from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import NotOwner, TidemarkError, Unavailable
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 
 ACTIONS_PER_CALL_MAX = 1_000
 _HOPS_MAX = 3

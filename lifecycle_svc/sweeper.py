@@ -31,7 +31,7 @@ from tidemark.api.storage.v1.storage_pb2 import LeaseSweepRequest, ReportSweepRe
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings
 from tidemark.telemetry import counter, leave_trace, seconds, span, tracer
 

@@ -19,9 +19,9 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings
-from tidemark.variables import Address
+from tidemark.settings.variables import Address
 
 DISCOVER_AGAIN_MS = 500
 

@@ -15,8 +15,8 @@ from spark_batch.session import start_session
 from tidemark import telemetry
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
-from tidemark.java import why_no_spark
-from tidemark.rpc.serve import CANNOT_START, main
+from tidemark.local.java import why_no_spark
+from tidemark.service.process import CANNOT_START, main
 from tidemark.settings import RetentionSettings, load_or_exit
 
 SERVICE = "tidemark-retention"

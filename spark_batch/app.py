@@ -28,8 +28,8 @@ from tidemark.clock import Clock
 from tidemark.errors import Unavailable
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
-from tidemark.sampling import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler, recorder
 from tidemark.settings import RetentionSettings
+from tidemark.system_metrics.sampler import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler, recorder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from tidemark.java import find_java_home, why_no_spark
+from tidemark.local.java import find_java_home, why_no_spark
 from tidemark.settings import RetentionSettings
-from tidemark.variables import split_pairs
+from tidemark.settings.variables import split_pairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from tidemark.errors import FormatNotSupported, PartitionNotFound
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc import from_rpc_error
 from tidemark.rpc.channel import OPTIONS
-from tidemark.rpc.topic_protos import topic_from_proto
+from tidemark.rpc.topic_codec import topic_from_proto
 from tidemark.telemetry.traces import Metadata, inject
 from tidemark.topics import Topic
 

@@ -19,7 +19,7 @@ from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
 

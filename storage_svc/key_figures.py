@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 from storage_svc.operations import Measurement, RecordMetrics
 from storage_svc.partition.partition import Partition
-from tidemark.aggregates import Aggregate
-from tidemark.sampling import Sampler
+from tidemark.system_metrics.aggregates import Aggregate
+from tidemark.system_metrics.sampler import Sampler
 
 
 def sampler(partitions: Collection[Partition]) -> Sampler:

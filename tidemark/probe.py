@@ -15,11 +15,11 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tidemark.errors import TidemarkError
-from tidemark.ports import join_address, reached_at
+from tidemark.local.ports import join_address, reached_at
 from tidemark.rpc import open_channel
 from tidemark.rpc.health import READINESS
 from tidemark.settings import SERVICES
-from tidemark.variables import Address, SettingsError, split_address
+from tidemark.settings.variables import Address, SettingsError, split_address
 
 TIMEOUT_MS_DEFAULT: Final = 3_000
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from tidemark import errors, limits
 from tidemark.settings import SERVICES, ClientSettings
-from tidemark.variables import Variable
+from tidemark.settings.variables import Variable
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 

@@ -23,7 +23,7 @@ from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.rpc import from_status, open_channel, wait_until_serving
 from tidemark.rpc.health import READINESS
-from tidemark.variables import Address
+from tidemark.settings.variables import Address
 
 TOPIC: Final = "tidemark-smoke"
 

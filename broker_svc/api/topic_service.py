@@ -26,7 +26,7 @@ from tidemark.errors import (
     TopicNotEmpty,
 )
 from tidemark.names import LmqName, validate_group, validate_topic
-from tidemark.rpc.topic_protos import (
+from tidemark.rpc.topic_codec import (
     settings_from_proto,
     settings_to_proto,
     topic_from_proto,

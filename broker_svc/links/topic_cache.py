@@ -12,7 +12,7 @@ from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import partitions_of
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
 from tidemark.errors import TopicNotFound
-from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
+from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
 
 

@@ -23,7 +23,7 @@ from tidemark.names import (
     validate_producer_id,
 )
 from tidemark.rpc.statuses import to_status
-from tidemark.rpc.topic_protos import topic_from_proto
+from tidemark.rpc.topic_codec import topic_from_proto
 
 _ENDINGS = {
     exchange_pb2.SETTLE_ACTION_ACK: Ending.ACK,

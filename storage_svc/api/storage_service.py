@@ -32,7 +32,7 @@ from tidemark.errors import (
 )
 from tidemark.names import LmqName
 from tidemark.receipts import Receipt
-from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
+from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -15,7 +15,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import AnnouncePartitionRequest, Wa
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.telemetry import counter
 
 ANSWER_MS_MAX = 5_000

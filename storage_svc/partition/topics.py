@@ -11,7 +11,7 @@ from storage_svc.engines.engine import Batch, Engine, Table
 from storage_svc.engines.keys import successor, text
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import InvalidArgument, TopicExists, TopicNotFound, TopicVersionMismatch
-from tidemark.rpc.topic_protos import topic_from_proto, topic_to_proto
+from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
 
 _PAGE_ROWS = 1000

@@ -13,7 +13,7 @@ import termios
 from dataclasses import dataclass
 from typing import Any
 
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 
 TIMEOUT_S = 120
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>])")

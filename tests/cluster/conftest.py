@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.cli_process import Cli
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 
 StartCluster = Callable[..., Any]
 LOG_LINES_SHOWN = 50

@@ -32,10 +32,10 @@ from tidemark.client.transport.codec import Action, receipt_of, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import QueueNotFound, ServiceError
 from tidemark.limits import PAGE_SIZE_MAX
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
+from tidemark.local.ports import free_address
+from tidemark.local.service_process import ServiceProcess
 from tidemark.names import partition_of
-from tidemark.ports import free_address
-from tidemark.processes import ServiceProcess
 from tidemark.rpc import from_status, open_channel
 
 WITHIN_MS: Final = 60_000

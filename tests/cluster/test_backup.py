@@ -9,7 +9,7 @@ from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import CreateTopicRequest
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 from tidemark.rpc import open_channel
 
 

@@ -15,7 +15,7 @@ from tidemark.errors import (
     TidemarkError,
     TopicNotFound,
 )
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 from tidemark.rpc import from_status
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.cli_process import Cli
 from tests.cluster.conftest import StartCluster
-from tidemark.ports import free_address
+from tidemark.local.ports import free_address
 
 COMMANDS = (
     ("topic", "list"),

@@ -23,7 +23,7 @@ from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING, ListPartit
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.clock import SystemClock
 from tidemark.errors import ReservationNotFound, TidemarkError
-from tidemark.local_cluster import SERVICES, LocalCluster
+from tidemark.local.cluster import SERVICES, LocalCluster
 from tidemark.receipts import Receipt
 
 ROUNDS, ROUNDS_LONG = 2, 30

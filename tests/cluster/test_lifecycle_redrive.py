@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tests.cluster.lifecycle_client import Client, client_of, payloads
 from tidemark.api.broker.v1.message_pb2 import DeadLetter, Message
 from tidemark.errors import TopicNotFound
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 
 QUEUES = ("jobs/ada", "jobs/bob")
 

@@ -25,9 +25,9 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import SWEEPER_STATE_STANDING_BY
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_DELAYS_OVER
 from tidemark.clock import SystemClock
 from tidemark.errors import LifecycleUnavailable
-from tidemark.local_cluster import SERVICES, LocalCluster, ServiceName
+from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName
+from tidemark.local.service_process import ServiceProcess
 from tidemark.names import partition_of
-from tidemark.processes import ServiceProcess
 
 LEASE_MS = 2_000
 SHORT_LEASE = {"TIDEMARK_SWEEP_LEASE_MS": str(LEASE_MS)}

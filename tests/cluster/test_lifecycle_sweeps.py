@@ -12,7 +12,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
 )
 from tidemark.clock import SystemClock
 from tidemark.errors import InvalidArgument, ReservationExpired
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 
 VISIBILITY_MS = 200
 HELD_MS = 600_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidemark.local_cluster import LocalCluster
-from tidemark.processes import ServiceFailed
+from tidemark.local.cluster import LocalCluster
+from tidemark.local.service_process import ServiceFailed
 
 
 async def test_a_killed_service_comes_back_at_the_same_address(cluster: LocalCluster) -> None:

@@ -13,8 +13,8 @@ import tidemark
 from tests.cluster.conftest import StartCluster
 from tests.rpc.broker.local_broker import in_time
 from tests.unit.test_metrics import names_in_the_docs
-from tidemark.local_cluster import LocalCluster, ServiceName
-from tidemark.ports import free_ports
+from tidemark.local.cluster import LocalCluster, ServiceName
+from tidemark.local.ports import free_ports
 
 DASHBOARD = Path(__file__).parents[2] / "helm" / "tidemark" / "dashboards" / "tidemark.json"
 SCRAPED: tuple[ServiceName, ...] = ("storage", "broker", "lifecycle", "retention")

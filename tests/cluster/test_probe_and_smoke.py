@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tidemark.local_cluster import SERVICES, LocalCluster
-from tidemark.ports import free_address
+from tidemark.local.cluster import SERVICES, LocalCluster
+from tidemark.local.ports import free_address
 
 PATIENTLY = ("--timeout-ms", "60000")
 """Instead of the seconds that a probe gives a service that serves, on a machine that runs tests."""

@@ -6,7 +6,7 @@ from typing import Final
 import tidemark
 from tests.cluster.conftest import StartCluster
 from tidemark.clock import SystemClock
-from tidemark.local_cluster import LocalCluster, ServiceName
+from tidemark.local.cluster import LocalCluster, ServiceName
 
 ORDER: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
 ROUNDS: Final = 2

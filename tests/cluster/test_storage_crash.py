@@ -38,7 +38,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     SettleAction,
 )
 from tidemark.clock import SystemClock
-from tidemark.processes import ServiceProcess
+from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 
 ROUNDS, ROUNDS_LONG = 4, 50

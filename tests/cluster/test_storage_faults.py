@@ -31,7 +31,7 @@ from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_FAULTY, PARTITION_STATE_SERVING
 from tidemark.api.storage.v1.storage_pb2 import PeekQueueRequest
 from tidemark.clock import ManualClock, SystemClock
-from tidemark.processes import ServiceFailed
+from tidemark.local.service_process import ServiceFailed
 
 MIB = 1024 * 1024
 RUNS = 60

@@ -14,7 +14,7 @@ import tidemark
 from tests.cluster.conftest import StartCluster
 from tests.cluster.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
 from tests.rpc.broker.local_broker import in_time
-from tidemark.local_cluster import SERVICES, LocalCluster
+from tidemark.local.cluster import SERVICES, LocalCluster
 
 CLIENT = "a-program"
 QUEUE = "orders/ada"

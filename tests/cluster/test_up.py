@@ -11,7 +11,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.cluster.up_process import UpProcess
-from tidemark.ports import listening_socket
+from tidemark.local.ports import listening_socket
 from tidemark.rpc import open_channel
 
 

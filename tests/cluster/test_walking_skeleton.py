@@ -20,7 +20,7 @@ from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown, Unavailable
-from tidemark.local_cluster import SERVICES, LocalCluster, ServiceName
+from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName
 from tidemark.rpc import open_channel
 from tidemark.telemetry import current_traceparent
 

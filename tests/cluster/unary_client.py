@@ -15,7 +15,7 @@ from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Delivery, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.local_cluster import LocalCluster
+from tidemark.local.cluster import LocalCluster
 from tidemark.rpc import from_status, open_channel
 
 TOPIC = "orders"

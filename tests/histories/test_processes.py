@@ -22,7 +22,7 @@ from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import SystemClock
-from tidemark.local_cluster import LocalCluster, ServiceName
+from tidemark.local.cluster import LocalCluster, ServiceName
 from tidemark.rpc import open_channel
 
 SEED: Final = 20_261_116

@@ -40,8 +40,8 @@ from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
-from tidemark.ports import free_address
-from tidemark.processes import ServiceProcess
+from tidemark.local.ports import free_address
+from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import StorageSettings

@@ -6,7 +6,7 @@ from grpc.aio import UsageError
 from tests.rpc.storage_client import RunningStorage
 from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.rpc.channels import ChannelPool
+from tidemark.rpc.channel_pool import ChannelPool
 
 
 async def test_an_address_keeps_its_channel_until_others_need_the_room() -> None:

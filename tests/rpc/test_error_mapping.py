@@ -18,7 +18,7 @@ from tests.rpc.echo_service import HANDLER_OF_KIND, SERVICE, serving, unary_meth
 from tidemark import errors
 from tidemark.errors import TidemarkError
 from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
-from tidemark.ports import free_address
+from tidemark.local.ports import free_address
 from tidemark.rpc import from_rpc_error, open_channel, revive
 
 KINDS = tuple(HANDLER_OF_KIND)

@@ -22,7 +22,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFl
 from tests.rpc.echo_service import SERVICE, Echo, serving
 from tidemark import errors
 from tidemark.clock import ManualClock
-from tidemark.ports import free_address
+from tidemark.local.ports import free_address
 from tidemark.rpc import (
     AddressInUse,
     RpcServer,

@@ -167,7 +167,8 @@ async def test_cancelling_who_waits_for_the_stop_does_not_break_the_stop() -> No
 PROCESS = """
 import asyncio, sys
 import grpc
-from tidemark.rpc import RpcServer, run_until_stopped
+from tidemark.rpc import RpcServer
+from tidemark.service.signals import run_until_stopped
 
 async def hold(request, context):
     print("started", flush=True)

@@ -23,7 +23,7 @@ from tests.spark.conftest import LOOPBACK
 from tidemark.api.storage.v1.retention_pb2 import ListRetentionHistoryRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import TidemarkError
-from tidemark.processes import ServiceProcess
+from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 from tidemark.settings import RetentionSettings
 

@@ -18,9 +18,9 @@ from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.clock import ManualClock, SystemClock
-from tidemark.java import find_java_home
-from tidemark.ports import free_address, free_ports
-from tidemark.processes import ServiceProcess
+from tidemark.local.java import find_java_home
+from tidemark.local.ports import free_address, free_ports
+from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 
 AGE_MS = 1_800_000  # a clock that jumps by more than an hour would be suspicious

@@ -20,7 +20,7 @@ from bench.frame import BENCHMARKS, Bench, Benchmark, write_json
 from bench.machine import file_system
 from bench.tables import number
 from bench.usage import cpu_ns, trim, unshared_bytes
-from tidemark.memory import TRIM_SIGNAL, install_memory_trim
+from tidemark.service.memory import TRIM_SIGNAL, install_memory_trim
 
 REPORT_KEYS = {"name", "machine", "versions", "settings", "results", "bars"}
 

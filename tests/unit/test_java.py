@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemark import java
+from tidemark.local import java
 
 
 def program(home: Path, text: str) -> str:

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tidemark.ports import free_address, free_ports, listening_socket
+from tidemark.local.ports import free_address, free_ports, listening_socket
 
 HOST = "127.0.0.1"
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from tidemark.aggregates import Aggregate, Aggregates
 from tidemark.clock import ManualClock
 from tidemark.errors import Unavailable
-from tidemark.sampling import Sampler
+from tidemark.system_metrics.aggregates import Aggregate, Aggregates
+from tidemark.system_metrics.sampler import Sampler
 
 
 def test_samples_come_to_their_least_most_mean_and_last() -> None:

@@ -18,7 +18,7 @@ from tidemark.settings import (
     load_or_exit,
     unknown_variables,
 )
-from tidemark.variables import SettingsError, split_address
+from tidemark.settings.variables import SettingsError, split_address
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:

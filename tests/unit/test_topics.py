@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import InvalidArgument, InvalidName
-from tidemark.rpc.topic_protos import (
+from tidemark.rpc.topic_codec import (
     settings_from_proto,
     settings_to_proto,
     topic_from_proto,

@@ -134,7 +134,7 @@ def _run(
     from tidemark.cli.output import Output
     from tidemark.errors import TidemarkError
     from tidemark.settings import ClientSettings
-    from tidemark.variables import SettingsError, split_address
+    from tidemark.settings.variables import SettingsError, split_address
 
     try:
         settings = ClientSettings.from_environment()

@@ -19,12 +19,12 @@ from typing import Any, Final, NoReturn, TypeVar
 import typer
 
 from tidemark.clock import Clock, SystemClock
-from tidemark.java import why_no_spark
-from tidemark.local_cluster import LocalCluster, ServiceName, Stopped
-from tidemark.ports import join_address, listening_socket
-from tidemark.processes import ServiceFailed
+from tidemark.local.cluster import LocalCluster, ServiceName, Stopped
+from tidemark.local.java import why_no_spark
+from tidemark.local.ports import join_address, listening_socket
+from tidemark.local.service_process import ServiceFailed
 from tidemark.settings import RetentionSettings
-from tidemark.variables import SettingsError
+from tidemark.settings.variables import SettingsError
 
 CLEAN: Final = 0
 FAILED: Final = 1

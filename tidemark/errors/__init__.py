@@ -68,6 +68,7 @@ from tidemark.errors.availability import (
     ShuttingDown,
     Unavailable,
 )
+from tidemark.errors.base import DOMAIN, ClientError, ServiceError, TidemarkError
 from tidemark.errors.catalogue import ALL, BY_REASON, meaning_and_action
 from tidemark.errors.existence import (
     ClientClosed,
@@ -105,7 +106,6 @@ from tidemark.errors.requests import (
 )
 from tidemark.errors.rights import PermissionDenied, QueueFull, QuotaExceeded, Unauthenticated
 from tidemark.errors.stored_data import DataCorrupt, DataDirectoryInUse, FormatNotSupported
-from tidemark.errors.tree import DOMAIN, ClientError, ServiceError, TidemarkError
 
 __all__ = [
     "ALL",

@@ -5,7 +5,7 @@ The caller made no mistake. Most of these pass by themselves, and then say after
 
 from grpc import StatusCode
 
-from tidemark.errors.tree import ServiceError
+from tidemark.errors.base import ServiceError
 
 
 class DiskFull(ServiceError):

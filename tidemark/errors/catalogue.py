@@ -10,7 +10,7 @@ from typing import Final
 
 # Imported for what they define: a class joins the catalogue by being a child of a branch.
 from tidemark.errors import availability, existence, ownership, requests, rights, stored_data  # noqa: F401
-from tidemark.errors.tree import ClientError, ServiceError, TidemarkError
+from tidemark.errors.base import ClientError, ServiceError, TidemarkError
 
 _ACTION: Final = "What to do:"
 

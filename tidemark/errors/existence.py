@@ -6,7 +6,7 @@ Reservations are in `ownership`.
 
 from grpc import StatusCode
 
-from tidemark.errors.tree import ClientError
+from tidemark.errors.base import ClientError
 
 
 class TopicNotFound(ClientError):

@@ -5,7 +5,7 @@ Whoever gets one of these drops what it believed to hold before it goes on.
 
 from grpc import StatusCode
 
-from tidemark.errors.tree import ClientError
+from tidemark.errors.base import ClientError
 
 
 class ReservationExpired(ClientError):

@@ -6,7 +6,7 @@ offer. What is valid but not there is in `existence`, what is not allowed in `ri
 
 from grpc import StatusCode
 
-from tidemark.errors.tree import ClientError
+from tidemark.errors.base import ClientError
 
 
 class InvalidArgument(ClientError):

@@ -6,7 +6,7 @@ full is in `availability`.
 
 from grpc import StatusCode
 
-from tidemark.errors.tree import ClientError
+from tidemark.errors.base import ClientError
 
 
 class Unauthenticated(ClientError):

@@ -2,7 +2,7 @@
 
 from grpc import StatusCode
 
-from tidemark.errors.tree import ServiceError
+from tidemark.errors.base import ServiceError
 
 
 class FormatNotSupported(ServiceError):

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tidemark.rpc.channel import open_channel, revive, wait_until_serving
     from tidemark.rpc.deadline import remaining_ms
     from tidemark.rpc.server import AddressInUse, RpcServer
-    from tidemark.rpc.signals import run_until_stopped
     from tidemark.rpc.statuses import from_rpc_error, from_status, to_status
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "open_channel",
     "remaining_ms",
     "revive",
-    "run_until_stopped",
     "to_status",
     "wait_until_serving",
 ]
@@ -35,7 +33,6 @@ _MODULES = {
     "open_channel": "channel",
     "remaining_ms": "deadline",
     "revive": "channel",
-    "run_until_stopped": "signals",
     "to_status": "statuses",
     "wait_until_serving": "channel",
 }

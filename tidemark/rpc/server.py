@@ -1,7 +1,7 @@
 """The gRPC server that every Tidemark service runs in: options, health, reflection, graceful stop.
 
 A service adds its servicers, starts the server and says when it serves. What happens around each
-call is the subject of `tidemark.rpc.interceptors`; signals are that of `tidemark.rpc.signals`.
+call is the subject of `tidemark.rpc.interceptors`; signals are that of `tidemark.service.signals`.
 """
 
 from __future__ import annotations

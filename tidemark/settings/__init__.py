@@ -10,9 +10,9 @@ name. Everybody else imports from here.
 
 from tidemark.settings.broker import BrokerSettings
 from tidemark.settings.client import ClientSettings
-from tidemark.settings.declaring import Settings, load_or_exit, part, setting
+from tidemark.settings.declaration import Settings, load_or_exit, part, setting
 from tidemark.settings.environment import keep_grpc_out_of_forks
-from tidemark.settings.known import PREFIX, SERVICES, unknown_variables
+from tidemark.settings.known_variables import PREFIX, SERVICES, unknown_variables
 from tidemark.settings.lifecycle import LifecycleSettings
 from tidemark.settings.retention import RetentionSettings
 from tidemark.settings.service import ServiceSettings

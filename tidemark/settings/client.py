@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from tidemark.settings.declaring import Settings, setting
+from tidemark.settings.declaration import Settings, setting
 from tidemark.settings.service import address_of_lifecycle, address_of_storage
-from tidemark.variables import Address
+from tidemark.settings.variables import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from tidemark import limits
-from tidemark.settings.declaring import setting
+from tidemark.settings.declaration import setting
 from tidemark.settings.service import ServiceSettings, address_of_storage
-from tidemark.variables import LISTEN, Address, Integer
+from tidemark.settings.variables import LISTEN, Address, Integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidemark import limits
-from tidemark.settings.declaring import setting
+from tidemark.settings.declaration import setting
 from tidemark.settings.service import ServiceSettings, address_of_storage
-from tidemark.variables import LISTEN, Integer, Pairs, Text
+from tidemark.settings.variables import LISTEN, Integer, Pairs, Text
 
 _INTERVAL: Final = Integer(1_000, 86_400_000, unit="ms")
 _BATCH_SIZE: Final = Integer(1, limits.RETENTION_ROWS_MAX)

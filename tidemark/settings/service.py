@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemark import limits
-from tidemark.settings.declaring import Settings, part, setting
+from tidemark.settings.declaration import Settings, part, setting
 from tidemark.settings.telemetry import TelemetrySettings
-from tidemark.variables import Address, Identifier, Integer
+from tidemark.settings.variables import Address, Identifier, Integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

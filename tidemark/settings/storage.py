@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidemark.settings.declaring import setting
+from tidemark.settings.declaration import setting
 from tidemark.settings.service import ServiceSettings, address_of_lifecycle
-from tidemark.variables import LISTEN, Address, Directory, Integer, Switch
+from tidemark.settings.variables import LISTEN, Address, Directory, Integer, Switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from tidemark.settings.declaring import Settings, setting
-from tidemark.variables import LISTEN, Choice, Switch, Text
+from tidemark.settings.declaration import Settings, setting
+from tidemark.settings.variables import LISTEN, Choice, Switch, Text
 
 _COLLECTOR: Final = Text("a URL, such as http://collector:4317")
 

@@ -33,8 +33,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from tidemark import __version__
 from tidemark.clock import SystemClock
 from tidemark.settings import TelemetrySettings
+from tidemark.settings.variables import split_address
 from tidemark.telemetry.metrics import begin
-from tidemark.variables import split_address
 
 _log = logging.getLogger(__name__)
 

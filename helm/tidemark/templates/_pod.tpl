@@ -85,7 +85,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- define "tidemark.ports" -}}
+{{- define "tidemark.local.ports" -}}
 - name: grpc
   containerPort: {{ .values.port }}
 {{- with .root.Values.telemetry.metrics }}
@@ -144,7 +144,7 @@ readinessProbe:
   {{- end }}
   {{- if .values.port }}
   ports:
-    {{- include "tidemark.ports" . | nindent 4 }}
+    {{- include "tidemark.local.ports" . | nindent 4 }}
   {{- end }}
   {{- if .values.startupSeconds }}
   {{- include "tidemark.probes" . | nindent 2 }}

@@ -23,8 +23,8 @@ from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.client.transport.codec import Action, Range, batch_of, settlement_of
 from tidemark.client.transport.session import Consumer, Session, open_session
 from tidemark.clock import Clock, SystemClock
+from tidemark.local.ports import free_address
 from tidemark.names import partition_of
-from tidemark.ports import free_address
 from tidemark.rpc import from_status, open_channel, wait_until_serving
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import BrokerSettings, StorageSettings

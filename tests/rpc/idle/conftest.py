@@ -35,7 +35,7 @@ from tidemark.api.broker.v1.topic_pb2_grpc import (
 )
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
-from tidemark.ports import free_address
+from tidemark.local.ports import free_address
 from tidemark.rpc import RpcServer, open_channel
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings, StorageSettings

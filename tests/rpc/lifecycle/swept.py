@@ -16,7 +16,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import ListSweepersRequest, Sweeper
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.clock import ManualClock
 from tidemark.errors import Unavailable
-from tidemark.ports import free_address
+from tidemark.local.ports import free_address
 from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.settings import LifecycleSettings
 

@@ -25,7 +25,7 @@ from tidemark.client.admin.values import (
 from tidemark.errors import InvalidArgument
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.enums import word_of
-from tidemark.rpc.topic_protos import settings_to_proto, topic_from_proto
+from tidemark.rpc.topic_codec import settings_to_proto, topic_from_proto
 from tidemark.topics import SETTING_NAMES, Topic, TopicSettings
 
 Position: TypeAlias = Literal["earliest", "latest", "last", "offset"]

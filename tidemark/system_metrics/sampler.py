@@ -8,10 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tidemark.aggregates import Aggregate, Aggregates
 from tidemark.api.storage.v1.retention_pb2 import MetricRow, RecordMetricsRequest
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError
+from tidemark.system_metrics.aggregates import Aggregate, Aggregates
 
 SAMPLE_EVERY_MS: Final = 1_000
 STORE_EVERY_MS: Final = 60_000

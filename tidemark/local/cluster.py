@@ -2,7 +2,7 @@
 for the scheduler of retention.
 
 It decides addresses, directories and the order of starting and stopping; how one process is run is
-the subject of `tidemark.processes`.
+the subject of `tidemark.local.service_process`.
 """
 
 import asyncio
@@ -14,8 +14,13 @@ from types import MappingProxyType
 from typing import Final, Literal, Self
 
 from tidemark.clock import Clock
-from tidemark.ports import free_ports, join_address, reached_at
-from tidemark.processes import HEALTHY_TIMEOUT_MS, STOP_TIMEOUT_MS, ServiceFailed, ServiceProcess
+from tidemark.local.ports import free_ports, join_address, reached_at
+from tidemark.local.service_process import (
+    HEALTHY_TIMEOUT_MS,
+    STOP_TIMEOUT_MS,
+    ServiceFailed,
+    ServiceProcess,
+)
 
 ServiceName = Literal["storage", "broker", "lifecycle", "retention"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Final
 
-from tidemark import die_with_parent
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
+from tidemark.local import die_with_parent
 from tidemark.rpc import open_channel, wait_until_serving
 
 HEALTHY_TIMEOUT_MS: Final = 60_000

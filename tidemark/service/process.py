@@ -16,9 +16,9 @@ import uvloop
 from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
-from tidemark.memory import calm_the_collector, install_memory_trim
 from tidemark.rpc.server import RpcServer
-from tidemark.rpc.signals import run_until_stopped
+from tidemark.service.memory import calm_the_collector, install_memory_trim
+from tidemark.service.signals import run_until_stopped
 from tidemark.settings import ServiceSettings, load_or_exit
 
 CANNOT_START: Final = 2

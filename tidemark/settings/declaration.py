@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 from tidemark.settings.environment import given_or_own
-from tidemark.variables import Kind, SettingsError, Variable
+from tidemark.settings.variables import Kind, SettingsError, Variable
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""A cluster of processes on this machine: `tidemark up`, the tests and the benchmarks use it."""

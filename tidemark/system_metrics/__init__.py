@@ -1,0 +1,1 @@
+"""Key figures of a service, sampled and stored as `system_metrics` rows (R12)."""
