@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from tidemark.cli.layout import Column, Layout
+from tidemark.cli.display.layout import Column, Layout
 
 COLUMNS = (
     Column("QUEUE", cut=True),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidemark.cli import texts, units
+from tidemark.cli.display import texts, units
 
 
 @pytest.mark.parametrize(

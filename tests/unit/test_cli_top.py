@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from tidemark.cli.top_screen import Line, Screen
-from tidemark.cli.top_view import History, Sample, view_of
+from tidemark.cli.top.screen import Line, Screen
+from tidemark.cli.top.view import History, Sample, view_of
 from tidemark.client.admin.values import Fault, Partition, Sweeper
 
 IDLE = Partition(

@@ -1,4 +1,5 @@
 """The command line: `tidemark ...`.
 
-One module per command. What a command needs is imported when it runs, so that `--help` stays quick.
+`commands/` has one module per command. A command imports its dependencies when it runs, so that
+`--help` stays quick.
 """

@@ -6,14 +6,14 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from tidemark import __version__
-from tidemark.cli import group, queue, retention, topic
-from tidemark.cli.completion import completion
-from tidemark.cli.consume import consume
-from tidemark.cli.partitions import partitions
-from tidemark.cli.publish import publish
-from tidemark.cli.redrive import redrive
-from tidemark.cli.top import top
-from tidemark.cli.up import up
+from tidemark.cli.commands import group, queue, retention, topic
+from tidemark.cli.commands.completion import completion
+from tidemark.cli.commands.consume import consume
+from tidemark.cli.commands.partitions import partitions
+from tidemark.cli.commands.publish import publish
+from tidemark.cli.commands.redrive import redrive
+from tidemark.cli.commands.top import top
+from tidemark.cli.commands.up import up
 
 app = typer.Typer(
     name="tidemark",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tidemark.cli import units
+from tidemark.cli.display import units
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, command
+from tidemark.cli.command import Call, command
+from tidemark.cli.display import units
 from tidemark.cli.options import QueueName, Yes, confirm
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ async def delete(call: Call, queue: QueueName, group: GroupName, yes: Yes = Fals
 
 
 def show_groups(call: Call, groups: Sequence["Group"]) -> None:
-    from tidemark.cli import texts
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display import texts
+    from tidemark.cli.display.layout import Column
 
     columns = (
         Column("GROUP", cut=True),

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from tidemark.cli import units
-from tidemark.cli.layout import Column, Layout
-from tidemark.cli.texts import printable
-from tidemark.cli.top_view import History, PartitionView, View
+from tidemark.cli.display import units
+from tidemark.cli.display.layout import Column, Layout
+from tidemark.cli.display.texts import printable
+from tidemark.cli.top.view import History, PartitionView, View
 
 _BAR_WIDTH_MAX: Final = 40
 _LABEL_WIDTH: Final = 12

@@ -16,7 +16,7 @@ from tidemark.cli.options import duration_ms
 if TYPE_CHECKING:
     import grpc
 
-    from tidemark.cli.output import Output
+    from tidemark.cli.display.output import Output
     from tidemark.client.admin.admin import Admin
     from tidemark.settings import ClientSettings
 
@@ -130,8 +130,8 @@ def _run(
     import sys
 
     from tidemark.cli import interrupts
+    from tidemark.cli.display.output import Output
     from tidemark.cli.failures import ExitCode, exit_code_of, line_of
-    from tidemark.cli.output import Output
     from tidemark.errors import TidemarkError
     from tidemark.settings import ClientSettings
     from tidemark.settings.variables import SettingsError, split_address

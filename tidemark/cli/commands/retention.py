@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, command
+from tidemark.cli.command import Call, command
+from tidemark.cli.display import units
 from tidemark.cli.options import JobsAddress, StorageAddress
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def run(
     jobs_address: JobsAddress = None,
 ) -> None:
     """Run a pass now and wait for its end."""
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display.layout import Column
     from tidemark.client.admin import upkeep
 
     if job not in upkeep.JOBS:
@@ -56,7 +56,7 @@ async def run(
 @command()
 async def status(call: Call, jobs_address: JobsAddress = None) -> None:
     """Show how the jobs are: state, last pass, next pass, last error."""
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display.layout import Column
     from tidemark.client.admin import upkeep
     from tidemark.clock import SystemClock
 
@@ -101,7 +101,7 @@ async def history(
     storage_address: StorageAddress = None,
 ) -> None:
     """Show what was removed, newest first; with --json a line for each."""
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display.layout import Column
     from tidemark.client.admin import upkeep
 
     columns = (

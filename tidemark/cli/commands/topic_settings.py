@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, Command
+from tidemark.cli.command import Call, Command
+from tidemark.cli.display import units
 from tidemark.cli.options import duration_ms, duration_s, key_value, reads, size_bytes
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from rich.live import Live
 from rich.text import Text
 
-from tidemark.cli.terminal import console
-from tidemark.cli.top_screen import Line
+from tidemark.cli.display.terminal import console
+from tidemark.cli.top.screen import Line
 
 
 class Display:

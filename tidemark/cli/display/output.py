@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar
 
-from tidemark.cli.layout import Column, Layout, Row
-from tidemark.cli.texts import without_bytes
+from tidemark.cli.display.layout import Column, Layout, Row
+from tidemark.cli.display.texts import without_bytes
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ class Output:
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        from tidemark.cli.terminal import console
+        from tidemark.cli.display.terminal import console
 
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console(stderr=True), transient=True) as progress:
@@ -133,7 +133,7 @@ class Output:
             yield lambda advance: progress.advance(task, advance)
 
     def _console(self) -> Any:
-        from tidemark.cli.terminal import console
+        from tidemark.cli.display.terminal import console
 
         return console()
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, Refused, command
+from tidemark.cli.command import Call, Refused, command
+from tidemark.cli.display import units
 from tidemark.cli.options import Limit, QueueName, TopicName, Yes, confirm
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def list_(
     limit: Limit = 0,
 ) -> None:
     """List the queues of a topic with their state, page by page; with --json a line for each."""
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display.layout import Column
     from tidemark.clock import SystemClock
 
     columns = (
@@ -72,7 +72,7 @@ async def list_(
 @command()
 async def stats(call: Call, queue: QueueName) -> None:
     """Show one queue with its groups."""
-    from tidemark.cli.group import show_groups
+    from tidemark.cli.commands.group import show_groups
     from tidemark.clock import SystemClock
 
     found = await call.admin.get_queue(queue)
@@ -113,8 +113,8 @@ async def peek(
     ] = "",
 ) -> None:
     """Show messages without taking them; with --json a line for each."""
-    from tidemark.cli import texts
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display import texts
+    from tidemark.cli.display.layout import Column
     from tidemark.clock import SystemClock
 
     messages = await call.admin.peek_queue(queue, offset=offset, max_messages=limit, group=group)

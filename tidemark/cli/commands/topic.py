@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, command
+from tidemark.cli.command import Call, command
+from tidemark.cli.commands.topic_settings import SETTINGS, seconds_text, with_settings
+from tidemark.cli.display import units
 from tidemark.cli.options import TopicName, Yes, confirm
-from tidemark.cli.topic_settings import SETTINGS, seconds_text, with_settings
 
 if TYPE_CHECKING:
     from tidemark.topics import Topic
@@ -41,7 +41,7 @@ async def get(call: Call, name: TopicName) -> None:
 @command()
 async def list_(call: Call) -> None:
     """List the topics by name."""
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display.layout import Column
 
     columns = (
         Column("TOPIC", cut=True),

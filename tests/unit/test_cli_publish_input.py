@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.cli import intake
+from tidemark.cli.commands import publish_input
 
 
 def test_runs_hold_a_thousand_messages_and_keep_their_order() -> None:
     payloads = [b"%d" % number for number in range(2_500)]
 
-    runs = list(intake.runs_of(payloads))
+    runs = list(publish_input.runs_of(payloads))
 
     assert [len(run) for run in runs] == [1000, 1000, 500]
     assert [payload for run in runs for payload in run] == payloads
@@ -21,7 +21,7 @@ def test_runs_hold_a_thousand_messages_and_keep_their_order() -> None:
 def test_runs_stay_below_a_mebibyte_unless_one_message_is_larger() -> None:
     large, small = b"x" * 2_000_000, b"y" * 600_000
 
-    runs = list(intake.runs_of([small, small, large, b"z"]))
+    runs = list(publish_input.runs_of([small, small, large, b"z"]))
 
     assert [[len(payload) for payload in run] for run in runs] == [
         [600_000],
@@ -34,7 +34,7 @@ def test_runs_stay_below_a_mebibyte_unless_one_message_is_larger() -> None:
 async def test_lines_lose_their_ends_and_the_last_needs_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"one\r\n\ntwo\nlast")
 
-    lines = [line async for some in intake.lines_of(tmp_path / "file") for line in some]
+    lines = [line async for some in publish_input.lines_of(tmp_path / "file") for line in some]
 
     assert lines == [b"one", b"", b"two", b"last"]
 
@@ -43,11 +43,11 @@ async def test_a_file_larger_than_one_read_is_read_to_its_end(tmp_path: Path) ->
     content = b"".join(b"line %d\n" % number for number in range(100_000))
     (tmp_path / "file").write_bytes(content)
 
-    lines = [line async for some in intake.lines_of(tmp_path / "file") for line in some]
+    lines = [line async for some in publish_input.lines_of(tmp_path / "file") for line in some]
 
     assert b"".join(line + b"\n" for line in lines) == content
-    assert await intake.whole(tmp_path / "file") == content
-    assert intake.total_bytes([tmp_path / "file"]) == len(content)
+    assert await publish_input.whole(tmp_path / "file") == content
+    assert publish_input.total_bytes([tmp_path / "file"]) == len(content)
 
 
 async def test_lines_are_there_before_their_writer_is_done(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ async def test_lines_are_there_before_their_writer_is_done(tmp_path: Path) -> No
 
     writer = threading.Thread(target=write)
     writer.start()
-    lines = intake.lines_of(tmp_path / "pipe")
+    lines = publish_input.lines_of(tmp_path / "pipe")
 
     first = await anext(lines)
     may_end.set()
@@ -70,11 +70,11 @@ async def test_lines_are_there_before_their_writer_is_done(tmp_path: Path) -> No
 
     writer.join()
     assert (first, rest) == ([b"one", b"two"], [b"half"])
-    assert intake.total_bytes([tmp_path / "pipe"]) is None
+    assert publish_input.total_bytes([tmp_path / "pipe"]) is None
 
 
 async def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="missing"):
-        await intake.whole(tmp_path / "missing")
+        await publish_input.whole(tmp_path / "missing")
     with pytest.raises(IsADirectoryError):
-        await intake.whole(tmp_path)
+        await publish_input.whole(tmp_path)

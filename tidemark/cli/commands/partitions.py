@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, command
+from tidemark.cli.command import Call, command
+from tidemark.cli.display import units
 from tidemark.cli.options import LifecycleAddress
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
     """Show the partitions: health, owners, figures, sweeps."""
     from dataclasses import asdict
 
-    from tidemark.cli import texts
-    from tidemark.cli.layout import Column
+    from tidemark.cli.display import texts
+    from tidemark.cli.display.layout import Column
     from tidemark.clock import SystemClock
 
     asked = lifecycle_address or call.settings.lifecycle_address

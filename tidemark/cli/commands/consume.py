@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, command
+from tidemark.cli.command import Call, command
+from tidemark.cli.display import units
 from tidemark.cli.options import Limit, QueueName, duration_ms
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _print(call: Call, batch: "Batch") -> int:
         if call.out.as_json:
             call.out.json_line(message)
         elif call.out.on_terminal:
-            from tidemark.cli.texts import payload_line
+            from tidemark.cli.display.texts import payload_line
 
             call.out.print(payload_line(message.payload))
         else:  # a pipe gets what was published, byte by byte

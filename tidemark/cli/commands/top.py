@@ -1,7 +1,7 @@
 """`tidemark top`: a live view of the cluster, full-screen on a terminal.
 
-Samples the partitions in an interval and shows what `top_view` makes of two samples, drawn by
-`top_screen`. A broker that stops answering is waited for, with the last figures on the screen.
+Samples the partitions at an interval, derives rates from two samples (`top.view`) and draws them
+(`top.screen`). While the broker does not answer, the last figures stay on the screen.
 """
 
 import sys
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, command
+from tidemark.cli.command import Call, command
+from tidemark.cli.display import units
 from tidemark.cli.options import LifecycleAddress, duration_ms
 
 if TYPE_CHECKING:
-    from tidemark.cli.top_view import Sample
+    from tidemark.cli.top.view import Sample
 
 
 @command()
@@ -38,9 +38,9 @@ async def top(
     """
     from dataclasses import asdict
 
-    from tidemark.cli.full_screen import display, key_pressed
-    from tidemark.cli.top_screen import Screen
-    from tidemark.cli.top_view import view_of
+    from tidemark.cli.top.full_screen import display, key_pressed
+    from tidemark.cli.top.screen import Screen
+    from tidemark.cli.top.view import view_of
     from tidemark.clock import SystemClock
     from tidemark.errors import TidemarkError
 
@@ -93,8 +93,8 @@ class _Source:
         self._timeout_ms = call.timeout_ms
 
     async def sample(self, now_ms: int) -> "Sample":
-        from tidemark.cli.partitions import ask_sweepers
-        from tidemark.cli.top_view import Sample
+        from tidemark.cli.commands.partitions import ask_sweepers
+        from tidemark.cli.top.view import Sample
 
         partitions = await self._admin.list_partitions()
         sweepers, why_not = await ask_sweepers(self._lifecycle, self._address, self._timeout_ms)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tidemark.cli import units
-from tidemark.cli.commands import Call, Refused, command
+from tidemark.cli.command import Call, Refused, command
+from tidemark.cli.display import units
 from tidemark.cli.options import QueueName, duration_ms, key_value, reads
 
 
@@ -49,7 +49,7 @@ async def publish(
 
     If it fails half way, it says how many were stored: those before were, those after were not.
     """
-    from tidemark.cli import intake
+    from tidemark.cli.commands import publish_input
     from tidemark.cli.messages import Messages
     from tidemark.errors import TidemarkError
 
@@ -57,7 +57,7 @@ async def publish(
     if messages and (sources or whole):
         raise typer.BadParameter("messages as arguments exclude --file and --whole")
     if not messages and not sources:
-        sources = [intake.STDIN]
+        sources = [publish_input.STDIN]
     client = Messages(call.open(call.address), "tidemark-publish", timeout_ms=call.timeout_ms)
     fields: dict[str, Any] = {
         "headers": dict(header or ()),  # type: ignore[arg-type]  # pairs, made by its parser
@@ -66,7 +66,7 @@ async def publish(
         "ttl_ms": ttl,
     }
     report = _Report()
-    total = intake.total_bytes(sources) if sources else None
+    total = publish_input.total_bytes(sources) if sources else None
     try:
         with call.out.progress("Publishing (bytes)", total) as advance:
             async with aclosing(_runs(messages, sources, whole)) as runs:
@@ -125,15 +125,17 @@ class _Report:
 async def _runs(
     messages: list[str] | None, sources: list[Path], whole: bool
 ) -> AsyncGenerator[list[bytes]]:
-    from tidemark.cli import intake
+    from tidemark.cli.commands import publish_input
 
-    for run in intake.runs_of(text.encode("utf-8", "surrogateescape") for text in messages or ()):
+    for run in publish_input.runs_of(
+        text.encode("utf-8", "surrogateescape") for text in messages or ()
+    ):
         yield run
     for source in sources:
         if whole:
-            yield [await intake.whole(source)]
+            yield [await publish_input.whole(source)]
             continue
-        async with aclosing(intake.lines_of(source)) as lines:
+        async with aclosing(publish_input.lines_of(source)) as lines:
             async for some in lines:
-                for run in intake.runs_of(some):
+                for run in publish_input.runs_of(some):
                     yield run

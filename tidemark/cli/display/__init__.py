@@ -1,0 +1,1 @@
+"""Text for people and programs: tables, units, safe payloads, the terminal."""

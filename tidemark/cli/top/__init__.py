@@ -1,0 +1,1 @@
+"""The live view of `tidemark top`: figures, screen and keyboard."""
