@@ -43,7 +43,7 @@ from tidemark.settings import RetentionSettings
 from tidemark.topics import Topic, TopicSettings
 
 if TYPE_CHECKING:
-    from spark_batch.jobs import Jobs
+    from spark_batch.passes.jobs import Jobs
 
 RATIO_MIN: Final = 10.0
 P99_RATIO_MAX: Final = 2.0
@@ -147,7 +147,7 @@ async def _passes(
         spark_options="spark.ui.showConsoleProgress=false",
     )
     spark = await asyncio.to_thread(start_session, settings)
-    from spark_batch.jobs import Jobs  # the other benchmarks need no PySpark
+    from spark_batch.passes.jobs import Jobs  # the other benchmarks need no PySpark
 
     try:
         jobs = Jobs(spark, settings, SystemClock())

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_batch.app import retention
-from spark_batch.findings import Finding
+from spark_batch.passes.findings import Finding
 from spark_batch.session import start_session
 from tidemark import telemetry
 from tidemark.clock import SystemClock
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_once(settings: RetentionSettings, job: str, dry_run: bool) -> int:
-    from spark_batch.jobs import Jobs
+    from spark_batch.passes.jobs import Jobs
 
     spark = start_session(settings)
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import uuid4
 
 from spark_batch.api.job_service import JobService
-from spark_batch.findings import Finding
+from spark_batch.passes.findings import Finding
 from spark_batch.scheduler import Job, JobName, Outcome, Scheduler
 from spark_batch.session import start_session
 from spark_batch.storage_client import addresses, find_partitions
@@ -34,7 +34,7 @@ from tidemark.system_metrics.sampler import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sam
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_batch.jobs import Jobs
+    from spark_batch.passes.jobs import Jobs
 
 _STOP_SPARK_MS: Final = 5_000
 _HOLD_TIMEOUT_S: Final = 5.0
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Cluster:
+class SparkHost:
     """Storage and Spark, as the scheduler needs them."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Cluster:
                 self._jobs = await _in_thread(self._start)
 
     def _start(self) -> "Jobs":
-        from spark_batch.jobs import Jobs  # PySpark is there by now
+        from spark_batch.passes.jobs import Jobs  # PySpark is there by now
 
         self._spark = start_session(self._settings)
         _log.info("Spark runs", extra={"master": self._settings.spark_master})
@@ -143,9 +143,9 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
     server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
     async with open_channel(addresses(settings.storage_address)[0]) as channel:
         stub: Any = RetentionServiceStub(channel)
-        cluster = Cluster(settings, stub, holder, clock)
+        host = SparkHost(settings, stub, holder, clock)
         sampler = Sampler(lambda: _figures(scheduler), recorder(stub, holder))
-        scheduler = Scheduler(_jobs(settings, cluster, sampler), cluster, clock)
+        scheduler = Scheduler(_jobs(settings, host, sampler), host, clock)
         server.add(add_JobServiceServicer_to_server, JobService(scheduler, clock))
         tasks = []
         try:
@@ -161,10 +161,10 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await cluster.close()
+            await host.close()
 
 
-def _jobs(settings: RetentionSettings, cluster: Cluster, sampler: Sampler) -> list[Job]:
+def _jobs(settings: RetentionSettings, host: SparkHost, sampler: Sampler) -> list[Job]:
     async def store(dry_run: bool) -> Outcome:
         return Stored(f"metrics-{uuid4().hex}", {"rows": 0 if dry_run else await sampler.store()})
 
@@ -183,7 +183,7 @@ def _jobs(settings: RetentionSettings, cluster: Cluster, sampler: Sampler) -> li
             f"retention_pass_limit={settings.retention_pass_limit} "
             f"partition_cleanup_days={settings.partition_cleanup_days} "
             f"metrics_retention_days={settings.metrics_retention_days}",
-            cluster.retention,
+            host.retention,
         ),
         Job(
             JobName.EVICTION,
@@ -191,7 +191,7 @@ def _jobs(settings: RetentionSettings, cluster: Cluster, sampler: Sampler) -> li
             f"EvictionService started eviction_interval={settings.eviction_interval_ms} "
             f"eviction_batch_size={settings.eviction_batch_size} "
             f"eviction_pass_limit={settings.eviction_pass_limit}",
-            cluster.eviction,
+            host.eviction,
         ),
     ]
 

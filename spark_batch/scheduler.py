@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from spark_batch.findings import Finding
+from spark_batch.passes.findings import Finding
 from tidemark.clock import Clock
 from tidemark.errors import JobRunning, TidemarkError, Unavailable
 from tidemark.telemetry import counter, seconds
@@ -85,7 +85,7 @@ class Job:
     busy: bool = False
 
 
-class Surroundings(Protocol):
+class SchedulerHost(Protocol):
     """What the scheduler needs before any job may run."""
 
     async def check(self) -> None:
@@ -104,9 +104,9 @@ class Surroundings(Protocol):
 class Scheduler:
     """The jobs of one process. `run` it; ask `jobs` how they are."""
 
-    def __init__(self, jobs: list[Job], surroundings: Surroundings, clock: Clock) -> None:
+    def __init__(self, jobs: list[Job], host: SchedulerHost, clock: Clock) -> None:
         self.jobs = {job.name: job for job in jobs}
-        self._around = surroundings
+        self._host = host
         self._clock = clock
         self._changed = asyncio.Event()
 
@@ -120,7 +120,7 @@ class Scheduler:
                     await self._clock.sleep_ms(ASK_AGAIN_MS)
         finally:
             with suppress(TidemarkError):
-                await self._around.hold(0)
+                await self._host.hold(0)
 
     async def run_now(self, name: JobName, dry_run: bool) -> Outcome:
         """One pass at once. Raises JobRunning, or what the pass failed with."""
@@ -129,7 +129,7 @@ class Scheduler:
             raise Unavailable(f"the {name} job is blocked: {job.last_error or 'starting'}")
         if job.busy:
             raise JobRunning(f"a {name} pass is running", job=name.value)
-        await self._around.prepare()
+        await self._host.prepare()
         if dry_run:
             return await job.run(True)
         # A caller that goes away does not end the pass.
@@ -145,8 +145,8 @@ class Scheduler:
 
     async def _may_run(self) -> bool:
         try:
-            await self._around.check()
-            held, holder = await self._around.hold(HOLD_MS)
+            await self._host.check()
+            held, holder = await self._host.hold(HOLD_MS)
             if not held:
                 self._set_all(JobState.STANDING_BY, f"scheduler {holder} runs the jobs")
                 return False
@@ -165,11 +165,11 @@ class Scheduler:
 
     async def _prepare(self) -> None:
         """Start what the jobs need, and go on holding the schedule meanwhile."""
-        preparing = asyncio.ensure_future(self._around.prepare())
+        preparing = asyncio.ensure_future(self._host.prepare())
         while not preparing.done():
             with suppress(TimeoutError):
                 await self._clock.wait_for(asyncio.shield(preparing), RENEW_MS)
-            await self._around.hold(HOLD_MS)
+            await self._host.hold(HOLD_MS)
         await preparing
 
     def _set_all(self, state: JobState, why: str = "") -> None:
@@ -200,7 +200,7 @@ class Scheduler:
         while True:
             await self._clock.sleep_ms(RENEW_MS)
             try:
-                held, holder = await self._around.hold(HOLD_MS)
+                held, holder = await self._host.hold(HOLD_MS)
             except TidemarkError as error:
                 _log.warning("the schedule was not renewed", extra={"why": error.detail})
                 return

@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from spark_batch.storage_client import Place
+    from spark_batch.storage_client import PartitionAddress
     from tidemark.api.storage.v1.retention_pb2 import ScanTableRequest
 
 NAME: Final = "tidemark"
@@ -121,7 +121,7 @@ class TidemarkSource(DataSource):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ScanFilter:
     """Which rows are wanted, as far as storage can choose them."""
 
     topics: tuple[str, ...] | None = None  # None: all
@@ -129,40 +129,40 @@ class Chosen:
     before_ms: int | None = None
 
 
-_EVERYTHING: Final = Chosen()
+_NO_FILTER: Final = ScanFilter()
 
 
-def push(chosen: Chosen, table: TableShape, condition: Filter) -> Chosen | None:
+def push(scan_filter: ScanFilter, table: TableShape, condition: Filter) -> ScanFilter | None:
     """Add a condition to a choice; None for one that storage does not understand."""
     match condition:
         case EqualTo(("topic",), str(topic)) if table.by_topic:
-            return _among(chosen, [topic])
+            return _among(scan_filter, [topic])
         case In(("topic",), values) if table.by_topic:
-            return _among(chosen, [each for each in values if isinstance(each, str)])
+            return _among(scan_filter, [each for each in values if isinstance(each, str)])
         # Stored times are whole milliseconds, so that each bound has an exact equivalent.
         case LessThan((column,), datetime() as time) if column == table.time:
-            return _before(chosen, -(-_us(time) // 1000))
+            return _before(scan_filter, -(-_us(time) // 1000))
         case LessThanOrEqual((column,), datetime() as time) if column == table.time:
-            return _before(chosen, _us(time) // 1000 + 1)
+            return _before(scan_filter, _us(time) // 1000 + 1)
         case GreaterThan((column,), datetime() as time) if column == table.time:
-            return _after(chosen, _us(time) // 1000 + 1)
+            return _after(scan_filter, _us(time) // 1000 + 1)
         case GreaterThanOrEqual((column,), datetime() as time) if column == table.time:
-            return _after(chosen, -(-_us(time) // 1000))
+            return _after(scan_filter, -(-_us(time) // 1000))
     return None
 
 
-def _among(chosen: Chosen, topics: Iterable[str]) -> Chosen:
-    wanted = set(topics) if chosen.topics is None else set(topics) & set(chosen.topics)
-    return replace(chosen, topics=tuple(sorted(wanted)))
+def _among(scan_filter: ScanFilter, topics: Iterable[str]) -> ScanFilter:
+    wanted = set(topics) if scan_filter.topics is None else set(topics) & set(scan_filter.topics)
+    return replace(scan_filter, topics=tuple(sorted(wanted)))
 
 
-def _before(chosen: Chosen, before_ms: int) -> Chosen:
-    known = chosen.before_ms
-    return replace(chosen, before_ms=before_ms if known is None else min(known, before_ms))
+def _before(scan_filter: ScanFilter, before_ms: int) -> ScanFilter:
+    known = scan_filter.before_ms
+    return replace(scan_filter, before_ms=before_ms if known is None else min(known, before_ms))
 
 
-def _after(chosen: Chosen, after_ms: int) -> Chosen:
-    return replace(chosen, after_ms=max(chosen.after_ms, after_ms))
+def _after(scan_filter: ScanFilter, after_ms: int) -> ScanFilter:
+    return replace(scan_filter, after_ms=max(scan_filter.after_ms, after_ms))
 
 
 def _us(time: datetime) -> int:
@@ -174,9 +174,9 @@ def _us(time: datetime) -> int:
 class StoragePartition(InputPartition):
     """One partition of storage."""
 
-    def __init__(self, place: "Place") -> None:
-        super().__init__(place)
-        self.place = place
+    def __init__(self, target: "PartitionAddress") -> None:
+        super().__init__(target)
+        self.target = target
 
 
 class TidemarkReader(DataSourceReader):
@@ -187,38 +187,38 @@ class TidemarkReader(DataSourceReader):
         storage: str,
         table: str,
         columns: Sequence[str],
-        chosen: Chosen = _EVERYTHING,
+        scan_filter: ScanFilter = _NO_FILTER,
         batch_rows: int = 0,
     ) -> None:
         self._storage = storage
         self._table = table
         self._columns = list(columns)
-        self._chosen = chosen
+        self._filter = scan_filter
         self._batch_rows = batch_rows
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for condition in filters:
-            chosen = push(self._chosen, TABLES[self._table], condition)
-            if chosen is None:
+            scan_filter = push(self._filter, TABLES[self._table], condition)
+            if scan_filter is None:
                 yield condition
             else:
-                self._chosen = chosen
+                self._filter = scan_filter
 
     def partitions(self) -> Sequence[InputPartition]:
         from spark_batch.storage_client import find_partitions
 
-        return [StoragePartition(place) for place in find_partitions(self._storage)]
+        return [StoragePartition(target) for target in find_partitions(self._storage)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from spark_batch.storage_client import StorageClient
 
         assert isinstance(partition, StoragePartition)
-        chosen = self._chosen
-        if chosen.before_ms is not None and chosen.before_ms <= chosen.after_ms:
+        scan_filter = self._filter
+        if scan_filter.before_ms is not None and scan_filter.before_ms <= scan_filter.after_ms:
             return
-        with StorageClient(partition.place.address) as client:
-            for topic in ("",) if chosen.topics is None else chosen.topics:
-                yield from client.scan(self._request(partition.place.partition, topic))
+        with StorageClient(partition.target.address) as client:
+            for topic in ("",) if scan_filter.topics is None else scan_filter.topics:
+                yield from client.scan(self._request(partition.target.partition, topic))
 
     def _request(self, partition: int, topic: str) -> "ScanTableRequest":
         from tidemark.api.storage.v1.retention_pb2 import ScanTableName, ScanTableRequest
@@ -230,8 +230,8 @@ class TidemarkReader(DataSourceReader):
             topic=topic,
             batch_rows=self._batch_rows,
         )
-        if self._chosen.after_ms > 0:
-            request.after_time.FromMilliseconds(self._chosen.after_ms)
-        if self._chosen.before_ms is not None:
-            request.before_time.FromMilliseconds(self._chosen.before_ms)
+        if self._filter.after_ms > 0:
+            request.after_time.FromMilliseconds(self._filter.after_ms)
+        if self._filter.before_ms is not None:
+            request.before_time.FromMilliseconds(self._filter.before_ms)
         return request

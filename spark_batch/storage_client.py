@@ -27,7 +27,7 @@ from tidemark.topics import Topic
 FORMAT_VERSION: Final = 3
 """Of stored data: rules and plans are written for what it means."""
 
-Applying = Callable[[], retention_pb2.ApplyRetentionResponse]
+PendingApply = Callable[[], retention_pb2.ApplyRetentionResponse]
 """A call that is under way; calling it waits for the answer."""
 
 _CALL_TIMEOUT_S: Final = 60.0
@@ -36,7 +36,7 @@ _HOME: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionAddress:
     """A partition, and the address of the storage service that holds it."""
 
     partition: int
@@ -92,7 +92,7 @@ class StorageClient:
                 with pa.ipc.open_stream(piece.arrow) as stream:
                     yield from stream
 
-    def apply(self, request: retention_pb2.ApplyRetentionRequest) -> Applying:
+    def apply(self, request: retention_pb2.ApplyRetentionRequest) -> PendingApply:
         """Begin a call; what is returned waits for its answer."""
         begun = self._retention.ApplyRetention.future(
             request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata()
@@ -123,9 +123,9 @@ def addresses(option: str) -> list[str]:
     return found
 
 
-def find_partitions(storage: str) -> list[Place]:
+def find_partitions(storage: str) -> list[PartitionAddress]:
     """Where every partition of the cluster is; raises for one that nobody holds."""
-    places: dict[int, Place] = {}
+    found: dict[int, PartitionAddress] = {}
     partitions = 0
     for address in addresses(storage):
         with StorageClient(address) as client:
@@ -137,16 +137,16 @@ def find_partitions(storage: str) -> list[Place]:
             )
         partitions = max(partitions, described.partitions)
         for held in described.held:
-            places.setdefault(held.partition, Place(held.partition, address))
-    missing = [number for number in range(partitions) if number not in places]
-    if missing or not places:
+            found.setdefault(held.partition, PartitionAddress(held.partition, address))
+    missing = [number for number in range(partitions) if number not in found]
+    if missing or not found:
         raise PartitionNotFound(f"nobody at {storage} holds partitions {missing}")
-    return [places[number] for number in sorted(places)]
+    return [found[number] for number in sorted(found)]
 
 
 def find_topics(storage: str) -> list[Topic]:
     """All topics of the cluster."""
-    home = next(place for place in find_partitions(storage) if place.partition == _HOME)
+    home = next(each for each in find_partitions(storage) if each.partition == _HOME)
     with StorageClient(home.address) as client:
         return list(client.topics())
 

@@ -8,8 +8,8 @@ import pyspark.sql.pandas.serializers
 import pyspark.sql.worker  # noqa: F401
 from pyspark.daemon import manager
 
-import spark_batch.applying
-import spark_batch.reading  # noqa: F401
+import spark_batch.passes.applier
+import spark_batch.passes.table_reader  # noqa: F401
 
 if __name__ == "__main__":
     manager()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_batch.jobs import Jobs, Pass
+from spark_batch.passes.jobs import Jobs, Pass
 from spark_batch.session import start_session
 from tests.rpc.storage_client import RunningStorage
 from tidemark.clock import ManualClock

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from spark_batch.calls import RUNS_PER_ROW_MAX, Call, fold, pack
-from spark_batch.rules import PLAN
+from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
+from spark_batch.passes.rules import PLAN
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_EXPIRED,
     RETENTION_TYPE_INACTIVE_QUEUE,

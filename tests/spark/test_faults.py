@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_batch.jobs import Jobs
+from spark_batch.passes.jobs import Jobs
 from tests.rpc.storage_client import (
     RunningStorage,
     StorageClient,

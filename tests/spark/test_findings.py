@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_batch.findings import Finding, explain
+from spark_batch.passes.findings import Finding, explain
 from tidemark.topics import Topic, TopicSettings
 
 DAYS = {"inactive_queue": 7, "old_records": 90}

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from spark_batch.source import TABLES, Chosen, push
+from spark_batch.source import TABLES, ScanFilter, push
 
 RUNS = TABLES["runs"]
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -23,40 +23,42 @@ TIME = ("publish_time",)
 
 
 @pytest.mark.parametrize(
-    ("condition", "chosen"),
+    ("condition", "expected"),
     [
-        (EqualTo(("topic",), "a"), Chosen(topics=("a",))),
-        (In(("topic",), ("b", "a")), Chosen(topics=("a", "b"))),
-        (LessThan(TIME, NOON), Chosen(before_ms=NOON_MS)),
-        (LessThan(TIME, NOON + HALF_MS), Chosen(before_ms=NOON_MS + 1)),
-        (LessThanOrEqual(TIME, NOON), Chosen(before_ms=NOON_MS + 1)),
-        (LessThanOrEqual(TIME, NOON + HALF_MS), Chosen(before_ms=NOON_MS + 1)),
-        (GreaterThan(TIME, NOON), Chosen(after_ms=NOON_MS + 1)),
-        (GreaterThan(TIME, NOON + HALF_MS), Chosen(after_ms=NOON_MS + 1)),
-        (GreaterThanOrEqual(TIME, NOON), Chosen(after_ms=NOON_MS)),
-        (GreaterThanOrEqual(TIME, NOON + HALF_MS), Chosen(after_ms=NOON_MS + 1)),
+        (EqualTo(("topic",), "a"), ScanFilter(topics=("a",))),
+        (In(("topic",), ("b", "a")), ScanFilter(topics=("a", "b"))),
+        (LessThan(TIME, NOON), ScanFilter(before_ms=NOON_MS)),
+        (LessThan(TIME, NOON + HALF_MS), ScanFilter(before_ms=NOON_MS + 1)),
+        (LessThanOrEqual(TIME, NOON), ScanFilter(before_ms=NOON_MS + 1)),
+        (LessThanOrEqual(TIME, NOON + HALF_MS), ScanFilter(before_ms=NOON_MS + 1)),
+        (GreaterThan(TIME, NOON), ScanFilter(after_ms=NOON_MS + 1)),
+        (GreaterThan(TIME, NOON + HALF_MS), ScanFilter(after_ms=NOON_MS + 1)),
+        (GreaterThanOrEqual(TIME, NOON), ScanFilter(after_ms=NOON_MS)),
+        (GreaterThanOrEqual(TIME, NOON + HALF_MS), ScanFilter(after_ms=NOON_MS + 1)),
         (EqualTo(("lmq_name",), "a"), None),
         (EqualTo(TIME, NOON), None),
         (LessThan(("first_offset",), 5), None),
     ],
 )
-def test_a_condition_on_topic_or_time_is_exact(condition: Filter, chosen: Chosen | None) -> None:
-    assert push(Chosen(), RUNS, condition) == chosen
+def test_a_condition_on_topic_or_time_is_exact(
+    condition: Filter, expected: ScanFilter | None
+) -> None:
+    assert push(ScanFilter(), RUNS, condition) == expected
 
 
 def test_conditions_add_up() -> None:
-    chosen = push(Chosen(("a", "b"), 5, 9), RUNS, In(("topic",), ("b", "c")))
+    scan_filter = push(ScanFilter(("a", "b"), 5, 9), RUNS, In(("topic",), ("b", "c")))
 
-    assert chosen == Chosen(("b",), 5, 9)
-    assert push(chosen, RUNS, LessThan(TIME, NOON)) == Chosen(("b",), 5, 9)
+    assert scan_filter == ScanFilter(("b",), 5, 9)
+    assert push(scan_filter, RUNS, LessThan(TIME, NOON)) == ScanFilter(("b",), 5, 9)
 
 
 def test_tables_without_topics_leave_them_to_spark() -> None:
-    assert push(Chosen(), TABLES["history"], EqualTo(("topic",), "a")) is None
+    assert push(ScanFilter(), TABLES["history"], EqualTo(("topic",), "a")) is None
 
 
 def test_a_time_without_a_zone_is_the_machines() -> None:
     """As Spark hands them over."""
     local = NOON.astimezone().replace(tzinfo=None)
 
-    assert push(Chosen(), RUNS, LessThan(TIME, local)) == Chosen(before_ms=NOON_MS)
+    assert push(ScanFilter(), RUNS, LessThan(TIME, local)) == ScanFilter(before_ms=NOON_MS)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_batch.findings import Finding
-from spark_batch.jobs import Jobs
+from spark_batch.passes.findings import Finding
+from spark_batch.passes.jobs import Jobs
 from spark_batch.storage_client import find_topics
 from tests.rpc.storage_client import (
     RunningStorage,

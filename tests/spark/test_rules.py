@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_batch import rules, source
+from spark_batch import source
+from spark_batch.passes import rules
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000

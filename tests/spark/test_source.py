@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_batch.source import TABLES, TidemarkReader
-from spark_batch.storage_client import Place
+from spark_batch.storage_client import PartitionAddress
 from tests.rpc.storage_client import RunningStorage, append, operation, reserve, settle
 from tests.spark.conftest import StartStorage
 from tidemark.api.storage.v1.exchange_pb2 import Purge
@@ -97,8 +97,8 @@ async def test_each_partition_is_read_by_a_task_of_its_own(storage: RunningStora
     partitions = await asyncio.to_thread(reader.partitions)
 
     assert [each.value for each in partitions] == [
-        Place(0, storage.address),
-        Place(1, storage.address),
+        PartitionAddress(0, storage.address),
+        PartitionAddress(1, storage.address),
     ]
 
 

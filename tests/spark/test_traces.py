@@ -13,7 +13,7 @@ from tests.spark.conftest import RunPass
 from tidemark.clock import ManualClock
 
 APPLY = "tidemark.api.storage.v1.RetentionService/ApplyRetention"
-TRACERS = ("spark_batch.jobs", "storage_svc.partition.spans", "tidemark.rpc.interceptors")
+TRACERS = ("spark_batch.passes.jobs", "storage_svc.partition.spans", "tidemark.rpc.interceptors")
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from spark_batch import reading, rules
-from spark_batch.applying import OUTCOME, applier
-from spark_batch.findings import Counts, Finding, explain
-from spark_batch.source import TABLES, Chosen
-from spark_batch.storage_client import Place, find_partitions, find_topics
+from spark_batch.passes import rules, table_reader
+from spark_batch.passes.applier import OUTCOME, applier
+from spark_batch.passes.findings import Counts, Finding, explain
+from spark_batch.source import TABLES, ScanFilter
+from spark_batch.storage_client import PartitionAddress, find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
 from tidemark.telemetry import current_traceparent, span, tracer
@@ -122,7 +122,7 @@ class Jobs:
             parts.append(rules.expired_or_completed(runs, self._limits(kept), now_ms))
         days = settings.partition_cleanup_days
         if days:
-            idle_since = Chosen(before_ms=now_ms - days * _DAY_MS + 1)
+            idle_since = ScanFilter(before_ms=now_ms - days * _DAY_MS + 1)
             queues = self._read("queues", _QUEUE_COLUMNS, idle_since)
             parts.append(rules.inactive_queues(queues, days, now_ms))
         parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
@@ -146,20 +146,20 @@ class Jobs:
     def _runs(self, topics: list[Topic], bound_ms: int) -> DataFrame:
         """Runs that may be due: of these topics, published by then at the latest."""
         names = tuple(sorted(topic.name for topic in topics))
-        return self._read("runs", _RUN_COLUMNS, Chosen(names, before_ms=bound_ms + 1))
+        return self._read("runs", _RUN_COLUMNS, ScanFilter(names, before_ms=bound_ms + 1))
 
     def _old_records(self, bound_ms: int) -> DataFrame | None:
         """Partition, table and time of all records before then; counted together, moved once.
 
         Storage keeps them in the order of time, so that the driver asks first: mostly none is old.
         """
-        chosen = Chosen(before_ms=bound_ms)
+        scan_filter = ScanFilter(before_ms=bound_ms)
         frames = [
-            self._read(table, f"partition,{time}", chosen).select(
+            self._read(table, f"partition,{time}", scan_filter).select(
                 "partition", F.lit(table).alias("table"), F.col(time).alias("time")
             )
             for table, time in RECORD_TIMES.items()
-            if reading.has_rows(self._places(), table, chosen)
+            if table_reader.has_rows(self._partitions(), table, scan_filter)
         ]
         return _union(frames) if frames else None
 
@@ -183,10 +183,10 @@ class Jobs:
             [each for row in rows for each in row],
         )
 
-    def _read(self, table: str, columns: str, chosen: Chosen) -> DataFrame:
-        return reading.read(self._spark, self._places(), table, columns, chosen)
+    def _read(self, table: str, columns: str, scan_filter: ScanFilter) -> DataFrame:
+        return table_reader.read(self._spark, self._partitions(), table, columns, scan_filter)
 
-    def _places(self) -> list[Place]:
+    def _partitions(self) -> list[PartitionAddress]:
         return find_partitions(self.storage)
 
     # --- a pass --------------------------------------------------------------------------------
@@ -221,8 +221,8 @@ class Jobs:
 
     def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
         """Have the executors apply a plan; what was removed. May be repeated with the same id."""
-        places = {place.partition: place.address for place in self._places()}
-        apply = applier(places, pass_id, batch_size, current_traceparent())
+        addresses = {each.partition: each.address for each in self._partitions()}
+        apply = applier(addresses, pass_id, batch_size, current_traceparent())
         outcomes = plan.mapInArrow(apply, OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
         for row in outcomes:

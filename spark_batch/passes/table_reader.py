@@ -10,27 +10,33 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_batch.source import TABLES, Chosen, StoragePartition, TidemarkReader, schema_of
-from spark_batch.storage_client import Place
+from spark_batch.source import TABLES, ScanFilter, StoragePartition, TidemarkReader, schema_of
+from spark_batch.storage_client import PartitionAddress
 
 
 def read(
-    spark: SparkSession, places: Sequence[Place], table: str, columns: str, chosen: Chosen
+    spark: SparkSession,
+    partitions: Sequence[PartitionAddress],
+    table: str,
+    columns: str,
+    scan_filter: ScanFilter,
 ) -> DataFrame:
     """The rows of a table that storage chooses."""
     names = columns.split(",")
-    reader = TidemarkReader("", table, names, chosen)
+    reader = TidemarkReader("", table, names, scan_filter)
 
     def read_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from reader.read(StoragePartition(places[number]))
+                yield from reader.read(StoragePartition(partitions[number]))
 
-    numbers = spark.range(0, len(places), 1, len(places))
+    numbers = spark.range(0, len(partitions), 1, len(partitions))
     return numbers.mapInArrow(read_partition, schema_of(TABLES[table], names))
 
 
-def has_rows(places: Sequence[Place], table: str, chosen: Chosen) -> bool:
+def has_rows(partitions: Sequence[PartitionAddress], table: str, scan_filter: ScanFilter) -> bool:
     """Whether any partition has such a row; for tables in the order of time, at once."""
-    reader = TidemarkReader("", table, [TABLES[table].time], chosen, batch_rows=1)
-    return any(next(reader.read(StoragePartition(place)), None) is not None for place in places)
+    reader = TidemarkReader("", table, [TABLES[table].time], scan_filter, batch_rows=1)
+    return any(
+        next(reader.read(StoragePartition(partition)), None) is not None for partition in partitions
+    )

@@ -1,4 +1,4 @@
-"""Applying: what the executors do with a plan, call by call, beside the data.
+"""PendingApply: what the executors do with a plan, call by call, beside the data.
 
 A plan arrives in the order in which it was read, storage partition by storage partition; nothing is
 gathered or moved between machines. A task that dies may be run again: storage finds what is gone.
@@ -13,8 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_batch.calls import RUNS_PER_ROW_MAX, Call, fold, pack
-from spark_batch.storage_client import Applying, StorageClient
+from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
+from spark_batch.storage_client import PendingApply, StorageClient
 
 CALLS_UNDER_WAY: Final = 2
 """Calls of one task that storage has at a time: the next is there when one is done."""
@@ -28,17 +28,17 @@ _Totals = dict[tuple[str, str], list[int]]
 
 
 def applier(
-    places: Mapping[int, str], pass_id: str, batch_size: int, traceparent: str = ""
+    addresses: Mapping[int, str], pass_id: str, batch_size: int, traceparent: str = ""
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for `mapInArrow`; `places` are the addresses of storage by partition.
+    """A function for `mapInArrow`; `addresses` are the addresses of storage by partition.
 
     Executors are other processes: `traceparent` makes their calls part of the pass's trace.
     """
-    return partial(_apply, dict(places), pass_id, batch_size, traceparent)
+    return partial(_apply, dict(addresses), pass_id, batch_size, traceparent)
 
 
 def _apply(
-    places: Mapping[int, str],
+    addresses: Mapping[int, str],
     pass_id: str,
     batch_size: int,
     traceparent: str,
@@ -48,10 +48,10 @@ def _apply(
     clients: dict[str, StorageClient] = {}
     rows_max = min(batch_size, RUNS_PER_ROW_MAX)
     plan = chain.from_iterable(fold(batch, rows_max) for batch in batches)
-    under_way: deque[tuple[Call, StorageClient, Applying]] = deque()
+    under_way: deque[tuple[Call, StorageClient, PendingApply]] = deque()
     with ExitStack() as opened:
         for call in pack(plan, pass_id, batch_size):
-            address = places[call.request.partition]
+            address = addresses[call.request.partition]
             if address not in clients:
                 clients[address] = opened.enter_context(StorageClient(address, traceparent))
             client = clients[address]
@@ -67,7 +67,7 @@ def _apply(
         yield pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
 
 
-def _finish(call: Call, client: StorageClient, applying: Applying, totals: _Totals) -> None:
+def _finish(call: Call, client: StorageClient, applying: PendingApply, totals: _Totals) -> None:
     """Wait for a call and count what it removed."""
     total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
     while True:

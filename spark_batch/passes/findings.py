@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from spark_batch import rules
+from spark_batch.passes import rules
 from tidemark.topics import Topic, TopicSettings
 
 DISABLED: Final = "disabled"

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_batch import rules
+from spark_batch.passes import rules
 from tidemark.api.storage.v1.retention_pb2 import (
     ApplyRetentionRequest,
     RetentionRow,

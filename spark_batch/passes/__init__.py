@@ -1,0 +1,1 @@
+"""A pass: read tables, plan by the rules, apply the plan from the executors (R1-R9)."""
