@@ -18,7 +18,7 @@ from bench.broker import TOPIC, Broker, broker_of
 from bench.cluster import running_cluster
 from bench.frame import Bench, Round
 from bench.usage import cpu_ns
-from lifecycle_svc.holders import Owners
+from lifecycle_svc.holders import Holders
 from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
@@ -148,9 +148,9 @@ async def _swept(directory: Path, payload: bytes) -> AsyncIterator[Swept]:
         channels = await opened.enter_async_context(ChannelPool())
         clock = SystemClock()
         settings = LifecycleSettings(partitions=1, sweep_interval_ms_min=1)
-        owners = Owners(channels, clock, settings.sweep_timeout_ms)
+        holders = Holders(channels, clock, settings.sweep_timeout_ms)
         address = cluster.address("storage")
-        owners.stored_at(_PARTITION, address)
+        holders.set_storage(_PARTITION, address)
         replica = Replica("bench", cluster.address("lifecycle"))
-        sweeper = Sweeper(_PARTITION, replica, address, channels, owners, settings, clock)
+        sweeper = Sweeper(_PARTITION, replica, address, channels, holders, settings, clock)
         yield Swept(broker, session, sweeper, payload)

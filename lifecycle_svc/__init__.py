@@ -1,1 +1,1 @@
-"""The lifecycle service: sweeps partitions in two phases. Never writes to a partition itself."""
+"""The lifecycle service: sweeps partitions in two phases. Never writes to a partition."""

@@ -1,4 +1,4 @@
-"""`python -m lifecycle_svc`: reads the settings, wires the service, serves until a signal."""
+"""`python -m lifecycle_svc`: load settings, serve until a signal."""
 
 from lifecycle_svc.app import lifecycle
 from tidemark.service.process import main

@@ -26,13 +26,13 @@ _LIFECYCLE_SERVICE = "tidemark.api.lifecycle.v1.LifecycleService"
 
 @asynccontextmanager
 async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A lifecycle service that listens, and serves once it has tried every partition."""
+    """A lifecycle service that serves once it has tried to sweep every partition."""
     server = RpcServer(settings.listen, clock=clock)
     async with ChannelPool() as channels, open_channel(settings.storage_address) as storage:
         sweepers = Sweepers(channels, settings, clock)
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)
-        metrics.offer(sweepers)
+        metrics.register(sweepers)
         tasks: list[asyncio.Task[None]] = []
         try:
             await server.start()
@@ -41,7 +41,7 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
             _log.info("lifecycle listens", extra={"address": address})
             record = recorder(RetentionServiceStub(storage), "lifecycle")
             tasks = [
-                asyncio.create_task(_find(server, sweepers)),
+                asyncio.create_task(_discover(server, sweepers)),
                 asyncio.create_task(Sampler(partial(_figures, sweepers), record).run(clock)),
             ]
             yield server
@@ -63,8 +63,8 @@ def _figures(sweepers: Sweepers) -> dict[str, float]:
     }
 
 
-async def _find(server: RpcServer, sweepers: Sweepers) -> None:
-    """Healthy from the moment at which every partition was tried; faults mend by themselves."""
+async def _discover(server: RpcServer, sweepers: Sweepers) -> None:
+    """Healthy once every partition was tried; failed sweeps are retried and do not change that."""
     await sweepers.discover()
     await asyncio.gather(*(sweeper.attempted.wait() for sweeper in sweepers))
     server.set_serving(_LIFECYCLE_SERVICE, True)

@@ -1,7 +1,7 @@
-"""Phase one: reads what is due in a partition, beside its writer (L2).
+"""Phase one of a sweep: reads due work from a partition, beside its writer (L2).
 
-The only module that asks storage about due work. It reads a bounded page of every kind at a time
-and never changes anything.
+The only module that scans storage for due work. Each read returns at most one page per kind and
+changes nothing.
 """
 
 import asyncio
@@ -17,62 +17,65 @@ from tidemark.api.storage.v1.storage_pb2 import (
 )
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 
-Tokens = Mapping[FactKind, bytes]
-"""Where to go on reading each kind; a kind that is missing has been read to its end."""
+PageTokens = Mapping[FactKind, bytes]
+"""Where to resume each kind. A kind that is absent has been read to its end."""
 
-FROM_THE_START: Tokens = dict.fromkeys(FactKind, b"")
+FROM_THE_START: PageTokens = dict.fromkeys(FactKind, b"")
 
-CLEARING_PAGE_MAX = 200
-"""Facts of a page that nobody waits for: what is urgent is looked at again after each of them."""
+HOUSEKEEPING_PAGE_MAX = 200
+"""Page size of non-urgent kinds. Urgent work is read again after each of these pages."""
 
 
 @dataclass(slots=True)
-class Reading:
-    """One page of every kind that was asked for."""
+class DuePage:
+    """One page of each kind that was requested."""
 
     now_ms: int = 0
-    owner_address: str = ""
-    """The broker that drives the partition; "": none."""
+    broker_address: str = ""
+    """The broker that holds the partition; empty if none does."""
     facts: list[Fact[Action]] = field(default_factory=list)
     next_tokens: dict[FactKind, bytes] = field(default_factory=dict)
     next_due_in_ms: dict[FactKind, int] = field(default_factory=dict)
 
 
-def after(reading: Reading) -> Tokens:
-    """Where to go on after a page: empty once all there was to clear up has been seen.
+def tokens_after(page: DuePage) -> PageTokens:
+    """Where to resume after a page; empty once all housekeeping work has been read.
 
-    What is urgent is read from the start every time, since all that was found of it is done.
+    Urgent kinds always restart: everything found of them so far has been acted on.
     """
-    left = {kind: token for kind, token in reading.next_tokens.items() if kind not in URGENT}
+    left = {kind: token for kind, token in page.next_tokens.items() if kind not in URGENT}
     return {**dict.fromkeys(URGENT, b""), **left} if left else {}
 
 
-async def read(
-    storage: StorageServiceStub, partition: int, tokens: Tokens, blocked: Iterable[str]
-) -> Reading:
-    """The next pages. Raises what storage answered to any of them."""
+async def read_due(
+    storage: StorageServiceStub, partition: int, tokens: PageTokens, blocked: Iterable[str]
+) -> DuePage:
+    """Read the next page of each kind; outbox entries for `blocked` destinations are skipped.
+
+    Raises the error of any of the scans.
+    """
     requests = [
         ScanPartitionRequest(
             partition=partition,
             kind=ScanKind.Value(f"SCAN_KIND_{kind.value}"),
-            page_size=0 if kind in URGENT else CLEARING_PAGE_MAX,
+            page_size=0 if kind in URGENT else HOUSEKEEPING_PAGE_MAX,
             page_token=token,
             except_destinations=blocked if kind is FactKind.OUTBOX else (),
         )
         for kind, token in tokens.items()
     ]
-    pages = await asyncio.gather(*(storage.ScanPartition(each) for each in requests))
-    return _joined(list(tokens), pages)
+    responses = await asyncio.gather(*(storage.ScanPartition(each) for each in requests))
+    return _merge(list(tokens), responses)
 
 
-def _joined(kinds: Sequence[FactKind], pages: Sequence[ScanPartitionResponse]) -> Reading:
-    reading = Reading()
-    for kind, page in zip(kinds, pages, strict=True):
-        reading.now_ms = max(reading.now_ms, page.partition_time_ms)
-        reading.owner_address = page.owner_address
-        reading.facts += [Fact(kind, fact.due_ms, fact.action) for fact in page.facts]
-        if page.next_page_token:
-            reading.next_tokens[kind] = page.next_page_token
-        if page.HasField("next_due_in_ms"):
-            reading.next_due_in_ms[kind] = page.next_due_in_ms
-    return reading
+def _merge(kinds: Sequence[FactKind], responses: Sequence[ScanPartitionResponse]) -> DuePage:
+    page = DuePage()
+    for kind, response in zip(kinds, responses, strict=True):
+        page.now_ms = max(page.now_ms, response.partition_time_ms)
+        page.broker_address = response.owner_address
+        page.facts += [Fact(kind, fact.due_ms, fact.action) for fact in response.facts]
+        if response.next_page_token:
+            page.next_tokens[kind] = response.next_page_token
+        if response.HasField("next_due_in_ms"):
+            page.next_due_in_ms[kind] = response.next_due_in_ms
+    return page

@@ -1,7 +1,7 @@
-"""Owners: who acts for a partition, and how it is asked (L2).
+"""Holders: the process that acts for a partition, and how to reach it (L2).
 
-The owner is the broker that drives the partition, or storage where none does; both answer the same
-call. This is the only way in which lifecycle changes anything.
+A partition is held by the connected broker, or by storage if no broker is connected. Both implement
+`DelegateActions`, which is the only call by which lifecycle changes anything.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ _HOPS_MAX = 3
 """Storage, the broker that it names, and storage again if that broker is gone."""
 
 
-class Owners:
-    """The owners of all partitions, as far as they are known."""
+class Holders:
+    """The last known holder of each partition."""
 
     def __init__(self, channels: ChannelPool, clock: Clock, timeout_ms: int) -> None:
         self._channels = channels
@@ -27,19 +27,19 @@ class Owners:
         self._storages: dict[int, str] = {}
         self._brokers: dict[int, str] = {}
 
-    def stored_at(self, partition: int, storage_address: str) -> None:
-        """Storage says which process holds a partition."""
-        self._storages[partition] = storage_address
+    def set_storage(self, partition: int, address: str) -> None:
+        """Record the storage process that has the partition open."""
+        self._storages[partition] = address
 
-    def driven_by(self, partition: int, broker_address: str) -> None:
-        """Storage says which broker drives a partition; "": none."""
-        if broker_address:
-            self._brokers[partition] = broker_address
+    def set_broker(self, partition: int, address: str) -> None:
+        """Record the broker that holds the partition; empty if none does."""
+        if address:
+            self._brokers[partition] = address
         else:
             self._brokers.pop(partition, None)
 
-    async def act(self, partition: int, actions: Sequence[Action]) -> list[ActionResult]:
-        """Have actions done; one result each. Raises when the owner cannot be asked."""
+    async def delegate(self, partition: int, actions: Sequence[Action]) -> list[ActionResult]:
+        """Have the holder carry out actions; one result each. Raises if it cannot be reached."""
         results: list[ActionResult] = []
         for at in range(0, len(actions), ACTIONS_PER_CALL_MAX):
             results += await self._delegate(partition, actions[at : at + ACTIONS_PER_CALL_MAX])
@@ -48,7 +48,7 @@ class Owners:
     async def _delegate(self, partition: int, actions: Sequence[Action]) -> list[ActionResult]:
         request = DelegateActionsRequest(partition=partition, actions=actions)
         failure: TidemarkError = Unavailable(
-            f"nobody has said where partition {partition} is", partition=str(partition)
+            f"the address of partition {partition} is not known", partition=str(partition)
         )
         for _ in range(_HOPS_MAX):
             broker = self._brokers.get(partition)
@@ -56,21 +56,21 @@ class Owners:
             if address is None:
                 break
             try:
-                return await self._ask(address, request)
+                return await self._call(address, request)
             except NotOwner as error:
                 failure = error
-                self.driven_by(partition, error.metadata.get("owner", ""))
+                self.set_broker(partition, error.metadata.get("owner", ""))
             except Unavailable as error:
                 failure = error
                 if broker is None:
                     break
-                self.driven_by(partition, "")
+                self.set_broker(partition, "")
         raise failure
 
-    async def _ask(self, address: str, request: DelegateActionsRequest) -> list[ActionResult]:
-        owner = OwnerServiceStub(await self._channels.to(address))
+    async def _call(self, address: str, request: DelegateActionsRequest) -> list[ActionResult]:
+        holder = OwnerServiceStub(await self._channels.to(address))
         try:
-            answer = await self._clock.wait_for(owner.DelegateActions(request), self._timeout_ms)
+            response = await self._clock.wait_for(holder.DelegateActions(request), self._timeout_ms)
         except TimeoutError:
             raise Unavailable(f"{address} did not answer in {self._timeout_ms} ms") from None
-        return list(answer.results)
+        return list(response.results)

@@ -1,7 +1,4 @@
-"""The figures that sweepers keep anyway, offered as metrics.
-
-Names them and reads them; counts nothing itself.
-"""
+"""Metrics of the sweepers' own figures. Names and reads them; counts nothing itself."""
 
 from collections.abc import Iterator
 
@@ -11,12 +8,12 @@ from tidemark.telemetry import observe
 from tidemark.telemetry.metrics import Reading
 
 
-def offer(sweepers: Sweepers) -> None:
-    """Offer the figures of these sweepers, for as long as the process lives."""
+def register(sweepers: Sweepers) -> None:
+    """Expose the figures of these sweepers for the life of the process."""
 
     def states() -> Iterator[Reading]:
         now = [sweeper.state for sweeper in sweepers]
         for state in SweeperState:
             yield now.count(state), {"state": state.value}
 
-    observe("gauge", "tidemark.lifecycle.sweepers", "Sweepers by what they do", states)
+    observe("gauge", "tidemark.lifecycle.sweepers", "Sweepers by state", states)

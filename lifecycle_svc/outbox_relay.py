@@ -1,15 +1,16 @@
-"""The courier: carries outbox entries to their destinations (L6).
+"""The outbox relay: carries outbox entries to their destinations (L6).
 
-The destination appends an entry, then the source clears it; whoever dies in between, the next
-sweep carries it again and the destination knows that it has it. While a destination refuses, what
-is bound for it waits at its source, in order, with a warning and a metric; others go on.
+The destination appends an entry, then the source clears it. After a crash in between, the next
+sweep sends the entry again and the destination recognizes it as a duplicate. While a destination
+refuses, its entries wait at the source, in order, with a warning and a metric. Other destinations
+are not affected.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lifecycle_svc.holders import Owners
+from lifecycle_svc.holders import Holders
 from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_REFUSED,
     Action,
@@ -29,52 +30,52 @@ _carried = counter(
     "tidemark.lifecycle.outbox_carried", description="Messages that reached their destination"
 )
 _refused = counter(
-    "tidemark.lifecycle.outbox_refused", "Times that a destination refused, by reason", zeros=()
+    "tidemark.lifecycle.outbox_refused", "Refusals by a destination, by reason", zeros=()
 )
 
 
 @dataclass(slots=True)
 class _Refusal:
-    """A destination that takes nothing for now."""
+    """A destination that refused, and when to try it again."""
 
     refusals: int
     retry_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """What became of some entries."""
+class Relayed:
+    """The outcome of one call of `relay`, in entries."""
 
     cleared: int
     waiting: int
 
 
-class Courier:
-    """Carries the outbox of one partition, and remembers who refused."""
+class OutboxRelay:
+    """Relays the outbox of one partition and backs off from destinations that refuse."""
 
-    def __init__(self, partition: int, owners: Owners, clock: Clock) -> None:
+    def __init__(self, partition: int, holders: Holders, clock: Clock) -> None:
         self._partition = partition
-        self._owners = owners
+        self._holders = holders
         self._clock = clock
         self._refusals: dict[str, _Refusal] = {}
 
     def blocked(self) -> list[str]:
-        """Destinations that are not tried again yet."""
+        """Destinations whose retry is not due yet."""
         now_ms = self._clock.monotonic_ms()
         return [name for name, each in self._refusals.items() if each.retry_at_ms > now_ms]
 
     def next_retry_ms(self) -> int | None:
-        """When the first of them is tried again, by the monotonic clock."""
+        """When the first refused destination is retried, by the monotonic clock."""
         return min((each.retry_at_ms for each in self._refusals.values()), default=None)
 
-    async def carry(self, transfers: Sequence[Action]) -> Carried:
-        """Bring entries to their destinations, and clear those that arrived."""
+    async def relay(self, transfers: Sequence[Action]) -> Relayed:
+        """Append entries at their destinations and clear those that arrived."""
         arrived: list[Action] = []
         for partition, bound in _by_partition(transfers).items():
             arrived += await self._append(partition, bound)
         if arrived:
             sequences = [each.append_from_outbox.entry.sequence for each in arrived]
-            await self._owners.act(
+            await self._holders.delegate(
                 self._partition,
                 [Action(clear_outbox=ClearOutbox(sequence=each)) for each in sequences],
             )
@@ -82,12 +83,12 @@ class Courier:
             entry = action.append_from_outbox.entry
             self._refusals.pop(entry.destination_lmq_name, None)
             _carried.add(entry.count)
-        return Carried(len(arrived), len(transfers) - len(arrived))
+        return Relayed(len(arrived), len(transfers) - len(arrived))
 
     async def _append(self, partition: int, bound: Sequence[Action]) -> list[Action]:
-        """The entries that their destinations have now, from before or since."""
+        """Append entries in one partition; returns those that are there, duplicates included."""
         try:
-            results = await self._owners.act(partition, bound)
+            results = await self._holders.delegate(partition, bound)
         except TidemarkError as error:
             self._refuse(dict.fromkeys(map(_destination, bound)), error)
             return []
@@ -97,7 +98,7 @@ class Courier:
             name = _destination(action)
             if result.outcome != ACTION_OUTCOME_REFUSED:
                 arrived.append(action)
-            elif name not in refused:  # what follows only says that this one is missing
+            elif name not in refused:  # later ones are refused only because this one is missing
                 refused[name] = _error_of(result)
         for name, reason in refused.items():
             self._refuse([name], reason)
@@ -123,7 +124,7 @@ class Courier:
 
 
 def _by_partition(transfers: Sequence[Action]) -> dict[int, list[Action]]:
-    """Entries by the partition they go to, in their order."""
+    """Entries by destination partition, in order."""
     bound: dict[int, list[Action]] = {}
     for action in transfers:
         entry = action.append_from_outbox.entry

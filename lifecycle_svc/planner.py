@@ -1,7 +1,7 @@
-"""The planner: from what phase one read to what phase two asks for.
+"""The planner: turns the facts that phase one read into the actions of phase two.
 
-Pure. An action is passed on as storage described it, with the state that it expects (L8), so the
-planner decides only whether, when and in which order.
+Pure. Storage describes each action together with the state it expects (L8), so the planner only
+decides whether to act now and in which order.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 A = TypeVar("A")
 
 OVERDUE_MS = 1_000
-"""The broker of a partition expires reservations itself, within milliseconds. What is this late,
-it will not expire."""
+"""A connected broker expires reservations within milliseconds. A reservation that is this late was
+missed, and the sweep expires it."""
 
 
 class FactKind(Enum):
-    """What phase one looks for. Closed; the words are on the wire."""
+    """The kinds of due work. Closed: the values are part of the wire format."""
 
     EXPIRED_RESERVATIONS = "EXPIRED_RESERVATIONS"
     DELAYS_OVER = "DELAYS_OVER"
@@ -28,15 +28,15 @@ class FactKind(Enum):
 
 
 BROKER_DRIVEN = frozenset({FactKind.EXPIRED_RESERVATIONS, FactKind.DELAYS_OVER})
-"""What the owner of a partition sees to by itself, as long as it is connected (V1)."""
+"""Kinds that a connected broker handles itself (V1)."""
 
 URGENT = frozenset({FactKind.EXPIRED_RESERVATIONS, FactKind.DELAYS_OVER, FactKind.SCHEDULES_DUE})
-"""What somebody may be waiting for. The rest is clearing up, which must not hold it up."""
+"""Kinds that a consumer may be waiting for. The others are housekeeping and must not delay them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[A]):
-    """One thing that is due, and the action that would deal with it."""
+    """One piece of due work and the action that handles it."""
 
     kind: FactKind
     due_ms: int
@@ -45,26 +45,26 @@ class Fact(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[A]):
-    """What phase two does."""
+    """The work of phase two."""
 
     actions: Sequence[A]
-    """For the owner of the partition."""
+    """For the holder of the partition."""
 
     transfers: Sequence[A]
-    """Outbox entries for their destinations, in the order of their sequences."""
+    """Outbox entries for their destinations, in sequence order."""
 
 
-def plan(facts: Sequence[Fact[A]], now_ms: int, *, driven: bool) -> Plan[A]:
-    """What to do about the facts, by partition time; `driven` while a broker is connected."""
+def plan(facts: Sequence[Fact[A]], now_ms: int, *, has_broker: bool) -> Plan[A]:
+    """Plan by partition time; `has_broker` if a broker is connected to the partition."""
     actions: list[A] = []
     transfers: list[A] = []
     for fact in facts:
-        if fact.due_ms > _latest_ms(fact.kind, now_ms, driven):
+        if fact.due_ms > _latest_ms(fact.kind, now_ms, has_broker):
             continue
         (transfers if fact.kind is FactKind.OUTBOX else actions).append(fact.action)
     return Plan(actions, transfers)
 
 
-def _latest_ms(kind: FactKind, now_ms: int, driven: bool) -> int:
-    """The latest due time that is acted upon: nothing early, nothing that the broker will do."""
-    return now_ms - OVERDUE_MS if driven and kind in BROKER_DRIVEN else now_ms
+def _latest_ms(kind: FactKind, now_ms: int, has_broker: bool) -> int:
+    """The latest due time to act on: nothing early, and nothing that the broker still handles."""
+    return now_ms - OVERDUE_MS if has_broker and kind in BROKER_DRIVEN else now_ms

@@ -1,7 +1,7 @@
-"""The sweeper of one partition: leases the right to sweep, reads, plans, has the plan carried out.
+"""The sweeper of one partition: takes the sweep lease, reads due work, plans and delegates it.
 
-It knows no other partition, so that a slow or broken one delays nobody else (L1). Whatever fails is
-reported, shown in the status and tried again; a sweeper never dies of it.
+A sweeper knows no other partition, so a slow or broken partition delays no other (L1). Every
+failure is reported, shown in the status and retried; it never ends the sweeper.
 """
 
 import asyncio
@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from lifecycle_svc import due_reader as phase_one
-from lifecycle_svc.due_reader import FROM_THE_START, Reading, Tokens
-from lifecycle_svc.holders import Owners
-from lifecycle_svc.outbox_relay import Courier
+from lifecycle_svc.due_reader import (
+    FROM_THE_START,
+    DuePage,
+    PageTokens,
+    read_due,
+    tokens_after,
+)
+from lifecycle_svc.holders import Holders
+from lifecycle_svc.outbox_relay import OutboxRelay
 from lifecycle_svc.planner import BROKER_DRIVEN, FactKind, Plan, plan
 from lifecycle_svc.timetable import Timetable
 from tidemark.api.storage.v1.action_pb2 import (
@@ -35,27 +40,25 @@ from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings
 from tidemark.telemetry import counter, leave_trace, seconds, span, tracer
 
-LEFT_OVER_MS = 1_000
-"""When to look again at what was due but could not be dealt with, such as what is still held."""
+LEFTOVER_RETRY_MS = 1_000
+"""Delay before retrying due work that could not be done, such as messages still reserved."""
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
-_duration = seconds("tidemark.lifecycle.sweep.duration", "From the first read to the last act")
-_lateness = seconds("tidemark.lifecycle.sweep.lateness", "From when it was due to its begin")
+_duration = seconds("tidemark.lifecycle.sweep.duration", "From the first read to the last action")
+_lateness = seconds("tidemark.lifecycle.sweep.lateness", "From due time to start")
 _faults = counter(
     "tidemark.lifecycle.sweep.faults",
-    "Sweeps that failed, by phase",
+    "Failed sweeps by phase",
     zeros=[{"phase": phase} for phase in ("lease", "read", "act")],
 )
-_actions = counter(
-    "tidemark.lifecycle.actions", "Actions that were asked for, by kind and outcome", zeros=()
-)
+_actions = counter("tidemark.lifecycle.actions", "Delegated actions by kind and outcome", zeros=())
 
 
 class SweeperState(Enum):
-    """What a sweeper does. Closed; the words are on the wire."""
+    """The state of a sweeper. Closed: the values are part of the wire format."""
 
     WAITING = "WAITING"
     READING = "READING"
@@ -66,7 +69,7 @@ class SweeperState(Enum):
 
 @dataclass(slots=True)
 class Sweep:
-    """What one complete sweep found and did."""
+    """The result of one complete sweep."""
 
     begin_ms: int
     duration_ms: int = 0
@@ -78,14 +81,14 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """This lifecycle process, as storage knows it."""
+    """The identity of this lifecycle process towards storage."""
 
     sweeper_id: str
     address: str
 
 
 class Sweeper:
-    """Sweeps one partition. `run` does so until cancelled; `run_once` is one turn of it."""
+    """Sweeps one partition: `run` until cancelled, `run_once` for one turn."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class Sweeper:
         replica: Replica,
         storage_address: str,
         channels: ChannelPool,
-        owners: Owners,
+        holders: Holders,
         settings: LifecycleSettings,
         clock: Clock,
     ) -> None:
@@ -102,14 +105,14 @@ class Sweeper:
         self.last: Sweep | None = None
         self.last_error = ""
         self.attempted = asyncio.Event()
-        """Set after the first sweep, however it ended, or once another replica sweeps."""
+        """Set after the first sweep, successful or not, or once another replica has the lease."""
         self._replica = replica
         self._storage_address = storage_address
         self._channels = channels
-        self._owners = owners
+        self._holders = holders
         self._settings = settings
         self._clock = clock
-        self._courier = Courier(partition, owners, clock)
+        self._outbox_relay = OutboxRelay(partition, holders, clock)
         self._timetable = Timetable(
             clock.monotonic_ms(),
             interval_ms_min=settings.sweep_interval_ms_min,
@@ -118,7 +121,7 @@ class Sweeper:
         self._leased_until_ms = 0
         self._renew_ms = 0
         self._reported = False
-        self._held_until_ms = 0
+        self._leftovers_at_ms = 0
         self._woken = asyncio.Event()
 
     @property
@@ -130,28 +133,28 @@ class Sweeper:
         return max(0, self._timetable.next_ms - self._clock.monotonic_ms())
 
     def opened(self) -> None:
-        """The partition was opened: it serves once it has been read (L4)."""
+        """The partition was opened: it serves once phase one has read it (L4)."""
         self._reported = False
         self._timetable.opened(self._clock.monotonic_ms())
-        self._renew_ms = 0  # whoever opened it knows of no lease
+        self._renew_ms = 0  # the storage process that opened it has no lease of ours
         self._woken.set()
 
     def wake(self, in_ms: int) -> None:
-        """Something is due earlier than this sweeper may expect."""
+        """Work became due earlier than this sweeper may expect."""
         self._timetable.due(self._clock.monotonic_ms() + in_ms)
         self._woken.set()
 
     # --- turns ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        leave_trace()  # that of the announcement: every sweep is a trace of its own
+        leave_trace()  # of the announcement: every sweep is its own trace
         while True:
             wait_ms = await self.run_once()
             with suppress(TimeoutError):
                 await self._clock.wait_for(self._woken.wait(), wait_ms)
 
     async def run_once(self) -> int:
-        """Renew the lease and sweep, if it is time for either; how long to wait for the next."""
+        """Renew the lease and sweep, if either is due; returns the wait until the next turn."""
         self._woken.clear()
         pause_ms = self._timetable.not_before_ms - self._clock.monotonic_ms()
         if pause_ms > 0:
@@ -165,14 +168,14 @@ class Sweeper:
                 await self._sweep()
             elif self.state is SweeperState.STANDING_BY:
                 self.state = SweeperState.WAITING
-        except Exception as error:  # a sweeper goes on whatever happens
+        except Exception as error:  # nothing may end a sweeper
             self._failed("lease", error)
             return self.next_in_ms
         now_ms = self._clock.monotonic_ms()
         return max(0, min(self._timetable.next_ms, self._renew_ms) - now_ms)
 
     async def stop(self) -> None:
-        """Give the lease up, so that another replica need not wait for its end."""
+        """Give up the lease, so that another replica need not wait for it to expire."""
         self._leased_until_ms = 0
         with suppress(TidemarkError):
             await self._lease(0)
@@ -185,18 +188,18 @@ class Sweeper:
         phase = "read"
         with span(_tracer, "sweep", attributes={"tidemark.partition": self.partition}) as traced:
             try:
-                reading = await self._read(self._first_tokens())
+                page = await self._read(self._first_tokens())
                 if not self._reported:
                     await self._report(succeeded=True)
                     self._reported = True
                 while True:
                     phase = "act"
-                    await self._act(reading, sweep)
-                    tokens = phase_one.after(reading)
+                    await self._act(page, sweep)
+                    tokens = tokens_after(page)
                     if not tokens or not await self._hold_lease():
                         break
                     phase = "read"
-                    reading = await self._read(tokens)
+                    page = await self._read(tokens)
             except Exception as error:
                 if phase == "read":
                     self._reported = False
@@ -212,29 +215,28 @@ class Sweeper:
         sweep.duration_ms = took_ns // 1_000_000
         self.last, self.last_error, self.state = sweep, "", SweeperState.WAITING
         self._timetable.ended()
-        if reading.next_tokens:  # more than a page is urgent
+        if page.next_tokens:  # more than one page of urgent work
             self._timetable.due(self._clock.monotonic_ms())
 
     # --- phase one -----------------------------------------------------------------------------
 
-    def _first_tokens(self) -> Tokens:
-        """Everything; but messages that are held past their time to live are looked at rarely."""
-        if self._clock.monotonic_ms() >= self._held_until_ms:
+    def _first_tokens(self) -> PageTokens:
+        """All kinds, except that messages reserved past their time to live are retried rarely."""
+        if self._clock.monotonic_ms() >= self._leftovers_at_ms:
             return FROM_THE_START
-        self._timetable.due(self._held_until_ms)
+        self._timetable.due(self._leftovers_at_ms)
         return {k: token for k, token in FROM_THE_START.items() if k != FactKind.DEAD_DEADLINES}
 
-    async def _read(self, tokens: Tokens) -> Reading:
+    async def _read(self, tokens: PageTokens) -> DuePage:
         self.state = SweeperState.READING
-        reading = await self._answer(
-            phase_one.read(await self._storage(), self.partition, tokens, self._courier.blocked())
-        )
-        self._owners.driven_by(self.partition, reading.owner_address)
+        blocked = self._outbox_relay.blocked()
+        page = await self._answer(read_due(await self._storage(), self.partition, tokens, blocked))
+        self._holders.set_broker(self.partition, page.broker_address)
         now_ms = self._clock.monotonic_ms()
-        for kind, in_ms in reading.next_due_in_ms.items():
-            if not (reading.owner_address and kind in BROKER_DRIVEN):
+        for kind, in_ms in page.next_due_in_ms.items():
+            if not (page.broker_address and kind in BROKER_DRIVEN):
                 self._timetable.due(now_ms + in_ms)
-        return reading
+        return page
 
     async def _report(self, *, succeeded: bool, detail: str = "") -> None:
         report = ReportSweepRequest(partition=self.partition, succeeded=succeeded, detail=detail)
@@ -243,35 +245,35 @@ class Sweeper:
         except TidemarkError:
             if succeeded:
                 raise
-            # What kept the partition from being read may keep it from being told, too.
+            # The report may fail for the same reason as the read.
 
     # --- phase two -----------------------------------------------------------------------------
 
-    async def _act(self, reading: Reading, sweep: Sweep) -> None:
+    async def _act(self, page: DuePage, sweep: Sweep) -> None:
         self.state = SweeperState.ACTING
-        planned = plan(reading.facts, reading.now_ms, driven=bool(reading.owner_address))
+        planned = plan(page.facts, page.now_ms, has_broker=bool(page.broker_address))
         sweep.found += len(planned.actions) + len(planned.transfers)
         await self._act_on(planned, sweep)
         if planned.transfers:
-            carried = await self._courier.carry(planned.transfers)
-            sweep.done += carried.cleared
-            sweep.refused += carried.waiting
-        retry_ms = self._courier.next_retry_ms()
+            relayed = await self._outbox_relay.relay(planned.transfers)
+            sweep.done += relayed.cleared
+            sweep.refused += relayed.waiting
+        retry_ms = self._outbox_relay.next_retry_ms()
         if retry_ms is not None:
             self._timetable.due(retry_ms)
 
     async def _act_on(self, planned: Plan[Action], sweep: Sweep) -> None:
         if not planned.actions:
             return
-        results = await self._owners.act(self.partition, planned.actions)
+        results = await self._holders.delegate(self.partition, planned.actions)
         outcomes = Counter(each.outcome for each in results)
         sweep.done += outcomes[ACTION_OUTCOME_DONE]
         sweep.stale += outcomes[ACTION_OUTCOME_STALE]
         sweep.refused += outcomes[ACTION_OUTCOME_REFUSED]
         self._count(planned.actions, [each.outcome for each in results])
         if outcomes[ACTION_OUTCOME_STALE] or outcomes[ACTION_OUTCOME_REFUSED]:
-            self._held_until_ms = self._clock.monotonic_ms() + LEFT_OVER_MS
-            self._timetable.due(self._held_until_ms)
+            self._leftovers_at_ms = self._clock.monotonic_ms() + LEFTOVER_RETRY_MS
+            self._timetable.due(self._leftovers_at_ms)
 
     def _count(
         self, actions: Sequence[Action], outcomes: Sequence[ActionOutcome.ValueType]
@@ -284,14 +286,14 @@ class Sweeper:
     # --- the lease -----------------------------------------------------------------------------
 
     async def _hold_lease(self) -> bool:
-        """Whether this replica may sweep, asking again when a third of the lease is over."""
+        """Whether this replica holds the lease; renews it after a third of its duration."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._renew_ms and now_ms < self._leased_until_ms:
             return True
         lease_ms = self._settings.sweep_lease_ms
         granted = await self._lease(lease_ms)
         if granted and now_ms >= self._leased_until_ms:
-            # What another replica was told meanwhile, and what it reported, is not known here.
+            # Wake-ups and reports of the previous holder of the lease are not known here.
             self._reported = False
             self._timetable.due(now_ms)
         self._leased_until_ms = now_ms + lease_ms if granted else 0
@@ -299,18 +301,18 @@ class Sweeper:
         return granted
 
     async def _lease(self, lease_ms: int) -> bool:
-        asked = LeaseSweepRequest(
+        request = LeaseSweepRequest(
             partition=self.partition,
             sweeper_id=self._replica.sweeper_id,
             address=self._replica.address,
             lease_ms=lease_ms,
         )
-        return (await self._answer((await self._storage()).LeaseSweep(asked))).granted
+        return (await self._answer((await self._storage()).LeaseSweep(request))).granted
 
     # --- faults --------------------------------------------------------------------------------
 
     async def _storage(self) -> StorageServiceStub:
-        """Asked for at every call: the pool may have closed a channel that was not used."""
+        """Taken from the pool for every call, because the pool closes unused channels."""
         return StorageServiceStub(await self._channels.to(self._storage_address))
 
     async def _answer(self, call: Awaitable[T]) -> T:

@@ -1,14 +1,14 @@
-"""The sweepers of this replica: one per partition that it has heard of.
+"""The sweepers of this replica: one per known partition, each in its own task.
 
-Partitions are found by asking storage at the start, and by the announcements of whoever opens one.
-Each sweeper runs in a task of its own.
+The replica asks storage for its partitions at startup; after that, storage announces each partition
+that it opens.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterator
 
-from lifecycle_svc.holders import Owners
+from lifecycle_svc.holders import Holders
 from lifecycle_svc.sweeper import Replica, Sweeper
 from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest, DescribeStorageResponse
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
@@ -33,11 +33,11 @@ class Sweepers:
 
     def __init__(self, channels: ChannelPool, settings: LifecycleSettings, clock: Clock) -> None:
         self.replica: Replica | None = None
-        """Set as soon as this replica listens."""
+        """Set once this replica listens."""
         self._channels = channels
         self._settings = settings
         self._clock = clock
-        self._owners = Owners(channels, clock, settings.sweep_timeout_ms)
+        self._holders = Holders(channels, clock, settings.sweep_timeout_ms)
         self._sweepers: dict[int, Sweeper] = {}
         self._addresses: dict[int, str] = {}
         self._openings: dict[int, str] = {}
@@ -47,16 +47,16 @@ class Sweepers:
         return iter([self._sweepers[partition] for partition in sorted(self._sweepers)])
 
     def get(self, partition: int) -> Sweeper:
-        """Raises PartitionNotFound for one that was never announced."""
+        """Raises PartitionNotFound if the partition was never announced."""
         try:
             return self._sweepers[partition]
         except KeyError:
             raise PartitionNotFound(
-                f"partition {partition} was not announced here", partition=str(partition)
+                f"partition {partition} was not announced to this replica", partition=str(partition)
             ) from None
 
     async def announce(self, partition: int, storage_address: str, opening_id: str = "") -> Sweeper:
-        """A partition was opened: sweep it now, and from now on. Repeats change nothing."""
+        """A partition was opened: sweep it now and from now on. Repeats have no effect."""
         if partition >= self._settings.partitions:
             raise InvalidArgument(
                 f"the cluster has {self._settings.partitions} partitions", field="partition"
@@ -66,7 +66,7 @@ class Sweepers:
         except ValueError:
             raise InvalidArgument("not an address", field="storage_address") from None
         if self._addresses.get(partition) != storage_address:
-            await self._place(partition, storage_address)
+            await self._start_sweeper(partition, storage_address)
         sweeper = self._sweepers[partition]
         if not opening_id or self._openings.get(partition) != opening_id:
             self._openings[partition] = opening_id
@@ -74,16 +74,16 @@ class Sweepers:
         return sweeper
 
     async def discover(self) -> None:
-        """Ask storage which partitions there are, until it answers."""
+        """Ask storage for its partitions, until it answers."""
         address = self._settings.storage_address
         described = await self._describe(StorageServiceStub(await self._channels.to(address)))
         for held in described.held:
-            if held.partition not in self._sweepers:  # else it was announced meanwhile
+            if held.partition not in self._sweepers:  # else it was announced in the meantime
                 await self.announce(held.partition, address)
         _log.info("partitions are swept", extra={"partitions": len(self._sweepers)})
 
     async def _describe(self, storage: StorageServiceStub) -> DescribeStorageResponse:
-        told = ""
+        logged = ""
         while True:
             try:
                 described = await self._clock.wait_for(
@@ -92,37 +92,37 @@ class Sweepers:
                 )
                 if described.cluster_id == self._settings.cluster_id:
                     return described
-                why = f"it serves cluster {described.cluster_id}"
+                why = f"it belongs to cluster {described.cluster_id}"
             except (TidemarkError, TimeoutError) as error:
                 why = str(error) or "no answer"
-            if why != told:
+            if why != logged:
                 _log.warning("storage is not usable yet", extra={"why": why})
-            told = why
+            logged = why
             await self._clock.sleep_ms(DISCOVER_AGAIN_MS)
 
     async def stop(self) -> None:
-        """Stop all, and let other replicas have the partitions at once."""
+        """Stop all sweepers and give up their leases, so that other replicas take over at once."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(sweeper.stop() for sweeper in self._sweepers.values()))
 
-    async def _place(self, partition: int, storage_address: str) -> None:
-        """Start the sweeper of a partition, anew if it has moved to another process."""
+    async def _start_sweeper(self, partition: int, storage_address: str) -> None:
+        """Start the sweeper of a partition, replacing the one at its previous address."""
         if self.replica is None:
-            raise Unavailable("this replica is just starting")
+            raise Unavailable("this replica is still starting")
         before = self._tasks.pop(partition, None)
         if before is not None:
             before.cancel()
             await asyncio.gather(before, return_exceptions=True)
         self._addresses[partition] = storage_address
-        self._owners.stored_at(partition, storage_address)
+        self._holders.set_storage(partition, storage_address)
         sweeper = Sweeper(
             partition,
             self.replica,
             storage_address,
             self._channels,
-            self._owners,
+            self._holders,
             self._settings,
             self._clock,
         )

@@ -1,8 +1,8 @@
 """The timetable of one sweeper: when it sweeps next (L7).
 
-Pure: monotonic time and randomness are arguments. The next sweep is timed from the earliest thing
-that is due; an interval is only the ceiling. After faults the pauses grow, for this partition
-alone.
+Pure: monotonic time and randomness are arguments. The next sweep is timed from the earliest due
+time; the interval is only a ceiling. After a failure this partition alone backs off, for longer
+each time.
 """
 
 RETRY_MS_MIN = 200
@@ -24,33 +24,33 @@ class Timetable:
     def __init__(self, now_ms: int, *, interval_ms_min: int, interval_ms_max: int) -> None:
         self.next_ms = now_ms
         self.failures = 0
-        """Sweeps that failed in a row."""
+        """Consecutive failed sweeps."""
         self.not_before_ms = now_ms
-        """The end of the pause after a fault."""
+        """The end of the backoff after a failure."""
         self._began_ms = now_ms - interval_ms_min
         self._interval_ms_min = interval_ms_min
         self._interval_ms_max = interval_ms_max
 
     def begins(self, now_ms: int) -> int:
-        """A sweep begins; returns how late it is. Wake-ups from now on concern the next one."""
+        """A sweep begins; returns its lateness. Wake-ups from now on are for the next sweep."""
         late_ms = max(0, now_ms - self.next_ms)
         self._began_ms = now_ms
         self.next_ms = now_ms + self._interval_ms_max
         return late_ms
 
     def due(self, at_ms: int) -> None:
-        """Something is due then: sweep no later, but not more often than the shortest interval."""
+        """Work is due then: sweep by then, subject to the shortest interval and the backoff."""
         at_ms = max(at_ms, self._began_ms + self._interval_ms_min, self.not_before_ms)
         self.next_ms = min(self.next_ms, at_ms)
 
     def ended(self) -> None:
-        """The sweep has succeeded."""
+        """The sweep succeeded."""
         self.failures = 0
 
     def failed(self, now_ms: int, chance: float) -> None:
-        """The sweep has failed: whatever is due waits for a pause, longer each time.
+        """The sweep failed: back off, for longer each time, whatever is due.
 
-        `chance` is between 0 and 1; it keeps sweepers that failed together apart.
+        `chance`, from 0 to 1, spreads the retries of sweepers that failed together.
         """
         pause_ms = min(RETRY_MS_MIN << min(self.failures, 10), RETRY_MS_MAX)
         self.failures += 1
@@ -58,6 +58,6 @@ class Timetable:
         self.next_ms = self.not_before_ms
 
     def opened(self, now_ms: int) -> None:
-        """The partition was opened anew: whatever was wrong with it before, sweep it now."""
+        """The partition was reopened: drop the backoff and sweep now."""
         self.failures = 0
         self.not_before_ms = self.next_ms = now_ms

@@ -16,7 +16,7 @@ def test_what_is_due_is_acted_upon_and_what_is_not_yet_is_not(kind: FactKind) ->
     """L5: never early."""
     due, early = fact(kind, NOW_MS, "due"), fact(kind, NOW_MS + 1, "early")
 
-    planned = plan([due, early], NOW_MS, driven=False)
+    planned = plan([due, early], NOW_MS, has_broker=False)
 
     assert (planned.actions, planned.transfers) == (["due"], [])
 
@@ -27,10 +27,10 @@ def test_what_a_connected_broker_sees_to_is_left_to_it_unless_it_is_overdue(kind
     fresh = fact(kind, NOW_MS - OVERDUE_MS + 1, "fresh")
     overdue = fact(kind, NOW_MS - OVERDUE_MS, "overdue")
 
-    driven = plan([fresh, overdue], NOW_MS, driven=True)
-    alone = plan([fresh, overdue], NOW_MS, driven=False)
+    with_broker = plan([fresh, overdue], NOW_MS, has_broker=True)
+    alone = plan([fresh, overdue], NOW_MS, has_broker=False)
 
-    assert driven.actions == ["overdue"]
+    assert with_broker.actions == ["overdue"]
     assert alone.actions == ["fresh", "overdue"]
 
 
@@ -38,7 +38,7 @@ def test_schedules_and_deaths_are_planned_whoever_drives() -> None:
     """L5."""
     kinds = [kind for kind in FactKind if kind not in BROKER_DRIVEN | {FactKind.OUTBOX}]
 
-    planned = plan([fact(kind, action=kind.value) for kind in kinds], NOW_MS, driven=True)
+    planned = plan([fact(kind, action=kind.value) for kind in kinds], NOW_MS, has_broker=True)
 
     assert planned.actions == [kind.value for kind in kinds]
 
@@ -47,11 +47,11 @@ def test_outbox_entries_are_transfers_in_their_order() -> None:
     """L6."""
     facts = [fact(FactKind.OUTBOX, action=f"entry {number}") for number in range(3)]
 
-    planned = plan([*facts, fact(FactKind.SCHEDULES_DUE)], NOW_MS, driven=True)
+    planned = plan([*facts, fact(FactKind.SCHEDULES_DUE)], NOW_MS, has_broker=True)
 
     assert planned.transfers == ["entry 0", "entry 1", "entry 2"]
     assert planned.actions == ["act"]
 
 
 def test_nothing_due_is_an_empty_plan() -> None:
-    assert plan([], NOW_MS, driven=True) == plan([], NOW_MS, driven=False)
+    assert plan([], NOW_MS, has_broker=True) == plan([], NOW_MS, has_broker=False)
