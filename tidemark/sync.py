@@ -27,7 +27,7 @@ from tidemark.client import Message, PublishReceipt
 from tidemark.client.client import DEFAULT_GROUP
 from tidemark.client.consume.settlements import SettleFailed
 from tidemark.client.consume.subscription import OnEvicted
-from tidemark.errors import ClientClosed, InvalidArgument
+from tidemark.errors import ClientClosed, InvalidArgument, TidemarkError
 from tidemark.topics import Topic
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Taken = TypeVar("Taken", asynchronous.Delivery, asynchronous.DeliveryBatch)
 
 
 def connect(addresses: str | Iterable[str], **options: Any) -> "Client":
@@ -79,6 +80,14 @@ class _Loop:
         except BaseException:
             future.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Start the work, after what was started before, without waiting for it."""
+        with self._lock:
+            if self._open:
+                asyncio.run_coroutine_threadsafe(work, self._loop)
+            else:
+                work.close()
 
     def stop(self) -> None:
         """Cancel what still runs, and end the thread."""
@@ -238,7 +247,6 @@ class Subscription:
     def __init__(self, subscription: asynchronous.Subscription, loop: _Loop) -> None:
         self.group = subscription.group
         self._subscription = subscription
-        self._batches = subscription.batches()
         self._loop = loop
 
     def __enter__(self) -> Self:
@@ -259,13 +267,41 @@ class Subscription:
     def flush(self) -> None:
         self._loop.run(self._subscription.flush())
 
-    def __iter__(self) -> Iterator["Delivery"]:
-        while (delivery := self._loop.run(_next(self._subscription))) is not None:
-            yield Delivery(delivery, self._loop)
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> "Delivery":
+        delivery = self._take(self._subscription)
+        if delivery is None:
+            raise StopIteration
+        return Delivery(delivery, self._loop)
 
     def batches(self) -> Iterator["DeliveryBatch"]:
-        while (batch := self._loop.run(_next(self._batches))) is not None:
+        batches = self._subscription.batches()
+        while (batch := self._take(batches)) is not None:
             yield DeliveryBatch(batch, self._loop)
+
+    def _take(self, items: AsyncIterator[Taken]) -> Taken | None:
+        """The next item, or None at the end. An interrupted thread has taken nothing."""
+        taken: list[Taken] = []
+
+        async def take() -> None:
+            async for item in items:
+                taken.append(item)
+                return
+
+        try:
+            self._loop.run(take())
+            return taken[0] if taken else None
+        except BaseException:
+            self._loop.begin(_release(taken))
+            raise
+
+
+async def _release(taken: list[Taken]) -> None:
+    with suppress(TidemarkError):
+        for each in taken:
+            await each.release()
 
 
 class _Settled:
@@ -374,8 +410,3 @@ class PulledBatch:
     @property
     def payloads(self) -> list[bytes]:
         return self.pulled.payloads
-
-
-async def _next(items: AsyncIterator[T]) -> T | None:
-    """The next item, or None at the end: StopAsyncIteration does not leave a coroutine."""
-    return await anext(items, None)

@@ -42,13 +42,24 @@ class DeliveryBatch:
     ...     await batch.ack()
     """
 
-    __slots__ = ("_delivery", "_marks", "_settler", "count", "deadline_ms", "open", "session_id")
+    __slots__ = (
+        "_delivery",
+        "_marks",
+        "_settler",
+        "count",
+        "deadline_ms",
+        "first",
+        "open",
+        "session_id",
+    )
 
     def __init__(
         self, delivery: message_pb2.Delivery, settler: Settler, session_id: int, now_ms: int
     ) -> None:
         self.count = delivery.count
-        """Number of messages."""
+        """Number of messages that arrived."""
+        self.first = 0
+        """How many of them were handed out one by one before: the batch is the rest."""
         self.open = delivery.count
         """How many of them are not settled yet."""
         self.deadline_ms = now_ms + delivery.visibility_ms
@@ -59,22 +70,22 @@ class DeliveryBatch:
         self._marks: bytearray | None = None
 
     def __len__(self) -> int:
-        return self.count
+        return self.count - self.first
 
     def __iter__(self) -> Iterator["Delivery"]:
-        return (Delivery(self, index) for index in range(self.count))
+        return (Delivery(self, index) for index in range(self.first, self.count))
 
     def __getitem__(self, index: int) -> "Delivery":
-        return Delivery(self, range(self.count)[index])
+        return Delivery(self, range(self.first, self.count)[index])
 
     def __repr__(self) -> str:
-        return f"<{self.count} of {self.lmq_name} at {self.offset}, attempt {self.attempt}>"
+        return f"<{len(self)} of {self.lmq_name} at {self.offset}, attempt {self.attempt}>"
 
     # --- what it is ----------------------------------------------------------------------------
 
     @property
     def payloads(self) -> list[bytes]:
-        return [message.payload for message in self._delivery.batch.messages]
+        return [message.payload for message in self._delivery.batch.messages[self.first :]]
 
     @property
     def lmq_name(self) -> str:
@@ -87,7 +98,11 @@ class DeliveryBatch:
     @property
     def offset(self) -> int:
         """Of the first message; the others follow without gaps."""
-        return self._delivery.first_offset
+        return self.offset_of(self.first)
+
+    def offset_of(self, index: int) -> int:
+        """Of the message that arrived at `index`."""
+        return self._delivery.first_offset + index
 
     @property
     def attempt(self) -> int:
@@ -130,13 +145,13 @@ class DeliveryBatch:
 
     def span(self) -> AbstractContextManager[Span]:
         """A span around the handling of the batch, linked to the span that published it."""
-        return process_span(self, self.count)
+        return process_span(self, len(self))
 
     # --- settling ------------------------------------------------------------------------------
 
     async def ack(self) -> None:
         """Done. Returns once it is handed over, as `Delivery.ack` does."""
-        ranges = self.mark(_ACK)
+        ranges = self.mark(_ACK, self.first)
         if ranges is not None:
             await self._settler.ack(self, ranges)
 
@@ -161,7 +176,7 @@ class DeliveryBatch:
         return result.visibility_ms
 
     async def _settle(self, action: Action) -> None:
-        ranges = self.mark(action)
+        ranges = self.mark(action, self.first)
         if ranges is not None:
             await self._settler.settle(self, action, ranges)
 
@@ -200,7 +215,7 @@ class DeliveryBatch:
         before = self._marks[index]
         if before:
             if before != number:
-                where = f"the message at offset {self.offset + index}"
+                where = f"the message at offset {self.offset_of(index)}"
                 raise AlreadySettled(f"{where} was settled in another way, or has gone back")
             return False
         self._marks[index] = number
@@ -244,7 +259,7 @@ class Delivery:
 
     @property
     def offset(self) -> int:
-        return self._batch.offset + self._index
+        return self._batch.offset_of(self._index)
 
     @property
     def attempt(self) -> int:

@@ -207,8 +207,12 @@ class Feed(Part):
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int = 0) -> None:
         """Settle what is left of a batch from `start` on, if it is one of this feed."""
-        if batch in self._held:
+        if self.holds(batch):
             self.settlements.give_back(batch, action, start)
+
+    def holds(self, batch: DeliveryBatch) -> bool:
+        """Whether it came by this feed and is not settled."""
+        return batch in self._held
 
     @property
     def batches(self) -> list[DeliveryBatch]:

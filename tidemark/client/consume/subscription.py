@@ -5,12 +5,12 @@ or a queue is taken by another client. It draws from one feed per broker, usuall
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from tidemark.api.broker.v1.message_pb2 import Nack, Release
+from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.feed import Feed
 from tidemark.client.consume.settlements import SettleFailed, call_back
@@ -46,8 +46,9 @@ class Subscription:
     ...         handle(delivery.payload)
     ...         await delivery.ack()
 
-    Iteration ends when every queue was taken by other clients. Leaving the block gives back what
-    was not settled: untouched messages as they were, those in hand as a failed attempt.
+    Any number of tasks may iterate over it: each message goes to one of them, in turn. Iteration
+    ends when every queue was taken by other clients. Leaving the block gives back what was not
+    settled: untouched messages as they were, those in hand as a failed attempt.
     """
 
     def __init__(
@@ -77,10 +78,7 @@ class Subscription:
         self._on_closed = on_closed
         self._feeds: dict[str, Feed] = {}
         """By the address of a named owner; "" is home."""
-        self._arrived: deque[DeliveryBatch] = deque()
-        self._something = asyncio.Event()
-        self._current: DeliveryBatch | None = None
-        self._at = 0
+        self._buffer = Buffer(self._clock, self._check_open)
         self._error: TidemarkError | None = None
         self._opened = self._closed = False
         self._ticking: asyncio.Task[None] | None = None
@@ -126,7 +124,7 @@ class Subscription:
             return
         self._closed = True
         self._on_closed(self)
-        self._something.set()
+        self._buffer.check()
         if self._ticking is not None:
             self._ticking.cancel()
         feeds = list(self._feeds.values())
@@ -201,35 +199,20 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        batch = self._current
-        while batch is None or self._at >= batch.count or self._is_late(batch):
-            batch = self._current = await self._next_batch()
-            self._at = 0
-        self._at += 1
-        return Delivery(batch, self._at - 1)
+        return await self._buffer.next_delivery()
 
     async def batches(self) -> AsyncGenerator[DeliveryBatch, None]:
         """Deliveries as they arrive: a whole run, or a slice of one, at a time."""
         with suppress(StopAsyncIteration):
             while True:
-                yield await self._next_batch()
+                yield await self._buffer.next_batch()
 
-    async def _next_batch(self) -> DeliveryBatch:
-        while True:
-            while not self._arrived:
-                if self._error is not None:
-                    raise self._error
-                if self._closed or not self.lmq_names:
-                    raise StopAsyncIteration
-                self._something.clear()
-                await self._something.wait()
-            batch = self._arrived.popleft()
-            if not self._is_late(batch):
-                return batch
-
-    def _is_late(self, batch: DeliveryBatch) -> bool:
-        """It waited too long for its turn and is ready for others: not handed out any more."""
-        return batch.deadline_ms <= self._clock.monotonic_ms()
+    def _check_open(self) -> None:
+        """Raise once nothing more will arrive: the error, or the end of the iteration."""
+        if self._error is not None:
+            raise self._error
+        if self._closed or not self.lmq_names:
+            raise StopAsyncIteration
 
     # --- what feeds say ------------------------------------------------------------------------
 
@@ -237,8 +220,7 @@ class Subscription:
         if self._closed:
             feed.give_back(batch, _NOT_TRIED)
             return
-        self._arrived.append(batch)
-        self._something.set()
+        self._buffer.add(batch)
 
     def interrupted(self, feed: Feed) -> None:
         """The session is gone: what was not handed out comes again, on the next one."""
@@ -252,13 +234,11 @@ class Subscription:
 
     def lost(self, feed: Feed, lmq_name: str, epoch: int) -> None:
         """Another client has the queue: what waits here of it is fenced."""
-        self._arrived = deque(batch for batch in self._arrived if batch.lmq_name != lmq_name)
+        self._buffer.remove(lambda batch: batch.lmq_name == lmq_name)
         for batch in feed.batches:
             if batch.lmq_name == lmq_name:
                 feed.returned(batch, batch.count)
-        if self._current is not None and self._current.lmq_name == lmq_name:
-            self._current = None
-        self._something.set()
+        self._buffer.check()
         if self._on_evicted is not None:
             call_back(self._on_evicted, Eviction(lmq_name, self.group, epoch))
 
@@ -267,14 +247,9 @@ class Subscription:
 
     def failed(self, error: TidemarkError) -> None:
         self._error = self._error or error
-        self._something.set()
+        self._buffer.check()
 
     def _give_back_untouched(self, feed: Feed) -> None:
-        """Release what nobody has seen, the rest of the batch that is being looped over too."""
-        for batch in self._arrived:
-            feed.give_back(batch, _NOT_TRIED)
-        self._arrived = deque(batch for batch in self._arrived if batch.open)
-        if self._current is not None:
-            feed.give_back(self._current, _NOT_TRIED, self._at)
-            if not self._current.unsettled(self._at):
-                self._at = self._current.count
+        """Release what was not handed out, also the rest of the batch that is being looped over."""
+        for batch, handed_out in self._buffer.remove(feed.holds):
+            feed.give_back(batch, _NOT_TRIED, handed_out)
