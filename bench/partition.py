@@ -28,7 +28,7 @@ async def open_partition(directory: Path) -> AsyncIterator[Partition]:
     partition = Partition(RocksEngines(directory), Identity("bench", 0, 1), SystemClock())
     await partition.open()
     try:
-        if partition.memory.topics.find(TOPIC) is None:
+        if partition.state.topics.find(TOPIC) is None:
             await ask(partition, [PutTopic(Topic(TOPIC), create=True)])
         yield partition
     finally:

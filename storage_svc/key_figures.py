@@ -32,6 +32,6 @@ def figures(partitions: Collection[Partition]) -> dict[str, float]:
         "partitions.open": len(opened),
         "commits": sum(partition.commits for partition in partitions),
         "reservations": sum(partition.reservations for partition in opened),
-        "queues": sum(partition.memory.counters.queues for partition in opened),
-        "queues.materialized": sum(len(partition.memory.handles) for partition in opened),
+        "queues": sum(partition.state.counters.queues for partition in opened),
+        "queues.materialized": sum(len(partition.state.handles) for partition in opened),
     }

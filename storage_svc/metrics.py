@@ -7,9 +7,9 @@ over queues. A partition that is closed for the moment has no figures.
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
-from storage_svc.partition.commit import Memory
-from storage_svc.partition.health import PartitionState
+from storage_svc.partition.health import HealthState
 from storage_svc.partition.partition import Partition
+from storage_svc.partition.state import PartitionState
 from tidemark.errors import TidemarkError
 from tidemark.telemetry import observe
 from tidemark.telemetry.metrics import Reading
@@ -27,17 +27,17 @@ def offer(partitions: Collection[Partition]) -> None:
 
         observe("gauge", name, description, readings, unit=unit)
 
-    def of_memory(
+    def of_state(
         kind: Literal["gauge", "counter"],
         name: str,
         description: str,
-        read: Callable[[Memory], float],
+        read: Callable[[PartitionState], float],
         unit: str = "",
     ) -> None:
         def readings() -> Iterator[Reading]:
             for partition in partitions:
                 try:
-                    yield read(partition.memory), {"partition": partition.number}
+                    yield read(partition.state), {"partition": partition.number}
                 except TidemarkError:
                     continue
 
@@ -46,7 +46,7 @@ def offer(partitions: Collection[Partition]) -> None:
     of_partition(
         "tidemark.storage.partition_serving",
         "1 while the partition serves, 0 while it starts or is faulty",
-        lambda partition: partition.health.state is PartitionState.SERVING,
+        lambda partition: partition.health.state is HealthState.SERVING,
     )
     of_partition(
         "tidemark.storage.reservations",
@@ -65,47 +65,47 @@ def offer(partitions: Collection[Partition]) -> None:
         lambda partition: partition.disk.free_bytes,
         unit="By",
     )
-    of_memory(
+    of_state(
         "gauge",
         "tidemark.storage.messages",
         "Messages that are stored, without scheduled ones",
-        lambda memory: memory.counters.messages,
+        lambda state: state.counters.messages,
     )
-    of_memory(
+    of_state(
         "gauge",
         "tidemark.storage.message_size",
         "What they take",
-        lambda memory: memory.counters.body_bytes,
+        lambda state: state.counters.body_bytes,
         unit="By",
     )
-    of_memory("gauge", "tidemark.storage.queues", "Queues", lambda memory: memory.counters.queues)
-    of_memory(
+    of_state("gauge", "tidemark.storage.queues", "Queues", lambda state: state.counters.queues)
+    of_state(
         "gauge",
         "tidemark.storage.materialized_queues",
         "Queues that are loaded",
-        lambda memory: len(memory.handles),
+        lambda state: len(state.handles),
     )
-    of_memory(
+    of_state(
         "counter",
         "tidemark.storage.published_messages",
         "Messages that joined a queue, ever",
-        lambda memory: memory.counters.published,
+        lambda state: state.counters.published,
     )
-    of_memory(
+    of_state(
         "counter",
         "tidemark.storage.delivered_messages",
         "Messages that were handed out, ever",
-        lambda memory: memory.counters.delivered,
+        lambda state: state.counters.delivered,
     )
-    of_memory(
+    of_state(
         "counter",
         "tidemark.storage.acked_messages",
         "Messages that were acknowledged, ever",
-        lambda memory: memory.counters.acked,
+        lambda state: state.counters.acked,
     )
-    of_memory(
+    of_state(
         "counter",
         "tidemark.storage.commits",
         "Commits, ever",
-        lambda memory: memory.counters.commit,
+        lambda state: state.counters.commit,
     )

@@ -30,7 +30,7 @@ class OwnerService(action_pb2_grpc.OwnerServiceServicer):
             raise InvalidArgument(f"1 to {limits.PAGE_SIZE_MAX} actions a call", field="actions")
         partition = self._partitions.get(request.partition)
         if partition.driven:
-            claim = partition.memory.claim
+            claim = partition.state.claim
             raise NotOwner(
                 f"{claim.broker_id} owns partition {partition.number}", owner=claim.address
             )

@@ -157,7 +157,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         response = storage_pb2.ScanPartitionResponse(
             next_page_token=page.next_token,
             partition_time_ms=page.now_ms,
-            owner_address=partition.memory.claim.address if partition.driven else "",
+            owner_address=partition.state.claim.address if partition.driven else "",
         )
         for due in page.due:
             response.facts.add(action=wire.action_to(due.action), due_ms=due.due_ms)
@@ -221,13 +221,13 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def GetTopic(
         self, request: storage_pb2.GetTopicRequest, context: Context
     ) -> storage_pb2.GetTopicResponse:
-        topic = self._partitions.get(request.partition).memory.topics.get(request.name)
+        topic = self._partitions.get(request.partition).state.topics.get(request.name)
         return storage_pb2.GetTopicResponse(topic=topic_to_proto(topic))
 
     async def ListTopics(
         self, request: storage_pb2.ListTopicsRequest, context: Context
     ) -> storage_pb2.ListTopicsResponse:
-        known = self._partitions.get(request.partition).memory.topics
+        known = self._partitions.get(request.partition).state.topics
         limit = _page_size(request.page_size)
         names = [name for name in known.names() if name > request.page_token]
         response = storage_pb2.ListTopicsResponse(
@@ -320,19 +320,19 @@ def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
         commits=partition.commits,
     )
     try:
-        memory = partition.memory
+        state = partition.state
     except PartitionFaulty:
         return info
-    info.broker_id = memory.claim.broker_id
-    info.broker_address = memory.claim.address
-    info.broker_epoch = memory.counters.broker_epoch
-    info.queues = memory.counters.queues
-    info.messages = memory.counters.messages
-    info.bytes = memory.counters.body_bytes
-    info.published = memory.counters.published
-    info.delivered = memory.counters.delivered
-    info.acked = memory.counters.acked
-    info.materialized_queues = len(memory.handles)
+    info.broker_id = state.claim.broker_id
+    info.broker_address = state.claim.address
+    info.broker_epoch = state.counters.broker_epoch
+    info.queues = state.counters.queues
+    info.messages = state.counters.messages
+    info.bytes = state.counters.body_bytes
+    info.published = state.counters.published
+    info.delivered = state.counters.delivered
+    info.acked = state.counters.acked
+    info.materialized_queues = len(state.handles)
     return info
 
 

@@ -22,7 +22,7 @@ from storage_svc.operations import (
 )
 from storage_svc.operations import publish as appending
 from storage_svc.operations.deliver import new_group
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Run
 from tidemark.errors import QueueNotFound, TopicNotEmpty
@@ -39,30 +39,30 @@ _QUEUE_TABLES = (
 """Tables whose keys begin with the queue."""
 
 
-async def get_or_create_group(unit: Unit, handle: Handle, name: str) -> Group:
-    return handle.state.groups.get(name) or await new_group(unit, handle, name, 0)
+async def get_or_create_group(commit: CommitContext, handle: Handle, name: str) -> Group:
+    return handle.state.groups.get(name) or await new_group(commit, handle, name, 0)
 
 
-async def place_group(unit: Unit, operation: PlaceGroup) -> GroupPlaced:
+async def place_group(commit: CommitContext, operation: PlaceGroup) -> GroupPlaced:
     """Create a group, or move the progress of one that exists."""
-    handle = await unit.memory.handles.get_or_create(operation.lmq_name, unit.journal)
+    handle = await commit.queue_or_new(operation.lmq_name)
     state = handle.state
     group = state.groups.get(operation.group)
     created = group is None
     if group is None:
-        group = await new_group(unit, handle, operation.group, 0)
+        group = await new_group(commit, handle, operation.group, 0)
     if operation.owner_epoch:
         state.check_owner(group, operation.owner_epoch)
     revoked: list[int] = []
     if operation.start is not None:
-        revoked = state.revoke(group, unit.journal)
-        unit.journal.expired += revoked
-        group = await move(unit, handle, group, operation.start)
-        await erase_settled(unit, handle)
+        revoked = state.revoke(group, commit.journal)
+        commit.journal.expired += revoked
+        group = await move(commit, handle, group, operation.start)
+        await erase_settled(commit, handle)
     return GroupPlaced(group.cursor(state.record.next_offset), created, tuple(revoked))
 
 
-async def move(unit: Unit, handle: Handle, group: Group, start: Start) -> Group:
+async def move(commit: CommitContext, handle: Handle, group: Group, start: Start) -> Group:
     """Let a group, of which nothing is reserved, begin anew somewhere else."""
     state = handle.state
     next_offset = state.record.next_offset
@@ -72,67 +72,67 @@ async def move(unit: Unit, handle: Handle, group: Group, start: Start) -> Group:
         StartAt.LAST: max(0, next_offset - start.number),
         StartAt.OFFSET: min(start.number, next_offset),
     }[start.at]
-    await _forget_group(unit, handle, group)
-    moved = await new_group(unit, handle, group.name, base)
+    await _forget_group(commit, handle, group)
+    moved = await new_group(commit, handle, group.name, base)
     moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
     moved.short = group.short
     if moved.short and moved.ring:
         moved.short = False
-        unit.journal.ready(state.record, moved)
+        commit.journal.ready(state.record, moved)
     return moved
 
 
-async def remove_group(unit: Unit, operation: RemoveGroup) -> Removed:
+async def remove_group(commit: CommitContext, operation: RemoveGroup) -> Removed:
     """Delete a group; what only it had kept is dropped with it."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     group = handle.state.group(operation.group)
-    unit.journal.expired += handle.state.revoke(group, unit.journal)
-    await _forget_group(unit, handle, group)
-    await erase_settled(unit, handle)
+    commit.journal.expired += handle.state.revoke(group, commit.journal)
+    await _forget_group(commit, handle, group)
+    await erase_settled(commit, handle)
     return Removed(0)
 
 
-async def remove_queue(unit: Unit, operation: RemoveQueue) -> Removed:
+async def remove_queue(commit: CommitContext, operation: RemoveQueue) -> Removed:
     """Delete a queue and everything in it."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     record = handle.state.record
     if operation.expected_queue_id not in (0, record.queue_id):
         raise QueueNotFound(f"queue {record.lmq_name} is another one now", queue=record.lmq_name)
     if operation.only_empty and (record.messages or record.scheduled):
         raise TopicNotEmpty(f"queue {record.lmq_name} holds messages", queue=record.lmq_name)
-    await delete_queue(unit, handle)
+    await delete_queue(commit, handle)
     return Removed(record.messages + record.scheduled, record.body_bytes)
 
 
-async def delete_queue(unit: Unit, handle: Handle) -> None:
+async def delete_queue(commit: CommitContext, handle: Handle) -> None:
     """Erase every trace of a queue but its identity, which is not given again."""
     record = handle.state.record
     for reservation in handle.state.reservations.values():
         if reservation.live:
-            unit.journal.delete_deadline(record, reservation)
-            unit.journal.expired.append(reservation.reservation_id)
+            commit.journal.delete_deadline(record, reservation)
+            commit.journal.expired.append(reservation.reservation_id)
     for group in handle.state.groups.values():
         for offset, (_, not_before_ms) in group.delayed.items():
-            unit.journal.delete_exception(record, group, offset, not_before_ms)
-    await appending.forget_schedules(unit, record)
-    await _forget_ttl(unit, handle)
+            commit.journal.delete_exception(record, group, offset, not_before_ms)
+    await appending.forget_schedules(commit, record)
+    await _forget_ttl(commit, handle)
     start, end = rows.queue_range(record.queue_id)
     for table in _QUEUE_TABLES:
-        await _delete_rows(unit, table, start, end)
-    unit.journal.queue_removed(record)
-    unit.memory.counters.queues -= 1
-    unit.memory.handles.drop(record.lmq_name)
+        await _delete_rows(commit, table, start, end)
+    commit.journal.queue_removed(record)
+    commit.counters.queues -= 1
+    commit.handles.drop(record.lmq_name)
 
 
-async def purge(unit: Unit, operation: Purge) -> Removed:
+async def purge(commit: CommitContext, operation: Purge) -> Removed:
     """Delete what no live reservation holds, scheduled or not; one history row for all of it."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     state = handle.state
     record = state.record
     messages = body_bytes = skipped = 0
     held = state.held_runs()
     lanes: dict[str, list[Run]] = {}
-    for run in await unit.memory.handles.runs(state, unit.journal):
+    for run in await commit.runs(state):
         if run.first_offset in held:
             skipped += run.messages
             continue
@@ -140,51 +140,51 @@ async def purge(unit: Unit, operation: Purge) -> Removed:
         messages += run.messages
         body_bytes += run.body_bytes
     for runs in lanes.values():  # not run by run: each time looks at all that came back
-        state.delete_runs(runs, unit.journal)
+        state.delete_runs(runs, commit.journal)
     if record.scheduled:
         messages += record.scheduled
-        await appending.forget_schedules(unit, record)
+        await appending.forget_schedules(commit, record)
         record.scheduled = 0
-        unit.journal.queue_changed(record)
+        commit.journal.queue_changed(record)
     if messages:
-        history.write(unit, record.lmq_name, RetentionType.PURGE, "purge", messages, body_bytes)
+        history.write(commit, record.lmq_name, RetentionType.PURGE, "purge", messages, body_bytes)
     return Removed(messages, body_bytes, skipped)
 
 
-async def _forget_group(unit: Unit, handle: Handle, group: Group) -> None:
+async def _forget_group(commit: CommitContext, handle: Handle, group: Group) -> None:
     """Remove a group's records; its reservations are revoked already."""
     state = handle.state
     record = state.record
     prefix = rows.group_key(record.queue_id, group.name)
     for offset, (_, not_before_ms) in group.delayed.items():
-        unit.journal.delete_exception(record, group, offset, not_before_ms)
+        commit.journal.delete_exception(record, group, offset, not_before_ms)
     for table in (Table.LANES, Table.EXCEPTIONS, Table.BURIED):
-        await _delete_rows(unit, table, prefix, prefix_end(prefix))
-    state.remove_group(group.name, unit.journal)
+        await _delete_rows(commit, table, prefix, prefix_end(prefix))
+    state.remove_group(group.name, commit.journal)
 
 
-async def _delete_rows(unit: Unit, table: Table, start: bytes, end: bytes) -> None:
+async def _delete_rows(commit: CommitContext, table: Table, start: bytes, end: bytes) -> None:
     """Few rows one by one; many as a range, which costs readers until it is compacted.
 
     Rows of the commit under way cannot be read, so they are found among its puts.
     """
-    for key, _ in unit.journal.puts_in(table, start, end):
-        unit.journal.batch.delete(table, key)
-    found = await unit.memory.engine.scan(table, start, end, limit=1000)
+    for key, _ in commit.journal.puts_in(table, start, end):
+        commit.journal.batch.delete(table, key)
+    found = await commit.engine.scan(table, start, end, limit=1000)
     if len(found) == 1000:
-        unit.journal.batch.delete_range(table, start, end)
+        commit.journal.batch.delete_range(table, start, end)
     else:
         for key, _ in found:
-            unit.journal.batch.delete(table, key)
+            commit.journal.batch.delete(table, key)
 
 
-async def _forget_ttl(unit: Unit, handle: Handle) -> None:
-    for run in await unit.memory.handles.runs(handle.state, unit.journal):
+async def _forget_ttl(commit: CommitContext, handle: Handle) -> None:
+    for run in await commit.runs(handle.state):
         if run.dead_deadline_ms:
-            unit.journal.batch.delete(Table.TTL, rows.ttl_key(handle.queue_id, run))
+            commit.journal.batch.delete(Table.TTL, rows.ttl_key(handle.queue_id, run))
 
 
-async def erase_settled(unit: Unit, handle: Handle) -> None:
+async def erase_settled(commit: CommitContext, handle: Handle) -> None:
     """Drop what nobody waits for any more, now that a group went or moved on (R2)."""
-    runs = await unit.memory.handles.runs(handle.state, unit.journal)
-    handle.state.erase_settled(runs, unit.journal)
+    runs = await commit.runs(handle.state)
+    handle.state.erase_settled(runs, commit.journal)

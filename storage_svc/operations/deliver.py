@@ -26,7 +26,7 @@ from storage_svc.operations import (
     Settled,
     outbox,
 )
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
 from storage_svc.queue.group import PASSED_MAX, Group
 from storage_svc.queue.lane import Slice
@@ -54,111 +54,111 @@ _orphans = counter(
 _expired = counter("tidemark.storage.expired_reservations", description="Reservations that ran out")
 
 
-async def reserve(unit: Unit, operation: Reserve) -> Reserved:
+async def reserve(commit: CommitContext, operation: Reserve) -> Reserved:
     """Hand out messages; what comes back short of the asked leaves an interest behind."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     state = handle.state
     group = state.groups.get(operation.group)
     if handle.topic.settings.exclusive and (group is None or not group.owner_client_id):
         raise Fenced("nobody owns the queue: subscribe first", epoch="0")
     if group is None:
-        group = await new_group(unit, handle, operation.group, 0)
+        group = await new_group(commit, handle, operation.group, 0)
     state.check_owner(group, operation.owner_epoch)
-    unit.journal.asked(state.record, group)
-    taken, too_large = await _take(unit, handle, group, operation)
+    commit.journal.cancel_ready(state.record, group)
+    taken, too_large = await _take(commit, handle, group, operation)
     visibility_ms = operation.visibility_ms or handle.topic.settings.visibility_timeout_ms
-    counters = unit.memory.counters
+    counters = commit.counters
     reservations = state.reserve(
         group,
         taken,
         counters.reservation_id + 1,
-        unit.now_ms + visibility_ms,
-        unit.now_ms,
-        unit.journal,
+        commit.now_ms + visibility_ms,
+        commit.now_ms,
+        commit.journal,
         session_id=operation.session_id,
-        broker_incarnation=unit.memory.claim.incarnation,
+        broker_incarnation=commit.state.claim.incarnation,
     )
     counters.reservation_id += len(reservations)
     counters.delivered += sum(each.slice.messages for each in reservations)
     # Whatever is still active was kept back by the bounds of the request alone.
     group.short = not group.ring or not (taken or too_large)
     if len(group.lanes) > group.lanes_max:
-        await unit.memory.handles.forget_lanes(state, unit.journal)
-    slices = [await _reserved(unit, handle, each, visibility_ms) for each in reservations]
-    unit.handed_out_bytes += sum(len(each.body) for each in slices)
+        await commit.forget_lanes(state)
+    slices = [await _reserved(commit, handle, each, visibility_ms) for each in reservations]
+    commit.handed_out_bytes += sum(len(each.body) for each in slices)
     return Reserved(tuple(slices), more=not group.short)
 
 
-async def settle(unit: Unit, operation: Settle) -> Settled:
+async def settle(commit: CommitContext, operation: Settle) -> Settled:
     """End messages of a reservation, or repeat the answer that was given before."""
-    handle, reservation = await _find(unit, operation.receipt, operation.owner_epoch)
-    not_before_ms = unit.now_ms + operation.delay_ms if operation.delay_ms else 0
+    handle, reservation = await _find(commit, operation.receipt, operation.owner_epoch)
+    not_before_ms = commit.now_ms + operation.delay_ms if operation.delay_ms else 0
     dead = operation.ending is Ending.DEAD_LETTER and reservation.live
     queue_id = handle.state.record.queue_id
     # Read before the settlement, which may be the last and erase the run.
-    body = await unit.body(queue_id, reservation.slice.run) if dead else b""
+    body = await commit.body(queue_id, reservation.slice.run) if dead else b""
     changed = handle.state.settle(
         reservation,
         reservation.spans(operation.index_ranges),
         operation.ending,
-        unit.now_ms,
-        unit.journal,
+        commit.now_ms,
+        commit.journal,
         not_before_ms=not_before_ms,
     )
     if dead:
         for start, end in changed:
             slice_ = reservation.slice._replace(start=start, end=end)
             reason = outbox.Death(DeadReason.REJECTED, reservation.group, operation.detail)
-            await outbox.dispose(unit, handle, slice_, body, reason)
+            await outbox.dispose(commit, handle, slice_, body, reason)
     messages = sum(end - start for start, end in changed)
     if operation.ending is Ending.ACK:
-        unit.memory.counters.acked += messages
+        commit.counters.acked += messages
     return Settled(messages, reservation.open_messages)
 
 
-async def extend(unit: Unit, operation: Extend) -> Settled:
+async def extend(commit: CommitContext, operation: Extend) -> Settled:
     """Another deadline, from now."""
-    handle, reservation = await _find(unit, operation.receipt, operation.owner_epoch)
+    handle, reservation = await _find(commit, operation.receipt, operation.owner_epoch)
     visibility_ms = operation.visibility_ms or handle.topic.settings.visibility_timeout_ms
-    handle.state.extend(reservation, unit.now_ms + visibility_ms, unit.journal)
+    handle.state.extend(reservation, commit.now_ms + visibility_ms, commit.journal)
     return Settled(reservation.open_messages, reservation.open_messages, visibility_ms)
 
 
-async def expire_due(unit: Unit, operation: ExpireDue) -> Expired:
+async def expire_due(commit: CommitContext, operation: ExpireDue) -> Expired:
     """Expire what is due, from where the index is known to begin to the first not due (V5)."""
     messages = 0
-    engine = unit.memory.engine
+    engine = commit.engine
     for table in (Table.DEADLINES, Table.DELAYS):
-        start = u64(unit.memory.marks.get(table, 0))
-        due = await engine.scan(table, start, u64(unit.now_ms + 1), limit=operation.limit)
+        start = u64(commit.state.marks.get(table, 0))
+        due = await engine.scan(table, start, u64(commit.now_ms + 1), limit=operation.limit)
         for key, _ in due:
             if table is Table.DEADLINES:
                 deadline_ms, queue_id, reservation_id = read_u64x3(key)
                 action = ExpireReservation(queue_id, reservation_id, deadline_ms)
-                acted = await expire_reservation(unit, action)
+                acted = await expire_reservation(commit, action)
             else:
-                acted = await ready_delayed(unit, delay_of(key))
+                acted = await ready_delayed(commit, delay_of(key))
             messages += acted.messages
         if len(due) < operation.limit:
             # Entries are only added for the time to come, so nothing will lie before it again.
-            unit.memory.marks[table] = unit.now_ms
+            commit.state.marks[table] = commit.now_ms
     return Expired(messages)
 
 
-async def expire_reservation(unit: Unit, operation: ExpireReservation) -> Acted:
+async def expire_reservation(commit: CommitContext, operation: ExpireReservation) -> Acted:
     """Expire one reservation, if it still has the deadline that was seen (L8)."""
-    if operation.expected_deadline_ms > unit.now_ms:
+    if operation.expected_deadline_ms > commit.now_ms:
         return Acted(ActionOutcome.STALE)
-    found = await find_reservation(unit, operation.queue_id, operation.reservation_id)
+    found = await commit.reservation(operation.queue_id, operation.reservation_id)
     if found is None:
         key = rows.deadline_key_of(operation.expected_deadline_ms, *operation[:2])
-        await _clean_orphan(unit, Table.DEADLINES, key, operation.expected_deadline_ms)
+        await _clean_orphan(commit, Table.DEADLINES, key, operation.expected_deadline_ms)
         return Acted(ActionOutcome.STALE)
     handle, reservation = found
     if not reservation.live or reservation.deadline_ms != operation.expected_deadline_ms:
         return Acted(ActionOutcome.STALE)
-    changed = handle.state.settle(reservation, (), Ending.EXPIRED, unit.now_ms, unit.journal)
-    unit.journal.expired.append(reservation.reservation_id)
+    changed = handle.state.settle(reservation, (), Ending.EXPIRED, commit.now_ms, commit.journal)
+    commit.journal.expired.append(reservation.reservation_id)
     _expired.add(1)
     messages = sum(end - start for start, end in changed)
     run = reservation.slice.run
@@ -166,18 +166,18 @@ async def expire_reservation(unit: Unit, operation: ExpireReservation) -> Acted:
         handle.state.record.lmq_name,
         messages,
         reservation.group,
-        unit.partition,
+        commit.partition,
         reservation.slice.attempts,
     )
     messaging.moment(_tracer, messaging.EXPIRE, expired, run.traceparent)
     return Acted(ActionOutcome.DONE, messages)
 
 
-async def ready_delayed(unit: Unit, operation: ReadyDelayed) -> Acted:
+async def ready_delayed(commit: CommitContext, operation: ReadyDelayed) -> Acted:
     """End one nack delay, if it is still the one that was seen."""
-    if operation.expected_not_before_ms > unit.now_ms:
+    if operation.expected_not_before_ms > commit.now_ms:
         return Acted(ActionOutcome.STALE)
-    handle = await unit.memory.handles.by_id(operation.queue_id, unit.journal)
+    handle = await commit.queue_by_id(operation.queue_id)
     group = None if handle is None else handle.state.groups.get(operation.group)
     delayed = None if group is None else group.delayed.get(operation.start)
     if handle is None or group is None or delayed is None:
@@ -187,21 +187,12 @@ async def ready_delayed(unit: Unit, operation: ReadyDelayed) -> Acted:
             operation.start,
             operation.expected_not_before_ms,
         )
-        await _clean_orphan(unit, Table.DELAYS, key, operation.expected_not_before_ms)
+        await _clean_orphan(commit, Table.DELAYS, key, operation.expected_not_before_ms)
         return Acted(ActionOutcome.STALE)
     if delayed[1] != operation.expected_not_before_ms:
         return Acted(ActionOutcome.STALE)
-    messages = handle.state.ready_delayed(group, operation.start, unit.journal)
+    messages = handle.state.ready_delayed(group, operation.start, commit.journal)
     return Acted(ActionOutcome.DONE, messages)
-
-
-async def find_reservation(
-    unit: Unit, queue_id: int, reservation_id: int
-) -> tuple[Handle, Reservation] | None:
-    """A reservation, live or remembered, with the handle of its queue."""
-    handle = await unit.memory.handles.by_id(queue_id, unit.journal)
-    reservation = None if handle is None else handle.state.reservations.get(reservation_id)
-    return None if handle is None or reservation is None else (handle, reservation)
 
 
 def delay_of(key: bytes) -> ReadyDelayed:
@@ -210,7 +201,7 @@ def delay_of(key: bytes) -> ReadyDelayed:
     return ReadyDelayed(read_u64(key, 8), group.decode(), read_u64(key, at), read_u64(key))
 
 
-async def new_group(unit: Unit, handle: Handle, name: str, base: int) -> Group:
+async def new_group(commit: CommitContext, handle: Handle, name: str, base: int) -> Group:
     """A group that begins at `base`, with lanes for everything that is stored from there on."""
     state = handle.state
     if len(state.groups) >= GROUPS_PER_QUEUE_MAX:
@@ -221,15 +212,15 @@ async def new_group(unit: Unit, handle: Handle, name: str, base: int) -> Group:
     # Messages that were gone before the group came are none of its business.
     stored = state.record.messages
     if base:
-        runs = await unit.memory.handles.runs(state, unit.journal)
+        runs = await commit.runs(state)
         stored = sum(max(0, run.end - max(base, run.first_offset)) for run in runs)
-    group = state.add_group(name, base, stored, unit.journal)
-    await unit.memory.handles.load_lanes(state, group, unit.journal)
+    group = state.add_group(name, base, stored, commit.journal)
+    await commit.load_lanes(state, group)
     return group
 
 
 async def _take(
-    unit: Unit, handle: Handle, group: Group, operation: Reserve
+    commit: CommitContext, handle: Handle, group: Group, operation: Reserve
 ) -> tuple[list[Slice], bool]:
     """Take messages from the lanes, reading on where a lane has run dry.
 
@@ -240,51 +231,53 @@ async def _take(
     room_bytes, measured = ANSWER_BYTES_MAX, 0
     if len(group.delayed) + len(group.buried) >= EXCEPTIONS_MAX:
         return taken, False  # what came back must go first, or it would grow without end
-    if unit.handed_out_bytes >= HANDED_OUT_BYTES_MAX:
+    if commit.handed_out_bytes >= HANDED_OUT_BYTES_MAX:
         return taken, True
     while messages_max > 0:
         found = group.take(
             messages_max,
             bytes_max,
-            unit.now_ms,
+            commit.now_ms,
             max_attempts=handle.state.rules.max_attempts,
             at_least_one=not taken and not operation.strict_bytes,
             room_bytes=room_bytes,
         )
         if found.passed:
-            handle.state.bury(group, found.passed, unit.journal)
+            handle.state.bury(group, found.passed, commit.journal)
         for slice_ in found.slices:
             messages_max -= slice_.messages
             bytes_max -= slice_.messages * slice_.run.message_bytes
             room_bytes -= slice_.run.body_bytes
         taken += found.slices
         if len(found.passed) == PASSED_MAX:
-            unit.journal.ready(handle.state.record, group)  # there may be more: ask again
+            commit.journal.ready(handle.state.record, group)  # there may be more: ask again
         if found.cramped and found.slices:
             for slice_ in taken[measured:]:
-                room_bytes += slice_.run.body_bytes - len(await _body(unit, handle, slice_))
+                room_bytes += slice_.run.body_bytes - len(await _body(commit, handle, slice_))
             measured = len(taken)
             continue
         if found.starved is None:
             return taken, found.too_large or found.cramped
-        await unit.memory.handles.read_lane(handle.state, found.starved, unit.journal)
+        await commit.read_lane(handle.state, found.starved)
     return taken, False
 
 
 async def _reserved(
-    unit: Unit, handle: Handle, reservation: Reservation, visibility_ms: int
+    commit: CommitContext, handle: Handle, reservation: Reservation, visibility_ms: int
 ) -> ReservedSlice:
     slice_ = reservation.slice
     run = slice_.run
     queue_id = handle.state.record.queue_id
-    receipt = Receipt(unit.partition, queue_id, reservation.reservation_id, reservation.owner_epoch)
+    receipt = Receipt(
+        commit.partition, queue_id, reservation.reservation_id, reservation.owner_epoch
+    )
     return ReservedSlice(
         reservation.reservation_id,
         receipt.encode(),
         queue_id,
         slice_.start,
         slice_.messages,
-        await _body(unit, handle, slice_),
+        await _body(commit, handle, slice_),
         slice_.attempts,
         slice_.deliveries,
         reservation.owner_epoch,
@@ -295,19 +288,19 @@ async def _reserved(
     )
 
 
-async def _body(unit: Unit, handle: Handle, slice_: Slice) -> bytes:
+async def _body(commit: CommitContext, handle: Handle, slice_: Slice) -> bytes:
     run = slice_.run
-    body = await unit.body(handle.queue_id, run)
+    body = await commit.body(handle.queue_id, run)
     if slice_.messages == run.messages:
         return body
     return bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)
 
 
-async def _find(unit: Unit, data: bytes, owner_epoch: int) -> tuple[Handle, Reservation]:
+async def _find(commit: CommitContext, data: bytes, owner_epoch: int) -> tuple[Handle, Reservation]:
     receipt = Receipt.decode(data)
-    if receipt.partition != unit.partition:
+    if receipt.partition != commit.partition:
         raise ReservationNotFound(f"the receipt is of partition {receipt.partition}")
-    handle = await unit.memory.handles.by_id(receipt.queue_id, unit.journal)
+    handle = await commit.queue_by_id(receipt.queue_id)
     if handle is None:
         raise ReservationNotFound("the queue of the receipt is gone")
     reservation = handle.state.find(receipt.reservation_id)
@@ -318,10 +311,10 @@ async def _find(unit: Unit, data: bytes, owner_epoch: int) -> tuple[Handle, Rese
     return handle, reservation
 
 
-async def _clean_orphan(unit: Unit, table: Table, key: bytes, time_ms: int) -> None:
+async def _clean_orphan(commit: CommitContext, table: Table, key: bytes, time_ms: int) -> None:
     """An index entry without its record is removed, with a warning (V5)."""
-    (value,) = await unit.memory.engine.load(table, [key])
-    if value is not None and (table, key) not in unit.journal.gone:
-        unit.journal.forget_deadline(table, key, time_ms)
+    (value,) = await commit.engine.load(table, [key])
+    if value is not None and (table, key) not in commit.journal.erased_rows:
+        commit.journal.forget_deadline(table, key, time_ms)
         _orphans.add(1, {"table": table.value})
         _log.warning("an orphan was removed", extra={"table": table.value, "key": key.hex()})

@@ -14,9 +14,9 @@ from storage_svc.operations import publish as appending
 from storage_svc.operations import redrive as redriving
 from storage_svc.operations import retain as retention
 from storage_svc.operations import sweep as sweeping
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 
-Handler = Callable[[Unit, Any], Awaitable[op.Result]]
+Handler = Callable[[CommitContext, Any], Awaitable[op.Result]]
 
 HANDLERS: dict[type, Handler] = {
     op.Materialize: loading.materialize,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, text, u64x2
 from storage_svc.operations import RetentionType
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 
 
 class HistoryRow(NamedTuple):
@@ -24,57 +24,62 @@ class HistoryRow(NamedTuple):
 
 
 def write(
-    unit: Unit, lmq_name: str, kind: RetentionType, pass_id: str, messages: int, body_bytes: int
+    commit: CommitContext,
+    lmq_name: str,
+    kind: RetentionType,
+    pass_id: str,
+    messages: int,
+    body_bytes: int,
 ) -> bytes:
     """A row of its own; returns its key."""
-    key = unit.journal.record_key()
-    row = HistoryRow(lmq_name, kind, pass_id, messages, body_bytes, unit.now_ms)
-    unit.journal.batch.put(Table.HISTORY, key, _value(row))
+    key = commit.journal.record_key()
+    row = HistoryRow(lmq_name, kind, pass_id, messages, body_bytes, commit.now_ms)
+    commit.journal.batch.put(Table.HISTORY, key, _value(row))
     return key
 
 
 async def add(
-    unit: Unit, kind: RetentionType, pass_id: str, totals: Mapping[str, tuple[int, int]]
+    commit: CommitContext, kind: RetentionType, pass_id: str, totals: Mapping[str, tuple[int, int]]
 ) -> None:
     """Count messages and bytes by queue into the one row of (queue, type, pass) each.
 
     However many calls the pass makes: a row that is there already is written anew.
     """
-    passes = unit.journal.passes
+    passes = commit.journal.passes
     index = {name: _pass_key(pass_id, kind, name) for name in totals}
-    await _read_counted(unit, [key for key in index.values() if key not in passes])
+    await _read_counted(commit, [key for key in index.values() if key not in passes])
     for name, (messages, body_bytes) in totals.items():
         counted = passes.get(index[name])
         if counted is None:
-            key = write(unit, name, kind, pass_id, messages, body_bytes)
-            unit.journal.batch.put(Table.PASSES, index[name], key)
+            key = write(commit, name, kind, pass_id, messages, body_bytes)
+            commit.journal.batch.put(Table.PASSES, index[name], key)
         else:
             key, messages, body_bytes = counted[0], counted[1] + messages, counted[2] + body_bytes
-            row = HistoryRow(name, kind, pass_id, messages, body_bytes, unit.now_ms)
-            unit.journal.batch.put(Table.HISTORY, key, _value(row))
+            row = HistoryRow(name, kind, pass_id, messages, body_bytes, commit.now_ms)
+            commit.journal.batch.put(Table.HISTORY, key, _value(row))
         passes[index[name]] = (key, messages, body_bytes)
 
 
-async def _read_counted(unit: Unit, index: list[bytes]) -> None:
+async def _read_counted(commit: CommitContext, index: list[bytes]) -> None:
     """Fill the journal with what earlier commits of the pass have counted."""
-    engine = unit.memory.engine
+    engine = commit.engine
     keys = await engine.load(Table.PASSES, index)
     found = {each: key for each, key in zip(index, keys, strict=True) if key is not None}
     rows = await engine.load(Table.HISTORY, list(found.values()))
     for (each, key), stored in zip(found.items(), rows, strict=True):
         if stored is not None:  # else it was forgotten as an old record
             before = read(key, stored)
-            unit.journal.passes[each] = (key, before.messages, before.body_bytes)
+            commit.journal.passes[each] = (key, before.messages, before.body_bytes)
 
 
-async def forget(unit: Unit, before: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+async def forget(commit: CommitContext, before: bytes, limit: int) -> list[tuple[bytes, bytes]]:
     """Delete old rows; returns them."""
-    found = await unit.memory.engine.scan(Table.HISTORY, b"", before, limit=limit)
-    old = [row for row in found if (Table.HISTORY, row[0]) not in unit.journal.gone]
+    found = await commit.engine.scan(Table.HISTORY, b"", before, limit=limit)
+    old = [row for row in found if (Table.HISTORY, row[0]) not in commit.journal.erased_rows]
     for key, value in old:
         row = read(key, value)
-        unit.journal.erase(Table.HISTORY, key)
-        unit.journal.batch.delete(Table.PASSES, _pass_key(row.pass_id, row.type, row.lmq_name))
+        commit.journal.erase(Table.HISTORY, key)
+        commit.journal.batch.delete(Table.PASSES, _pass_key(row.pass_id, row.type, row.lmq_name))
     return old
 
 

@@ -8,40 +8,56 @@ from storage_svc.operations import (
     Removed,
     Unmaterialize,
 )
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 
 UNLOADS_PER_COMMIT_MAX = 1000
 PRODUCERS_PER_COMMIT_MAX = 100
 
 
-async def materialize(unit: Unit, operation: Materialize) -> Materialized:
+async def materialize(commit: CommitContext, operation: Materialize) -> Materialized:
     """Load a queue for a broker, which tracks it from now on."""
-    handles = unit.memory.handles
-    was_cold = handles.peek(operation.lmq_name) is None
-    queues = unit.memory.counters.queues
+    was_cold = commit.handles.peek(operation.lmq_name) is None
+    queues = commit.counters.queues
     if operation.create:
-        handle = await handles.get_or_create(operation.lmq_name, unit.journal)
+        handle = await commit.queue_or_new(operation.lmq_name)
     else:
-        handle = await handles.get(operation.lmq_name, unit.journal)
+        handle = await commit.queue(operation.lmq_name)
     handle.tracked = True
-    created = unit.memory.counters.queues != queues
+    created = commit.counters.queues != queues
     return Materialized(handle.state.record.queue_id, handle.stamp, was_cold, created)
 
 
-async def unmaterialize(unit: Unit, operation: Unmaterialize) -> Eviction:
+async def unmaterialize(commit: CommitContext, operation: Unmaterialize) -> Eviction:
     """Unload a queue that a broker has found idle."""
-    return await unit.memory.handles.unload(
-        operation.lmq_name, operation.expected_activity_stamp, unit.journal
-    )
+    return await _unload(commit, operation.lmq_name, operation.expected_activity_stamp)
 
 
-async def keep_house(unit: Unit, _: KeepHouse) -> Removed:
+async def keep_house(commit: CommitContext, _: KeepHouse) -> Removed:
     """Forget what nobody will ask to be forgotten; returns how many queues were unloaded."""
-    idle = unit.memory.handles.untracked(unit.now_ms)[:UNLOADS_PER_COMMIT_MAX]
+    idle = commit.handles.untracked(commit.now_ms)[:UNLOADS_PER_COMMIT_MAX]
     for lmq_name in idle:
-        await unit.memory.handles.unload(lmq_name, 0, unit.journal)
-    if unit.deletions_refused is None:
-        await unit.memory.producers.forget_old(
-            unit.now_ms, PRODUCERS_PER_COMMIT_MAX, unit.journal.batch
+        await _unload(commit, lmq_name)
+    if commit.deletions_refused is None:
+        await commit.state.producers.forget_old(
+            commit.now_ms, PRODUCERS_PER_COMMIT_MAX, commit.journal.batch
         )
     return Removed(len(idle))
+
+
+async def _unload(commit: CommitContext, lmq_name: str, expected_stamp: int = 0) -> Eviction:
+    handle = commit.handles.peek(lmq_name)
+    if handle is None:
+        deleted = lmq_name in commit.journal.removed_names
+        if deleted or not await commit.handles.exists(lmq_name):
+            return Eviction.NOT_PRESENT
+        return Eviction.NOT_MATERIALIZED
+    if handle.state.has_inflight:
+        return Eviction.HAS_INFLIGHT
+    # What this commit changes is not in the engine yet: it could not be loaded again.
+    changed = handle.queue_id in commit.journal.changed_queues
+    if changed or expected_stamp not in (0, handle.stamp):
+        return Eviction.RACE_LOST
+    await commit.forget_lanes(handle.state)
+    handle.state.prepare_to_unload(commit.journal)
+    commit.handles.drop(lmq_name)
+    return Eviction.EVICTED

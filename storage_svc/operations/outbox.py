@@ -24,7 +24,7 @@ from storage_svc.operations import (
     history,
 )
 from storage_svc.operations import publish as appending
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
 from storage_svc.queue.lane import Slice
 from tidemark.errors import DiskFull, Unavailable
@@ -68,12 +68,16 @@ class Death(NamedTuple):
     detail: str = ""
 
 
-async def dispose(unit: Unit, handle: Handle, slice_: Slice, body: bytes, death: Death) -> None:
+async def dispose(
+    commit: CommitContext, handle: Handle, slice_: Slice, body: bytes, death: Death
+) -> None:
     """Messages that were just settled go to the dead-letter topic, or away for good."""
     record = handle.state.record
     run = slice_.run
     _buried.add(slice_.messages, {"reason": death.reason.value})
-    dead = Messages(record.lmq_name, slice_.messages, death.groups, unit.partition, slice_.attempts)
+    dead = Messages(
+        record.lmq_name, slice_.messages, death.groups, commit.partition, slice_.attempts
+    )
     messaging.moment(_tracer, messaging.DEAD_LETTER, dead, run.traceparent)
     destination = handle.topic.settings.dead_letter_topic
     if not destination:
@@ -89,7 +93,7 @@ async def dispose(unit: Unit, handle: Handle, slice_: Slice, body: bytes, death:
         )
         bytes_removed = slice_.messages * run.message_bytes
         kind = _HISTORY_TYPES[death.reason]
-        history.write(unit, record.lmq_name, kind, "sweep", slice_.messages, bytes_removed)
+        history.write(commit, record.lmq_name, kind, "sweep", slice_.messages, bytes_removed)
         return
     if slice_.messages != run.messages:
         body = bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)
@@ -99,15 +103,15 @@ async def dispose(unit: Unit, handle: Handle, slice_: Slice, body: bytes, death:
         HEADER_QUEUE: record.lmq_name,
         HEADER_GROUP: death.groups,
         HEADER_ATTEMPTS: str(slice_.attempts),
-        HEADER_TIME: str(unit.now_ms),
+        HEADER_TIME: str(commit.now_ms),
     }
     if death.detail:
         headers[HEADER_DETAIL] = death.detail
-    await _put_labelled(unit, destination, slice_, body, headers, death.reason)
+    await _put_labelled(commit, destination, slice_, body, headers, death.reason)
 
 
 async def _put_labelled(
-    unit: Unit,
+    commit: CommitContext,
     destination: str,
     slice_: Slice,
     body: bytes,
@@ -118,51 +122,53 @@ async def _put_labelled(
     labelled = bodies.label(body, headers, slice_.start, HEADER_OFFSET)
     half = slice_.messages // 2
     if not half or len(labelled) <= RUN_BYTES_MAX:
-        await put(unit, destination, slice_, labelled, reason)
+        await put(commit, destination, slice_, labelled, reason)
         return
     middle = slice_.start + half
     for part, at in ((slice_._replace(end=middle), 0), (slice_._replace(start=middle), half)):
         part_body = bodies.cut(body, at, at + part.messages)
-        await _put_labelled(unit, destination, part, part_body, headers, reason)
+        await _put_labelled(commit, destination, part, part_body, headers, reason)
 
 
-async def put(unit: Unit, destination: str, slice_: Slice, body: bytes, reason: DeadReason) -> None:
+async def put(
+    commit: CommitContext, destination: str, slice_: Slice, body: bytes, reason: DeadReason
+) -> None:
     """Write an entry; the commit that writes it also takes the messages from their queue."""
-    counters = unit.memory.counters
+    counters = commit.counters
     counters.outbox_sequence += 1
     tail_key = text(destination.encode())
-    previous = unit.journal.outbox_tails.get(destination)
+    previous = commit.journal.outbox_tails.get(destination)
     if previous is None:
-        (stored,) = await unit.memory.engine.load(Table.OUTBOX_TAILS, [tail_key])
+        (stored,) = await commit.engine.load(Table.OUTBOX_TAILS, [tail_key])
         previous = 0 if stored is None else read_u64(stored)
-    unit.journal.outbox_tails[destination] = counters.outbox_sequence
-    unit.journal.batch.put(Table.OUTBOX_TAILS, tail_key, u64(counters.outbox_sequence))
+    commit.journal.outbox_tails[destination] = counters.outbox_sequence
+    commit.journal.batch.put(Table.OUTBOX_TAILS, tail_key, u64(counters.outbox_sequence))
     entry = OutboxEntry(
         counters.outbox_sequence,
         destination,
-        partition_of(destination, unit.partitions),
+        partition_of(destination, commit.partitions),
         slice_.messages,
         body,
         slice_.run.fairness_key,
         reason,
         slice_.run.traceparent,
-        unit.now_ms,
+        commit.now_ms,
         previous,
     )
     key = u64(entry.sequence)
-    unit.journal.batch.put(Table.OUTBOX, key, encode(entry))
-    unit.journal.batch.put(Table.OUTBOX_BODIES, key, body)
-    unit.journal.indexed.append((Table.OUTBOX, unit.now_ms))
+    commit.journal.batch.put(Table.OUTBOX, key, encode(entry))
+    commit.journal.batch.put(Table.OUTBOX_BODIES, key, body)
+    commit.journal.indexed.append((Table.OUTBOX, commit.now_ms))
 
 
-async def append_from(unit: Unit, operation: AppendFromOutbox) -> Acted:
+async def append_from(commit: CommitContext, operation: AppendFromOutbox) -> Acted:
     """The destination's half: append once, whatever is repeated."""
     entry = operation.entry
     source = (operation.source_partition, entry.destination_lmq_name)
     mark_key = u32(source[0]) + text(source[1].encode())
-    mark = unit.journal.high_water.get(source)
+    mark = commit.journal.high_water.get(source)
     if mark is None:
-        (stored,) = await unit.memory.engine.load(Table.HIGH_WATER, [mark_key])
+        (stored,) = await commit.engine.load(Table.HIGH_WATER, [mark_key])
         mark = 0 if stored is None else read_u64(stored)
     if entry.sequence <= mark:
         return Acted(ActionOutcome.STALE, entry.messages)
@@ -172,39 +178,39 @@ async def append_from(unit: Unit, operation: AppendFromOutbox) -> Acted:
             f"entry {entry.sequence} comes after {entry.previous}, which is still to come",
             missing=str(entry.previous),
         )
-    if unit.publishes_refused is not None:
-        raise unit.publishes_refused
-    if unit.disk_full:
+    if commit.publishes_refused is not None:
+        raise commit.publishes_refused
+    if commit.disk_full:
         raise DiskFull("the disk is past its watermark: nothing new is stored")
-    topic = unit.memory.topics.get(topic_of(entry.destination_lmq_name))
+    topic = commit.topics.get(topic_of(entry.destination_lmq_name))
     handle = await appending.room_for(
-        unit, topic, entry.destination_lmq_name, entry.messages, entry.body
+        commit, topic, entry.destination_lmq_name, entry.messages, entry.body
     )
     appending.append_run(
-        unit,
+        commit,
         handle,
         entry.body,
         entry.messages,
         fairness_key=entry.fairness_key,
-        publish_time_ms=unit.now_ms,
+        publish_time_ms=commit.now_ms,
         dead_deadline_ms=0,
         traceparent=entry.traceparent,
     )
-    moved = Messages(entry.destination_lmq_name, entry.messages, partition=unit.partition)
+    moved = Messages(entry.destination_lmq_name, entry.messages, partition=commit.partition)
     messaging.moment(_tracer, messaging.PUBLISH, moved, entry.traceparent)
-    unit.journal.high_water[source] = entry.sequence
-    unit.journal.batch.put(Table.HIGH_WATER, mark_key, u64(entry.sequence))
+    commit.journal.high_water[source] = entry.sequence
+    commit.journal.batch.put(Table.HIGH_WATER, mark_key, u64(entry.sequence))
     return Acted(ActionOutcome.DONE, entry.messages)
 
 
-async def clear(unit: Unit, operation: ClearOutbox) -> Acted:
+async def clear(commit: CommitContext, operation: ClearOutbox) -> Acted:
     """The source's half: the destination has it."""
     key = u64(operation.sequence)
-    (value,) = await unit.memory.engine.load(Table.OUTBOX, [key])
-    if value is None or (Table.OUTBOX, key) in unit.journal.gone:
+    (value,) = await commit.engine.load(Table.OUTBOX, [key])
+    if value is None or (Table.OUTBOX, key) in commit.journal.erased_rows:
         return Acted(ActionOutcome.STALE)
-    unit.journal.erase(Table.OUTBOX, key)
-    unit.journal.batch.delete(Table.OUTBOX_BODIES, key)
+    commit.journal.erase(Table.OUTBOX, key)
+    commit.journal.batch.delete(Table.OUTBOX_BODIES, key)
     return Acted(ActionOutcome.DONE, decode(key, value, b"").messages)
 
 

@@ -7,29 +7,29 @@ old owner holds.
 
 from storage_svc.operations import ConfirmOwnership, DropOwnership, Ownership, TakeOwnership
 from storage_svc.operations import administer as administering
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 
 
-async def take(unit: Unit, operation: TakeOwnership) -> Ownership:
+async def take(commit: CommitContext, operation: TakeOwnership) -> Ownership:
     """Make a client the owner; for the owner itself nothing changes (E7)."""
-    handle = await unit.memory.handles.get_or_create(operation.lmq_name, unit.journal)
-    group = await administering.get_or_create_group(unit, handle, operation.group)
+    handle = await commit.queue_or_new(operation.lmq_name)
+    group = await administering.get_or_create_group(commit, handle, operation.group)
     if group.owner_client_id == operation.client_id and group.owner_epoch:
         return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
-    revoked = handle.state.revoke(group, unit.journal)
+    revoked = handle.state.revoke(group, commit.journal)
     if operation.start is not None:
-        group = await administering.move(unit, handle, group, operation.start)
-        await administering.erase_settled(unit, handle)
-    unit.memory.counters.owner_epoch += 1
+        group = await administering.move(commit, handle, group, operation.start)
+        await administering.erase_settled(commit, handle)
+    commit.counters.owner_epoch += 1
     group.owner_client_id = operation.client_id
-    group.owner_epoch = unit.memory.counters.owner_epoch
-    unit.journal.group_changed(handle.state.record, group)
+    group.owner_epoch = commit.counters.owner_epoch
+    commit.journal.group_changed(handle.state.record, group)
     return Ownership(group.owner_client_id, group.owner_epoch, True, tuple(revoked))
 
 
-async def confirm(unit: Unit, operation: ConfirmOwnership) -> Ownership:
+async def confirm(commit: CommitContext, operation: ConfirmOwnership) -> Ownership:
     """Say who owns the queue, and whether that is who asks."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     group = handle.state.groups.get(operation.group)
     if group is None:
         return Ownership("", 0, matched=False)
@@ -38,16 +38,16 @@ async def confirm(unit: Unit, operation: ConfirmOwnership) -> Ownership:
     return Ownership(*owner, matched)
 
 
-async def drop(unit: Unit, operation: DropOwnership) -> Ownership:
+async def drop(commit: CommitContext, operation: DropOwnership) -> Ownership:
     """Give ownership up; what the owner holds goes back at once, and its epoch stays used."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     group = handle.state.group(operation.group)
     owner = (group.owner_client_id, group.owner_epoch)
     if owner != (operation.client_id, operation.epoch):
         return Ownership(*owner, matched=False)
-    revoked = handle.state.revoke(group, unit.journal)
-    unit.memory.counters.owner_epoch += 1
+    revoked = handle.state.revoke(group, commit.journal)
+    commit.counters.owner_epoch += 1
     group.owner_client_id = ""
-    group.owner_epoch = unit.memory.counters.owner_epoch
-    unit.journal.group_changed(handle.state.record, group)
+    group.owner_epoch = commit.counters.owner_epoch
+    commit.journal.group_changed(handle.state.record, group)
     return Ownership("", group.owner_epoch, True, tuple(revoked))

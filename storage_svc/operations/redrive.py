@@ -13,7 +13,7 @@ from storage_svc.loading.handles import Handle
 from storage_svc.operations import DeadReason, Redrive, Removed, outbox
 from storage_svc.operations import publish as appending
 from storage_svc.operations.sweep import waiting_spans
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
 from storage_svc.queue.lane import Run, Slice
 from storage_svc.queue.reservation import Span
@@ -30,13 +30,13 @@ _redriven = counter(
 )
 
 
-async def redrive(unit: Unit, operation: Redrive) -> Removed:
+async def redrive(commit: CommitContext, operation: Redrive) -> Removed:
     """Move what matches into the outbox, bound for its source, or only count it."""
-    handle = await unit.memory.handles.get(operation.lmq_name, unit.journal)
+    handle = await commit.queue(operation.lmq_name)
     start, end = rows.queue_range(handle.queue_id)
     if operation.page_token and not start <= operation.page_token < end:
         raise InvalidArgument("not a page token of this queue", field="page_token")
-    page = await unit.memory.engine.scan(
+    page = await commit.engine.scan(
         Table.RUN_HEADERS, operation.page_token or start, end, limit=RUNS_MAX
     )
     moved = orphans = body_bytes = 0
@@ -46,22 +46,22 @@ async def redrive(unit: Unit, operation: Redrive) -> Removed:
         if body_bytes >= BODY_BYTES_MAX:
             return Removed(moved, body_bytes, orphans, next_token=key)
         run = rows.read_run(key, value)
-        if key in unit.journal.deleted or handle.state.is_held(run):
+        if key in commit.journal.deleted or handle.state.is_held(run):
             continue
-        body = await unit.body(handle.queue_id, run)
+        body = await commit.body(handle.queue_id, run)
         body_bytes += len(body)
         headers = bodies.first_headers(body)
         spans = waiting_spans(handle, run)
         if not spans or not _matches(operation, headers):
             continue
-        source = _source(unit, headers)
+        source = _source(commit, headers)
         if source is None:
             orphans += sum(end - start for start, end in spans)
             continue
         taken, left = _split(spans, operation.limit - moved if operation.limit else run.messages)
         moved += sum(end - start for start, end in taken)
         if not operation.dry_run:
-            await _move(unit, handle, run, body, source, taken, left)
+            await _move(commit, handle, run, body, source, taken, left)
     more = len(page) == RUNS_MAX
     return Removed(moved, body_bytes, orphans, next_token=successor(page[-1][0]) if more else b"")
 
@@ -78,14 +78,14 @@ def _matches(operation: Redrive, headers: Mapping[str, str]) -> bool:
     )
 
 
-def _source(unit: Unit, headers: Mapping[str, str]) -> str | None:
+def _source(commit: CommitContext, headers: Mapping[str, str]) -> str | None:
     """The queue that the messages came from; None if it cannot take them back."""
     name = headers.get(outbox.HEADER_QUEUE, "")
     try:
         LmqName.parse(name)  # anybody may have written it
     except InvalidName:
         return None
-    return None if unit.memory.topics.find(topic_of(name)) is None else name
+    return None if commit.topics.find(topic_of(name)) is None else name
 
 
 def _split(spans: list[Span], messages: int) -> tuple[list[Span], list[Span]]:
@@ -103,7 +103,7 @@ def _split(spans: list[Span], messages: int) -> tuple[list[Span], list[Span]]:
 
 
 async def _move(
-    unit: Unit,
+    commit: CommitContext,
     handle: Handle,
     run: Run,
     body: bytes,
@@ -112,11 +112,11 @@ async def _move(
     left: list[Span],
 ) -> None:
     """A run leaves as a whole; what a limit leaves behind is appended to the queue again."""
-    handle.state.delete_runs((run,), unit.journal)
+    handle.state.delete_runs((run,), commit.journal)
     for start, end in taken:
         cut = bodies.cut(body, start - run.first_offset, end - run.first_offset)
         await outbox.put(
-            unit,
+            commit,
             source,
             Slice(start, end, run),
             bodies.unlabel(cut, outbox.HEADER_PREFIX),
@@ -125,7 +125,7 @@ async def _move(
         _redriven.add(end - start, {"topic": handle.topic.name})
     for start, end in left:
         appending.append_run(
-            unit,
+            commit,
             handle,
             bodies.cut(body, start - run.first_offset, end - run.first_offset),
             end - start,

@@ -19,7 +19,7 @@ from storage_svc.operations import (
 )
 from storage_svc.operations import administer as administering
 from storage_svc.operations import sweep as sweeping
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.lane import Run
 from tidemark.errors import InvalidArgument
 from tidemark.telemetry import counter
@@ -60,23 +60,23 @@ def check(operation: ApplyRetention) -> None:
             raise InvalidArgument("a row of messages has a range", field="range")
 
 
-async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
+async def apply(commit: CommitContext, operation: ApplyRetention) -> RetentionApplied:
     """Delete the planned rows that are still due."""
-    if unit.deletions_refused is not None:
-        raise unit.deletions_refused
+    if commit.deletions_refused is not None:
+        raise commit.deletions_refused
     messages = body_bytes = queues = stale = 0
     more = False
     totals: dict[str, _Removed] = {}
     for row in operation.rows:
         match operation.type:
             case RetentionType.OLD_RECORDS:
-                removed = await _old_records(unit, row)
+                removed = await _old_records(commit, row)
                 more |= removed is not None and removed[0] == RECORDS_PER_ROW_MAX
             case RetentionType.INACTIVE_QUEUE:
-                removed = await _inactive_queue(unit, row)
+                removed = await _inactive_queue(commit, row)
                 queues += removed is not None
             case _:
-                removed = await _runs(unit, row, operation.type)
+                removed = await _runs(commit, row, operation.type)
         if removed is None:
             stale += 1
             continue
@@ -85,14 +85,14 @@ async def apply(unit: Unit, operation: ApplyRetention) -> RetentionApplied:
         name = row.lmq_name or row.table
         before = totals.get(name, (0, 0))
         totals[name] = (before[0] + removed[0], before[1] + removed[1])
-    await history.add(unit, operation.type, operation.pass_id, totals)
+    await history.add(commit, operation.type, operation.pass_id, totals)
     _removed.add(messages + queues, {"type": operation.type.value})
     return RetentionApplied(messages, body_bytes, queues, stale, more)
 
 
-async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed | None:
+async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -> _Removed | None:
     """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
-    handle = await unit.memory.handles.by_id(row.queue_id, unit.journal)
+    handle = await commit.queue_by_id(row.queue_id)
     if handle is None:
         return None
     settings = handle.topic.settings
@@ -100,8 +100,8 @@ async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed 
     if not limit_ms:
         return None
     state = handle.state
-    published_by_ms = unit.now_ms - limit_ms
-    due = [run for run in await _stored(unit, row) if run.publish_time_ms <= published_by_ms]
+    published_by_ms = commit.now_ms - limit_ms
+    due = [run for run in await _stored(commit, row) if run.publish_time_ms <= published_by_ms]
     if state.has_inflight:
         due = [run for run in due if not state.is_held(run)]
     if kind is RetentionType.COMPLETED:
@@ -118,18 +118,18 @@ async def _runs(unit: Unit, row: RetentionRow, kind: RetentionType) -> _Removed 
         and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
     ):
         for run in due:
-            await sweeping.remove_run(unit, handle, run, DeadReason.MAX_WAIT_TIME)
+            await sweeping.remove_run(commit, handle, run, DeadReason.MAX_WAIT_TIME)
     else:
-        state.delete_runs(due, unit.journal)
+        state.delete_runs(due, commit.journal)
     return messages, sum(run.body_bytes for run in due)
 
 
-async def _stored(unit: Unit, row: RetentionRow) -> list[Run]:
+async def _stored(commit: CommitContext, row: RetentionRow) -> list[Run]:
     """The runs that a row names, as far as they are there after the commit under way."""
     start = rows.run_key_of(row.queue_id, row.fairness_key, row.first_offset)
     end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
-    found = await unit.memory.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
-    gone = unit.journal.deleted
+    found = await commit.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
+    gone = commit.journal.deleted
     return rows.read_lane_runs([each for each in found if each[0] not in gone] if gone else found)
 
 
@@ -147,8 +147,8 @@ def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
     return settings.completed_retention_seconds
 
 
-async def _inactive_queue(unit: Unit, row: RetentionRow) -> _Removed | None:
-    handle = await unit.memory.handles.by_id(row.queue_id, unit.journal)
+async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed | None:
+    handle = await commit.queue_by_id(row.queue_id)
     if handle is None:
         return None
     record = handle.state.record
@@ -156,19 +156,19 @@ async def _inactive_queue(unit: Unit, row: RetentionRow) -> _Removed | None:
         return None
     if handle.tracked:
         return None  # a client uses it, and nobody would tell that client
-    await administering.delete_queue(unit, handle)
+    await administering.delete_queue(commit, handle)
     return 0, 0
 
 
-async def _old_records(unit: Unit, row: RetentionRow) -> _Removed | None:
+async def _old_records(commit: CommitContext, row: RetentionRow) -> _Removed | None:
     before = u64(row.before_ms)
     if row.table == "history":
-        old = await history.forget(unit, before, RECORDS_PER_ROW_MAX)
+        old = await history.forget(commit, before, RECORDS_PER_ROW_MAX)
     else:
         table = _RECORD_TABLES[row.table]
-        old = await unit.memory.engine.scan(table, b"", before, limit=RECORDS_PER_ROW_MAX)
-        old = [each for each in old if (table, each[0]) not in unit.journal.gone]
+        old = await commit.engine.scan(table, b"", before, limit=RECORDS_PER_ROW_MAX)
+        old = [each for each in old if (table, each[0]) not in commit.journal.erased_rows]
         for key, _ in old:
-            unit.journal.erase(table, key)
+            commit.journal.erase(table, key)
     body_bytes = sum(len(key) + len(value) for key, value in old)
     return (len(old), body_bytes) if old else None

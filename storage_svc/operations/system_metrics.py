@@ -9,15 +9,15 @@ from struct import Struct
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, text
 from storage_svc.operations import Measurement, RecordMetrics, Removed
-from storage_svc.partition.commit import Unit
+from storage_svc.partition.commit import CommitContext
 
 _FIGURES = Struct(">Qdddd")
 
 
-async def record(unit: Unit, operation: RecordMetrics) -> Removed:
+async def record(commit: CommitContext, operation: RecordMetrics) -> Removed:
     """Write a row for each figure; nothing is removed."""
     for each in operation.measurements:
-        unit.journal.batch.put(Table.METRICS, unit.journal.record_key(), _value(each))
+        commit.journal.batch.put(Table.METRICS, commit.journal.record_key(), _value(each))
     return Removed(0)
 
 

@@ -1,67 +1,85 @@
-"""A unit of work: everything that operations of one commit share.
+"""The commit context: what operations may use while one commit is being made.
 
-Gives operations what they may use: the time of the commit, handles, counters, topics, the journal.
-It decides nothing itself; each subject has a module of its own that works on a unit.
+Gives the time of the commit, the state of the partition and the journal, and shows queues, runs and
+bodies as they are after the commit under way: rows that it has written cannot be read from the
+engine yet, and rows that it has deleted still can. It decides nothing itself; each subject has a
+module of its own in `operations/`.
 """
 
-from dataclasses import dataclass, field
-
 from storage_svc.engines import rows
-from storage_svc.engines.engine import Engine, Table
-from storage_svc.loading.handles import Handles
-from storage_svc.operations.producers import Producers
-from storage_svc.partition.counters import Claim, Counters
+from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import prefix_end, u64
+from storage_svc.engines.paging import scan_all
+from storage_svc.loading.handles import Handle
+from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.partition.journal import BatchJournal
-from storage_svc.partition.topics import Topics
-from storage_svc.queue.bodies import BodyCache
-from storage_svc.queue.lane import Run
-from tidemark.errors import TidemarkError
+from storage_svc.partition.state import PartitionState
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import LANE_RUNS_MAX, Lane, Run
+from storage_svc.queue.queue import QueueRecord, QueueState
+from storage_svc.queue.reservation import Reservation
+from tidemark.errors import QueueNotFound, TidemarkError
+from tidemark.limits import RUN_MESSAGES_MAX
+from tidemark.names import topic_of
+
+ERASED_PER_USE_MAX = 10_000
+"""Kept runs that one use of a queue drops once retention is off; the next use continues."""
 
 
-@dataclass(slots=True)
-class Memory:
-    """What a partition knows while it is open; dropped whole when a commit fails."""
-
-    engine: Engine
-    counters: Counters
-    claim: Claim
-    topics: Topics
-    handles: Handles
-    producers: Producers
-    bodies: BodyCache = field(default_factory=BodyCache)
-    marks: dict[Table, int] = field(default_factory=dict)
-    """Where reading an index by time begins: everything before it is gone (V5)."""
-
-    def lower_mark(self, table: Table, time_ms: int) -> None:
-        """Reading an index may not begin later than an entry that was added."""
-        if time_ms < self.marks.get(table, 0):
-            self.marks[table] = time_ms
-
-
-@dataclass(slots=True)
-class Unit:
+class CommitContext:
     """One commit in the making."""
 
-    memory: Memory
-    journal: BatchJournal
-    partition: int
-    partitions: int
-    now_ms: int
-    disk_full: bool = False
-    publishes_refused: TidemarkError | None = None
-    deletions_refused: TidemarkError | None = None
-    handed_out_bytes: int = 0
-    """Bodies that the answers of this commit carry."""
+    __slots__ = (
+        "counters",
+        "deletions_refused",
+        "disk_full",
+        "engine",
+        "handed_out_bytes",
+        "handles",
+        "journal",
+        "now_ms",
+        "partition",
+        "partitions",
+        "publishes_refused",
+        "state",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        state: PartitionState,
+        partition: int,
+        partitions: int,
+        now_ms: int,
+        *,
+        disk_full: bool = False,
+        publishes_refused: TidemarkError | None = None,
+        deletions_refused: TidemarkError | None = None,
+    ) -> None:
+        self.state = state
+        self.engine = state.engine
+        self.counters = state.counters
+        self.topics = state.topics
+        self.handles = state.handles
+        self.journal = BatchJournal(now_ms, state.deadlines, state.counters.record)
+        self.partition = partition
+        self.partitions = partitions
+        self.now_ms = now_ms
+        self.disk_full = disk_full
+        self.publishes_refused = publishes_refused
+        self.deletions_refused = deletions_refused
+        self.handed_out_bytes = 0
+        """Bodies that the answers of this commit carry."""
 
     def indexed(self, table: Table, time_ms: int) -> None:
         """An entry is added to an index by time."""
-        self.memory.lower_mark(table, time_ms)
+        self.state.lower_mark(table, time_ms)
         # Once more after the commit: a scan in between may raise the mark past what it cannot see.
         self.journal.indexed.append((table, time_ms))
 
     def count(self) -> None:
-        """Bring the counters to what they are once this commit is durable."""
-        counters = self.memory.counters
+        """Bring the counters to their values once this commit is durable."""
+        counters = self.counters
         counters.commit += 1
         counters.time_ms = self.now_ms
         counters.record = self.journal.next_record
@@ -69,12 +87,150 @@ class Unit:
         counters.body_bytes += self.journal.body_bytes
         counters.published += self.journal.published
 
+    # --- queues --------------------------------------------------------------------------------
+
+    async def find_queue(self, lmq_name: str) -> Handle | None:
+        """The handle of a queue, loaded if need be; None if there is no such queue."""
+        handle = self.handles.peek(lmq_name)
+        if handle is None and lmq_name not in self.journal.removed_names:
+            handle = await self.handles.load(lmq_name, self.now_ms)
+        if handle is None:
+            return None
+        state = handle.state
+        if state.record.kept and not state.rules.keeps_settled:
+            await self._erase_kept(state)
+        self.handles.used(lmq_name, handle, self.now_ms)
+        return handle
+
+    async def queue(self, lmq_name: str) -> Handle:
+        """The handle of a queue that must exist."""
+        handle = await self.find_queue(lmq_name)
+        if handle is None:
+            raise QueueNotFound(f"there is no queue {lmq_name}", queue=lmq_name)
+        return handle
+
+    async def queue_or_new(self, lmq_name: str) -> Handle:
+        """The handle of a queue, which is created if it does not exist."""
+        return await self.find_queue(lmq_name) or self._create_queue(lmq_name)
+
+    async def queue_by_id(self, queue_id: int) -> Handle | None:
+        """The handle of a queue by its identity; None if that queue was deleted."""
+        if queue_id in self.journal.removed_ids:
+            return None
+        lmq_name = self.handles.loaded_name(queue_id)
+        if lmq_name is None:
+            lmq_name = await self.handles.stored_name(queue_id)
+        if lmq_name is None:
+            return None
+        handle = await self.find_queue(lmq_name)
+        return handle if handle is not None and handle.queue_id == queue_id else None
+
+    async def reservation(
+        self, queue_id: int, reservation_id: int
+    ) -> tuple[Handle, Reservation] | None:
+        """A reservation, live or settled, with the handle of its queue; None if it is gone."""
+        handle = await self.queue_by_id(queue_id)
+        reservation = None if handle is None else handle.state.reservations.get(reservation_id)
+        return None if handle is None or reservation is None else (handle, reservation)
+
+    def _create_queue(self, lmq_name: str) -> Handle:
+        topic = self.topics.get(topic_of(lmq_name))
+        self.counters.queue_id += 1
+        self.counters.queues += 1
+        record = QueueRecord(self.counters.queue_id, lmq_name, self.now_ms, self.now_ms)
+        self.journal.queue_created(record)
+        return self.handles.create(record, topic, self.now_ms)
+
+    async def _erase_kept(self, state: QueueState) -> None:
+        """Drop what every group had settled before retention was switched off (R2).
+
+        It would stay forever and count towards the quotas: no later settlement names it.
+        """
+        settled = [run for run in await self.runs(state) if state.is_settled(run)]
+        state.erase_settled(settled[:ERASED_PER_USE_MAX], self.journal)
+        state.record.kept = len(settled) > ERASED_PER_USE_MAX
+        self.journal.queue_changed(state.record)
+
+    # --- runs ----------------------------------------------------------------------------------
+
+    async def runs(self, state: QueueState) -> list[Run]:
+        """Every run of a queue. Costs what is stored."""
+        start, end = rows.queue_range(state.record.queue_id)
+        stored = [
+            rows.read_run(key, value)
+            async for key, value in scan_all(self.engine, Table.RUN_HEADERS, start, end)
+            if key not in self.journal.deleted
+        ]
+        return stored + self.journal.appended.get(state.record.queue_id, [])
+
+    async def find_run(self, queue_id: int, fairness_key: str, first_offset: int) -> Run | None:
+        """The header of one run; None if it is gone."""
+        for run in self.journal.appended.get(queue_id, ()):
+            if run.first_offset == first_offset:
+                return run
+        key = rows.run_key_of(queue_id, fairness_key, first_offset)
+        (value,) = await self.engine.load(Table.RUN_HEADERS, [key])
+        return None if value is None or key in self.journal.deleted else rows.read_run(key, value)
+
     async def body(self, queue_id: int, run: Run) -> bytes:
-        """The body of a run, wherever it is."""
+        """The body of a run: from this commit, the cache or the engine."""
         key = rows.body_key(queue_id, run)
-        body = self.journal.bodies.get(key) or self.memory.bodies.get(key)
+        body = self.journal.bodies.get(key) or self.state.bodies.get(key)
         if body is None:
-            (body,) = await self.memory.engine.load(Table.RUN_BODIES, [key])
+            (body,) = await self.engine.load(Table.RUN_BODIES, [key])
             assert body is not None, "a header is written and deleted together with its body"
-            self.memory.bodies.add(key, body)
+            self.state.bodies.add(key, body)
         return body
+
+    # --- lanes ---------------------------------------------------------------------------------
+
+    async def read_lane(self, state: QueueState, lane: Lane) -> None:
+        """Feed a lane its next page of headers."""
+        queue_id = state.record.queue_id
+        prefix = rows.lane_prefix(queue_id, lane.key)
+        start = prefix + u64(lane.read_from)
+        page = await self.engine.scan(
+            Table.RUN_HEADERS, start, prefix_end(prefix), limit=LANE_RUNS_MAX
+        )
+        deleted = self.journal.deleted
+        runs = [rows.read_run(key, value) for key, value in page if key not in deleted]
+        last = len(page) < LANE_RUNS_MAX
+        read_to = rows.read_run(*page[-1]).end if page else lane.read_from
+        if last:
+            runs += (
+                run
+                for run in self.journal.appended.get(queue_id, ())
+                if run.fairness_key == lane.key and run.first_offset >= read_to
+            )
+        lane.feed(runs, read_to=read_to, last=last)
+
+    async def load_lanes(self, state: QueueState, group: Group) -> None:
+        """Give a group that starts, or starts over, a lane per fairness key that is stored."""
+        read_from = max(0, group.base - RUN_MESSAGES_MAX)
+        keys = dict.fromkeys(await stored_fairness_keys(self.engine, state.record))
+        appended = self.journal.appended.get(state.record.queue_id, ())
+        keys.update((run.fairness_key, None) for run in appended)
+        for key in keys:
+            group.add_lane(key, group.base, read_from)
+
+    async def forget_lanes(self, state: QueueState) -> None:
+        """Forget lanes of which no run is stored any more: fairness keys come and go."""
+        appended = {
+            run.fairness_key for run in self.journal.appended.get(state.record.queue_id, ())
+        }
+        for group in state.groups.values():
+            left_over = [
+                lane
+                for lane in group.idle_lanes()
+                if lane.key not in appended and not await self._is_stored(state.record, lane.key)
+            ]
+            for lane in left_over:
+                self.journal.lane_removed(state.record, group, lane)
+            group.forget_lanes(left_over)
+
+    async def _is_stored(self, record: QueueRecord, fairness_key: str) -> bool:
+        """Whether the engine has runs of a key; also those that this commit deletes."""
+        prefix = rows.lane_prefix(record.queue_id, fairness_key)
+        return bool(record.messages) and bool(
+            await self.engine.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
+        )

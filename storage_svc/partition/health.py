@@ -21,7 +21,7 @@ class FaultReason(Enum):
     OPEN_FAILED = "OPEN_FAILED"
 
 
-class PartitionState(Enum):
+class HealthState(Enum):
     """Whether a partition serves."""
 
     STARTING = "STARTING"
@@ -49,13 +49,13 @@ class Health:
         """How often the partition was opened: each time its memory began anew."""
 
     @property
-    def state(self) -> PartitionState:
+    def state(self) -> HealthState:
         serious = self._serious()
         if not serious:
-            return PartitionState.SERVING
+            return HealthState.SERVING
         if [fault.reason for fault in serious] == [FaultReason.AWAITING_SWEEP]:
-            return PartitionState.STARTING
-        return PartitionState.FAULTY
+            return HealthState.STARTING
+        return HealthState.FAULTY
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -79,7 +79,7 @@ class Health:
         if not serious:
             return None
         number = str(partition)
-        if self.state is PartitionState.STARTING:
+        if self.state is HealthState.STARTING:
             return LifecycleUnavailable(
                 f"partition {partition} waits for its first sweep", partition=number
             )

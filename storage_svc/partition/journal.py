@@ -32,7 +32,7 @@ class BatchJournal:
         self.deleted: set[bytes] = set()
         """Keys of headers that can still be read, but not after this commit."""
         self.deleted_bodies: list[bytes] = []
-        self.gone: set[tuple[Table, bytes]] = set()
+        self.erased_rows: set[tuple[Table, bytes]] = set()
         """Rows that can still be read, but not after this commit: see `erase`."""
         self.passes: dict[bytes, tuple[bytes, int, int]] = {}
         """History rows of passes that this commit writes: key, messages and bytes."""
@@ -43,7 +43,7 @@ class BatchJournal:
         self.expired: list[int] = []
         """Reservations that end with this commit and that nobody settled: those that expire, and
         those that go with their queue or their group."""
-        self.touched: set[int] = set()
+        self.changed_queues: set[int] = set()
         """Queues that this commit changes: what the engine has of them is not the truth."""
         self.removed_names: set[str] = set()
         self.removed_ids: set[int] = set()
@@ -77,7 +77,7 @@ class BatchJournal:
         Walks over the whole batch where the commit has changed the queue: for deleting whole queues
         and groups.
         """
-        if read_u64(start) not in self.touched:
+        if read_u64(start) not in self.changed_queues:
             return []
         return [
             (key, value)
@@ -88,7 +88,7 @@ class BatchJournal:
     def erase(self, table: Table, key: bytes) -> None:
         """Delete a row that others must not find again in this commit."""
         self.batch.delete(table, key)
-        self.gone.add((table, key))
+        self.erased_rows.add((table, key))
 
     # --- queues and groups ---------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class BatchJournal:
 
     def queue_changed(self, record: QueueRecord) -> None:
         self._queues[record.queue_id] = record
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
 
     def queue_removed(self, record: QueueRecord) -> None:
         self.removed_names.add(record.lmq_name)
@@ -113,15 +113,15 @@ class BatchJournal:
 
     def group_changed(self, record: QueueRecord, group: Group) -> None:
         self._groups[record.queue_id, group.name] = group
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
 
     def group_removed(self, record: QueueRecord, group: Group) -> None:
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
         self._groups.pop((record.queue_id, group.name), None)
         self.batch.delete(Table.GROUPS, rows.group_key(record.queue_id, group.name))
 
     def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None:
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
         if lane.key:
             key = rows.lane_key(record.queue_id, group.name, lane.key)
             self.batch.put(Table.LANES, key, rows.lane_value(lane))
@@ -129,7 +129,7 @@ class BatchJournal:
             self.group_changed(record, group)
 
     def lane_removed(self, record: QueueRecord, group: Group, lane: Lane) -> None:
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
         self.batch.delete(Table.LANES, rows.lane_key(record.queue_id, group.name, lane.key))
 
     # --- runs ----------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class BatchJournal:
     # --- reservations --------------------------------------------------------------------------
 
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
         key = rows.reservation_key(record.queue_id, reservation.reservation_id)
         self.batch.put(Table.RESERVATIONS, key, rows.reservation_value(reservation))
 
@@ -182,7 +182,7 @@ class BatchJournal:
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self._deadlines.add(reservation.deadline_ms)
         key = rows.deadline_key(record.queue_id, reservation)
-        self.gone.discard((Table.DEADLINES, key))
+        self.erased_rows.discard((Table.DEADLINES, key))
         self.batch.put(Table.DEADLINES, key, b"")
 
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
@@ -197,7 +197,7 @@ class BatchJournal:
     # --- messages that came back ---------------------------------------------------------------
 
     def put_exception(self, record: QueueRecord, group: Group, returned: Returned) -> None:
-        self.touched.add(record.queue_id)
+        self.changed_queues.add(record.queue_id)
         start = returned.slice.start
         key = rows.exception_key(record.queue_id, group.name, start)
         self.batch.put(Table.EXCEPTIONS, key, rows.exception_value(returned))
@@ -208,7 +208,7 @@ class BatchJournal:
             self._deadlines.add(returned.not_before_ms)
             at_ms = returned.not_before_ms
             delay = rows.delay_key(record.queue_id, group.name, start, at_ms)
-            self.gone.discard((Table.DELAYS, delay))
+            self.erased_rows.discard((Table.DELAYS, delay))
             self.batch.put(Table.DELAYS, delay, b"")
 
     def delete_exception(
@@ -235,6 +235,6 @@ class BatchJournal:
     def ready(self, record: QueueRecord, group: Group) -> None:
         self.ready_queues[record.lmq_name, group.name] = None
 
-    def asked(self, record: QueueRecord, group: Group) -> None:
+    def cancel_ready(self, record: QueueRecord, group: Group) -> None:
         """Whoever waited asks in the commit that has something for it: there is nothing to tell."""
         self.ready_queues.pop((record.lmq_name, group.name), None)

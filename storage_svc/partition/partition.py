@@ -17,16 +17,15 @@ from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, 
 from storage_svc.operations import Append, ExpireDue, KeepHouse, Operation, Result
 from storage_svc.operations import deliver as delivering
 from storage_svc.operations.dispatch import HANDLERS
-from storage_svc.partition import counters as ledger
 from storage_svc.partition import spans
 from storage_svc.partition.clock import PartitionTime
-from storage_svc.partition.commit import Memory, Unit
+from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.counters import put_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.exchange_events import Watcher
 from storage_svc.partition.health import FaultReason, Health
-from storage_svc.partition.journal import BatchJournal
-from storage_svc.partition.opening import open_memory
+from storage_svc.partition.state import PartitionState, open_state
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -94,7 +93,7 @@ class Partition:
         self.disk = DiskWatch(self.number, disk_free_bytes_min)
         self.overdue_ms = 0
         """How long the earliest deadline was past when last looked at."""
-        self._memory: Memory | None = None
+        self._state: PartitionState | None = None
         self._deadlines = Deadlines()
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
         self._frames: list[_Frame] = []
@@ -123,9 +122,9 @@ class Partition:
             writer, housekeeper = self._tasks
             housekeeper.cancel()
             await asyncio.gather(writer, housekeeper, return_exceptions=True)
-        if self._memory is not None:
-            await self._memory.engine.close()
-            self._memory = None
+        if self._state is not None:
+            await self._state.engine.close()
+            self._state = None
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -140,7 +139,7 @@ class Partition:
         if self._stopping.is_set():
             results.set_exception(ShuttingDown("the storage service is stopping"))
             return results
-        if self._memory is None:
+        if self._state is None:
             results.set_exception(self._faulty())
             return results
         if not callers and (caller := current_traceparent()):
@@ -159,7 +158,7 @@ class Partition:
 
     def check_epoch(self, broker_epoch: int | None) -> None:
         """Raise Fenced for a broker that does not own the partition (any more)."""
-        current = self.memory.counters.broker_epoch
+        current = self.state.counters.broker_epoch
         if broker_epoch is not None and (broker_epoch != current or not current):
             _fenced_calls.add(1, {"holder": "broker"})
             raise Fenced(
@@ -167,20 +166,20 @@ class Partition:
                 if current
                 else f"nobody has claimed partition {self.number}",
                 epoch=str(current),
-                owner=self.memory.claim.address,
+                owner=self.state.claim.address,
             )
 
     @property
     def is_open(self) -> bool:
         """False between a fault and the reopening that heals it."""
-        return self._memory is not None
+        return self._state is not None
 
     @property
-    def memory(self) -> Memory:
+    def state(self) -> PartitionState:
         """What the partition knows; raises PartitionFaulty while it is not open."""
-        if self._memory is None:
+        if self._state is None:
             raise self._faulty()
-        return self._memory
+        return self._state
 
     def now_ms(self) -> int:
         return self._time.now_ms(self._clock.wall_ms(), self._clock.monotonic_ms())
@@ -202,13 +201,13 @@ class Partition:
     @property
     def driven(self) -> bool:
         """Whether the owner is connected and sees to what is due."""
-        if self._memory is None:
+        if self._state is None:
             return False
-        epoch = self._memory.counters.broker_epoch
+        epoch = self._state.counters.broker_epoch
         return any(watcher.broker_epoch == epoch for watcher in self._watchers)
 
     def reader(self) -> Reader:
-        return self.memory.engine.reader()
+        return self.state.engine.reader()
 
     def watch(self, broker_epoch: int) -> Watcher:
         watcher = Watcher(broker_epoch)
@@ -218,8 +217,8 @@ class Partition:
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
-        if self._memory is not None and not self.driven:
-            self._memory.handles.forget_trackers()
+        if self._state is not None and not self.driven:
+            self._state.handles.forget_trackers()
             # Nobody expires reservations now but sweeps (V1).
             self.lifecycle.undriven(Table.DEADLINES, self._deadlines.earliest_ms())
 
@@ -268,38 +267,35 @@ class Partition:
 
     async def _commit(self, frames: list[_Frame]) -> None:
         started_ns = self._clock.monotonic_ns()
-        unit = self._unit()
+        commit = self._new_commit()
         with spans.commit(self.number, [caller for each in frames for caller in each.callers]):
-            results = [await self._apply_frame(unit, frame) for frame in frames]
-            if self.driven and self._is_due(unit.now_ms):
-                await delivering.expire_due(unit, ExpireDue())
-            batch = unit.journal.finish()
+            results = [await self._apply_frame(commit, frame) for frame in frames]
+            if self.driven and self._is_due(commit.now_ms):
+                await delivering.expire_due(commit, ExpireDue())
+            batch = commit.journal.finish()
             if len(batch):
-                unit.count()
-                ledger.put_counters(batch, unit.memory.counters)
-                await unit.memory.engine.commit(batch)
+                commit.count()
+                put_counters(batch, commit.counters)
+                await commit.engine.commit(batch)
                 self.commits += 1
         # Results first: who waits for them wakes first, so that results and events share a frame.
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
-        self._committed(unit)
+        self._committed(commit)
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
         _commit_operations.record(sum(len(frame.operations) for frame in frames))
         _commit_bytes.record(batch.bytes_approx)
 
-    def _unit(self) -> Unit:
-        now_ms = self.now_ms()
-        memory = self.memory
-        return Unit(
-            memory,
-            BatchJournal(now_ms, self._deadlines, memory.counters.record),
+    def _new_commit(self) -> CommitContext:
+        return CommitContext(
+            self.state,
             self.number,
             self.identity.partitions,
-            now_ms,
-            self.disk.full,
-            self.health.refusal(self.number),
-            self._time_refusal(),
+            self.now_ms(),
+            disk_full=self.disk.full,
+            publishes_refused=self.health.refusal(self.number),
+            deletions_refused=self._time_refusal(),
         )
 
     def _is_due(self, now_ms: int) -> bool:
@@ -315,41 +311,41 @@ class Partition:
             partition=str(self.number),
         )
 
-    async def _apply_frame(self, unit: Unit, frame: _Frame) -> list[Result]:
+    async def _apply_frame(self, commit: CommitContext, frame: _Frame) -> list[Result]:
         try:
             self.check_epoch(frame.broker_epoch)
         except Fenced as error:
             return [error] * len(frame.operations)
         if not any(map(is_sampled, frame.callers)):
-            return [await _apply(unit, operation) for operation in frame.operations]
+            return [await _apply(commit, operation) for operation in frame.operations]
         results: list[Result] = []
         for operation, caller in zip(frame.operations, frame.callers, strict=True):
             with spans.operation(self.number, operation, caller):
-                results.append(await _apply(unit, operation))
+                results.append(await _apply(commit, operation))
         return results
 
-    def _committed(self, unit: Unit) -> None:
+    def _committed(self, commit: CommitContext) -> None:
         """The commit is durable: keep what may be needed again, and tell what is new."""
-        for key, body in unit.journal.bodies.items():
-            unit.memory.bodies.add(key, body)
-        for key in unit.journal.deleted_bodies:
-            unit.memory.bodies.discard(key)
-        unit.memory.producers.trim()
-        for table, time_ms in unit.journal.indexed:
-            unit.memory.lower_mark(table, time_ms)
+        for key, body in commit.journal.bodies.items():
+            commit.state.bodies.add(key, body)
+        for key in commit.journal.deleted_bodies:
+            commit.state.bodies.discard(key)
+        commit.state.producers.trim()
+        for table, time_ms in commit.journal.indexed:
+            commit.state.lower_mark(table, time_ms)
             self.lifecycle.due(table, time_ms)
         earliest_ms = self._deadlines.earliest_ms()
-        journal, epoch = unit.journal, unit.memory.counters.broker_epoch
+        journal, epoch = commit.journal, commit.state.counters.broker_epoch
         for watcher in self._watchers:
             if watcher.broker_epoch == epoch:
-                watcher.committed(journal.ready_queues, journal.expired, earliest_ms, unit.now_ms)
+                watcher.committed(journal.ready_queues, journal.expired, earliest_ms, commit.now_ms)
             else:
                 watcher.changed.set()  # it is fenced, and ends
 
     # --- faults --------------------------------------------------------------------------------
 
     async def _recover(self, frames: list[_Frame], error: Exception) -> None:
-        """Answer those who wait, drop all memory, and open the engine again."""
+        """Answer those who wait, drop all state, and open the engine again."""
         _log.error("a commit failed", extra={"partition": self.number}, exc_info=error)
         reason = FaultReason.COMMIT_FAILED
         answer: TidemarkError = CommitOutcomeUnknown(f"a commit of partition {self.number} failed")
@@ -362,9 +358,9 @@ class Partition:
         self.health.add(reason, str(error), self.now_ms())
         self._tell_health()
         self._answer_all(frames, answer)
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            await memory.engine.close()
+        state, self._state = self._state, None
+        if state is not None:
+            await state.engine.close()
         self._answer_all(self._frames, self._faulty())
         self._frames = []
         await self._reopen()
@@ -387,15 +383,15 @@ class Partition:
             return
 
     async def _load(self) -> None:
-        memory, deadlines = await open_memory(self._engines, self.identity)
+        state = await open_state(self._engines, self.identity)
         try:
-            self.disk.look(memory.engine.usage())
+            self.disk.look(state.engine.usage())
         except BaseException:
-            await memory.engine.close()  # or it could never be opened again
+            await state.engine.close()  # or it could never be opened again
             raise
-        self._memory, self._deadlines = memory, deadlines
+        self._state, self._deadlines = state, state.deadlines
         self.health.openings += 1
-        committed_ms = max(memory.counters.time_ms, self.now_ms())
+        committed_ms = max(state.counters.time_ms, self.now_ms())
         suspicious = self._time.suspicious
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
         self._time.suspicious = suspicious
@@ -412,9 +408,9 @@ class Partition:
 
     async def housekeep_once(self) -> None:
         """Look at the disk and for lifecycle, unload idle queues, forget old producers."""
-        if self._memory is None:
+        if self._state is None:
             return
-        self.disk.look(self._memory.engine.usage())
+        self.disk.look(self._state.engine.usage())
         earliest_ms = self._deadlines.earliest_ms()
         self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
         if self.lifecycle.listen(self.health, self.now_ms(), self._clock.monotonic_ms()):
@@ -438,9 +434,9 @@ class Partition:
         )
 
 
-async def _apply(unit: Unit, operation: Operation) -> Result:
+async def _apply(commit: CommitContext, operation: Operation) -> Result:
     try:
-        return await HANDLERS[type(operation)](unit, operation)
+        return await HANDLERS[type(operation)](commit, operation)
     except DataCorrupt:
         raise
     except Fenced as error:

@@ -8,13 +8,13 @@ version behind for the same reason.
 from dataclasses import replace
 
 from storage_svc.engines.engine import Batch, Engine, Table
-from storage_svc.engines.keys import successor, text
+from storage_svc.engines.keys import text
+from storage_svc.engines.paging import scan_all
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import InvalidArgument, TopicExists, TopicNotFound, TopicVersionMismatch
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
 
-_PAGE_ROWS = 1000
 _LIVE, _DELETED = b"\x01", b"\x00"
 
 
@@ -26,15 +26,12 @@ class Topics:
         self._deleted: dict[str, int] = {}
 
     async def load(self, engine: Engine) -> None:
-        start = b""
-        while page := await engine.scan(Table.TOPICS, start, None, limit=_PAGE_ROWS):
-            for _, value in page:
-                topic = topic_from_proto(topic_pb2.Topic.FromString(value[1:]))
-                if value[:1] == _LIVE:
-                    self._live[topic.name] = topic
-                else:
-                    self._deleted[topic.name] = topic.version
-            start = successor(page[-1][0])
+        async for _, value in scan_all(engine, Table.TOPICS, b"", None):
+            topic = topic_from_proto(topic_pb2.Topic.FromString(value[1:]))
+            if value[:1] == _LIVE:
+                self._live[topic.name] = topic
+            else:
+                self._deleted[topic.name] = topic.version
 
     def get(self, name: str) -> Topic:
         try:

@@ -13,6 +13,7 @@ from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane, Run, Slice
 from storage_svc.queue.reservation import Ending, Reservation, Span
 from tidemark.errors import Fenced, GroupNotFound, ReservationNotFound
+from tidemark.topics import TopicSettings
 
 REMEMBERED_MIN = 1024
 """Settled reservations that any queue may remember, to answer repeated settlements."""
@@ -79,8 +80,17 @@ class Rules(NamedTuple):
     weights: Mapping[str, int] = {}
     records_consumption: bool = True
 
+    @classmethod
+    def of(cls, settings: TopicSettings) -> "Rules":
+        return cls(
+            settings.max_attempts,
+            settings.retention_enabled,
+            settings.fairness_weights,
+            not settings.consumption_records_disabled,
+        )
 
-class Remembered:
+
+class SettledBudget:
     """How many settled reservations the queues of a partition remember together."""
 
     __slots__ = ("total",)
@@ -95,7 +105,7 @@ class QueueState:
     __slots__ = ("_remembered", "_together", "groups", "record", "reservations", "rules")
 
     def __init__(
-        self, record: QueueRecord, rules: Rules, together: Remembered | None = None
+        self, record: QueueRecord, rules: Rules, together: SettledBudget | None = None
     ) -> None:
         self.record = record
         self.rules = rules
@@ -103,7 +113,7 @@ class QueueState:
         self.reservations: dict[int, Reservation] = {}
         self._remembered: dict[int, None] = {}
         """Settled reservations, oldest first. A dict: an empty deque weighs ten times as much."""
-        self._together = together or Remembered()
+        self._together = together or SettledBudget()
 
     # --- messages come and go ------------------------------------------------------------------
 

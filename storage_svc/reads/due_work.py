@@ -138,7 +138,7 @@ async def _scan_index(
     partition: Partition, reader: Reader, kind: ScanKind, token: bytes, limit: int, now_ms: int
 ) -> Page:
     table = _BY_TIME[kind]
-    marks = partition.memory.marks
+    marks = partition.state.marks
     start = token or u64(marks.get(table, 0))
     found = await reader.scan(table, start, u64(now_ms + 1), limit=limit)
     due = [_READERS[kind](*row) for row in found]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor
-from storage_svc.loading.handles import fairness_keys
+from storage_svc.loading.recovery import fairness_keys
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Run
@@ -72,7 +72,7 @@ async def list_queues(
 
 async def get_queue(partition: Partition, lmq_name: str) -> tuple[QueueView, list[GroupView]]:
     """One queue and its groups."""
-    state = await partition.memory.handles.glimpse(lmq_name)
+    state = await partition.state.handles.read_state(lmq_name)
     with partition.reader() as reader:
         view = await _view(partition, reader, state.record)
     return view, [_group_view(state, group) for group in state.groups.values()]
@@ -82,7 +82,7 @@ async def peek(
     partition: Partition, lmq_name: str, offset: int, limit: int, group: str
 ) -> list[Peeked]:
     """Messages by offset, from `offset` on; those not settled by a group, if one is named."""
-    state = await partition.memory.handles.glimpse(lmq_name)
+    state = await partition.state.handles.read_state(lmq_name)
     only_for = state.group(group) if group else None
     peeked: list[Peeked] = []
     looked_at_bytes = 0
@@ -105,7 +105,7 @@ async def peek(
 
 
 async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> QueueView:
-    handle = partition.memory.handles.peek(record.lmq_name)
+    handle = partition.state.handles.peek(record.lmq_name)
     if handle is not None:
         record = handle.state.record
     oldest = await _oldest_publish_time_ms(reader, record) if record.messages else None

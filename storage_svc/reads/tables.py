@@ -179,7 +179,7 @@ async def _queues(
         async for chunk in reader.scan_chunks(Table.CATALOG, start, end):
             for key, value in chunk:
                 lmq_name = rows.lmq_name_of(key)
-                handle = partition.memory.handles.peek(lmq_name)
+                handle = partition.state.handles.peek(lmq_name)
                 record = rows.read_queue(lmq_name, value) if handle is None else handle.state.record
                 if name is TableName.QUEUES:
                     yield list(_queue(partition, record, wanted))
@@ -187,7 +187,7 @@ async def _queues(
                 if name is TableName.RUNS and not record.messages:
                     continue
                 try:
-                    state = await partition.memory.handles.glimpse(lmq_name)
+                    state = await partition.state.handles.read_state(lmq_name)
                 except QueueNotFound:
                     continue  # deleted meanwhile
                 if name is TableName.RUNS:
@@ -250,7 +250,7 @@ def _queue(partition: Partition, record: QueueRecord, wanted: Filter) -> Iterato
             record.next_offset,
             record.create_time_ms * 1000,
             record.last_activity_ms * 1000,
-            partition.memory.handles.peek(record.lmq_name) is not None,
+            partition.state.handles.peek(record.lmq_name) is not None,
         )
 
 

@@ -26,11 +26,11 @@ _EVERYTHING = 1_000_000
 
 async def audit(partition: Partition, model: PartitionModel) -> None:
     """Raise AssertionError where the partition and its model differ."""
-    handles = partition.memory.handles
-    counters = partition.memory.counters
-    on_disk = Handles(partition.memory.engine, partition.memory.topics, counters)
+    handles = partition.state.handles
+    counters = partition.state.counters
+    on_disk = Handles(partition.state.engine, partition.state.topics)
     for queue in model.queues.values():
-        recovered = await on_disk.glimpse(queue.name)
+        recovered = await on_disk.read_state(queue.name)
         handle = handles.peek(queue.name)
         assert (handle is not None) == queue.loaded, f"{queue.name} is loaded: {not queue.loaded}"
         state = recovered if handle is None else handle.state
@@ -38,7 +38,7 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
         _compare_queue(state, queue, "in memory")
         _compare_queue(recovered, queue, "on disk")
     assert counters.queues == len(model.queues)
-    catalog = await partition.memory.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
+    catalog = await partition.state.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
     stored = [rows.read_queue("", value) for _, value in catalog]
     assert counters.messages == sum(record.messages for record in stored)
     assert counters.body_bytes == sum(record.body_bytes for record in stored)
@@ -175,7 +175,7 @@ def _difference(real: Standings, expected: Standings) -> str:
 
 
 async def _keys(partition: Partition, table: Table) -> set[bytes]:
-    found = await partition.memory.engine.scan(table, b"", None, limit=_EVERYTHING)
+    found = await partition.state.engine.scan(table, b"", None, limit=_EVERYTHING)
     return {key for key, _ in found}
 
 
@@ -247,7 +247,7 @@ _COMPARED = (
 
 async def _compare_records(partition: Partition, model: PartitionModel) -> None:
     """Outbox, history and consumption say what left, each message once."""
-    engine = partition.memory.engine
+    engine = partition.state.engine
     entries = await engine.scan(Table.OUTBOX, b"", None, limit=_EVERYTHING)
     stored = await engine.scan(Table.OUTBOX_BODIES, b"", None, limit=_EVERYTHING)
     assert len(entries) == len(stored) == len(model.outbox)

@@ -54,11 +54,11 @@ class Life:
 
     async def rows(self, *tables: Table) -> int:
         """How many rows there are in tables."""
-        engine = self.partition.memory.engine
+        engine = self.partition.state.engine
         return sum([len(await engine.scan(each, b"", None, limit=1000)) for each in tables])
 
     def state(self, lmq_name: str) -> QueueState:
-        handle = self.partition.memory.handles.peek(lmq_name)
+        handle = self.partition.state.handles.peek(lmq_name)
         assert handle is not None
         return handle.state
 

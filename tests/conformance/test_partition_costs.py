@@ -110,7 +110,7 @@ async def test_removing_many_queues_in_one_commit_costs_what_one_costs_times_man
 
     queues = 50
     made = await life.do(*[op.Materialize(f"t/{number}", True) for number in range(queues)])
-    life.partition.memory.handles.forget_trackers()
+    life.partition.state.handles.forget_trackers()
     inactive = [op.RetentionRow(queue_id=each.queue_id, before_ms=1 << 60) for each in made]
     make_batch = Batch.__init__
 
@@ -143,7 +143,7 @@ async def test_a_disk_that_cannot_be_looked_at_for_a_moment_does_not_end_houseke
     await life.clock.advance_ms(HOUSEKEEPING_MS)
     await life.clock.until_sleepers(1)
 
-    assert life.partition.memory.handles.peek("brief") is None
+    assert life.partition.state.handles.peek("brief") is None
 
 
 async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_leave(

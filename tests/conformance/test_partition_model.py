@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from storage_svc import operations as op
+from storage_svc.engines import paging
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.loading import handles
+from storage_svc.loading import recovery
 from storage_svc.operations import Result
 from storage_svc.operations import deliver as delivering
+from storage_svc.partition import commit
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
 from storage_svc.partition.exchange_events import Watcher
 from storage_svc.partition.partition import Partition
@@ -67,9 +69,10 @@ TURN_MS_MAX = 60_000
 # Bounds that a short example reaches: what lies beyond them is read again, page by page.
 SMALL_BOUNDS = [
     (lanes, "LANE_RUNS_MAX", 2),
-    (handles, "LANE_RUNS_MAX", 2),
-    (handles, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
-    (handles, "_PAGE_ROWS", 2),
+    (commit, "LANE_RUNS_MAX", 2),
+    (commit, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
+    (recovery, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
+    (paging, "PAGE_ROWS", 2),
     (group_state, "PASSED_MAX", 2),
     (group_state, "IDLE_LANES_MAX", 1),
     (delivering, "PASSED_MAX", 2),
@@ -321,7 +324,7 @@ class PartitionMachine(RuleBasedStateMachine):
         known = isinstance(operation, op.Reserve) and self.model.queues.get(operation.lmq_name)
         if not isinstance(operation, op.Reserve) or not known:
             return None
-        state = self.run(self.partition.memory.handles.glimpse(operation.lmq_name))
+        state = self.run(self.partition.state.handles.read_state(operation.lmq_name))
         slices = [
             op.ReservedSlice(
                 reservation_id=each.reservation_id,

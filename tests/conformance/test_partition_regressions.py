@@ -347,7 +347,7 @@ async def test_a_run_past_its_time_leaves_without_the_messages_that_were_settled
 
     await life.do(*await life.due(scanning.ScanKind.DEAD_DEADLINES))
 
-    ((_, body),) = await life.partition.memory.engine.scan(Table.OUTBOX_BODIES, b"", None, limit=2)
+    ((_, body),) = await life.partition.state.engine.scan(Table.OUTBOX_BODIES, b"", None, limit=2)
     assert payloads(body) == [b"m2", b"m3"]
 
 

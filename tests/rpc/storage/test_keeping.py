@@ -5,7 +5,7 @@ import pytest
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.keys import read_u64x3
 from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.loading import handles
+from storage_svc.partition import commit
 from tests.rpc.storage_client import (
     CLUSTER_ID,
     ExchangeClient,
@@ -71,7 +71,7 @@ async def test_settled_messages_go_when_retention_is_switched_off(
     cold: bool,
 ) -> None:
     """R2: nobody will settle them again, and they would count towards the quota for ever."""
-    monkeypatch.setattr(handles, "ERASED_PER_USE_MAX", 2)
+    monkeypatch.setattr(commit, "ERASED_PER_USE_MAX", 2)
     await storage.create_topic("kept", retention_enabled=True, queue_messages_max=4)
     for number in range(3):
         await exchange.ask(append("kept", b"%d" % number))

@@ -100,7 +100,7 @@ def test_queues_share_what_they_remember_beyond_the_least(monkeypatch: pytest.Mo
     """V6: nobody has all of it, and whoever leaves gives it back."""
     monkeypatch.setattr(queue_state, "REMEMBERED_MIN", 2)
     monkeypatch.setattr(queue_state, "REMEMBERED_TOGETHER_MAX", 12)
-    together = queue_state.Remembered()
+    together = queue_state.SettledBudget()
     queues = []
     kept = []
     for _ in range(2):

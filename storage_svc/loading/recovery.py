@@ -1,0 +1,141 @@
+"""Recovery: the state of one queue, rebuilt from the engine.
+
+Reads headers of what is live, page by page, and never a body, so that loading a queue costs what is
+in flight and not its backlog. A record whose run or group is gone is left out and reported.
+"""
+
+import logging
+from collections.abc import Callable
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Engine, Reader, Table
+from storage_svc.engines.keys import prefix_end
+from storage_svc.engines.paging import scan_all
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Run
+from storage_svc.queue.queue import QueueRecord, QueueState, Rules, SettledBudget
+from tidemark.limits import RUN_MESSAGES_MAX
+from tidemark.telemetry import counter
+from tidemark.topics import Topic
+
+OnOrphan = Callable[[Table, bytes], None]
+"""Called with the key of a record whose run or group is gone."""
+
+_UNREAD_RUN = Run(0, 0, 0, 0, 0, "", "")
+"""Stands for the run of a settled reservation, which may be deleted."""
+
+_log = logging.getLogger(__name__)
+_corrupt_records = counter(
+    "tidemark.storage.corrupt_records", "Records that were left out at recovery", zeros=()
+)
+
+
+def report_orphan(table: Table, key: bytes) -> None:
+    """An orphan in the engine is corruption: it is left out, and the rest is loaded (V3)."""
+    _corrupt_records.add(1, {"table": table.value})
+    _log.warning("a record was left out", extra={"table": table.value, "key": key.hex()})
+
+
+def ignore_orphan(table: Table, key: bytes) -> None:
+    """A read beside the writer may see a record whose run was deleted between two reads."""
+
+
+async def recover_queue(
+    engine: Engine,
+    lmq_name: str,
+    value: bytes,
+    topic: Topic,
+    budget: SettledBudget,
+    on_orphan: OnOrphan,
+) -> QueueState:
+    """The state of a queue whose catalog record is `value`."""
+    record = rows.read_queue(lmq_name, value)
+    state = QueueState(record, Rules.of(topic.settings), budget)
+    start, end = rows.queue_range(record.queue_id)
+    marks: dict[tuple[str, str], tuple[int, int]] = {}
+    async for key, value in scan_all(engine, Table.GROUPS, start, end):
+        group, mark = rows.read_group(key, value)
+        group.ring.weights = topic.settings.fairness_weights
+        state.groups[group.name] = group
+        marks[group.name, ""] = mark
+    if not state.groups:
+        return state
+    if record.keyed:
+        async for key, value in scan_all(engine, Table.LANES, start, end):
+            group_name, fairness_key, mark = rows.read_lane(key, value)
+            marks[group_name, fairness_key] = mark
+    for fairness_key in await stored_fairness_keys(engine, record):
+        for group in state.groups.values():
+            run_start, position = marks.get((group.name, fairness_key), (0, group.base))
+            # A run that begins before the base may reach beyond it.
+            if run_start <= group.base:
+                run_start = max(0, group.base - RUN_MESSAGES_MAX)
+            # An empty queue keeps its marks, and has nothing to read.
+            unread = run_start if record.messages else None
+            group.add_lane(fairness_key, position, unread)
+    if record.reserved:
+        await _recover_reservations(engine, state, on_orphan)
+    if record.returned:
+        await _recover_returned(engine, state, on_orphan)
+    return state
+
+
+async def _recover_reservations(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
+    start, end = rows.queue_range(state.record.queue_id)
+    async for key, value in scan_all(engine, Table.RESERVATIONS, start, end):
+        run = _UNREAD_RUN
+        if rows.is_live(value):
+            run_key = rows.reservation_run_key(key, value)
+            (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
+            if header is None:
+                on_orphan(Table.RESERVATIONS, key)
+                continue
+            run = rows.read_run(run_key, header)
+        reservation = rows.read_reservation(key, value, run)
+        if reservation.group not in state.groups:
+            on_orphan(Table.RESERVATIONS, key)
+            continue
+        state.recover_reservation(reservation)
+        if reservation.live:
+            _count_outstanding(state.groups[reservation.group], run, reservation.open_messages)
+
+
+async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
+    start, end = rows.queue_range(state.record.queue_id)
+    async for key, value in scan_all(engine, Table.EXCEPTIONS, start, end):
+        run_key = rows.exception_run_key(key, value)
+        (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
+        if header is None:
+            on_orphan(Table.EXCEPTIONS, key)
+            continue
+        group_name, returned = rows.read_exception(key, value, rows.read_run(run_key, header))
+        group = state.groups.get(group_name)
+        if group is None:
+            on_orphan(Table.EXCEPTIONS, key)
+            continue
+        state.recover_exception(group, returned)
+        _count_outstanding(group, returned.slice.run, returned.slice.messages)
+
+
+async def stored_fairness_keys(engine: Engine, record: QueueRecord) -> list[str]:
+    """The fairness keys of a queue; costs no read for a queue that never had any."""
+    return await fairness_keys(engine, record.queue_id) if record.keyed else [""]
+
+
+async def fairness_keys(
+    source: Engine | Reader, queue_id: int, limit: int | None = None
+) -> list[str]:
+    """The distinct keys of the stored runs: one seek per key, however many runs it has."""
+    keys: list[str] = []
+    start, end = rows.queue_range(queue_id)
+    while limit is None or len(keys) < limit:
+        page = await source.scan(Table.RUN_HEADERS, start, end, limit=1)
+        if not page:
+            break
+        keys.append(rows.read_run(*page[0]).fairness_key)
+        start = prefix_end(rows.lane_prefix(queue_id, keys[-1]))
+    return keys
+
+
+def _count_outstanding(group: Group, run: Run, messages: int) -> None:
+    group.outstanding[run.first_offset] = group.outstanding.get(run.first_offset, 0) + messages
