@@ -135,10 +135,10 @@ class Client:
     def close(self) -> None:
         """End the connection and the thread. Calls of other threads raise ClientClosed."""
         try:
-            self._loop.run(self._client.close())
-        except ClientClosed:
-            return
-        self._loop.stop()
+            with suppress(ClientClosed):  # it was closed before, or never entered
+                self._loop.run(self._client.close())
+        finally:
+            self._loop.stop()
 
     def publisher(self, lmq_name: str) -> "Publisher":
         return Publisher(self._loop.run(self._client.publisher(lmq_name)), self._loop)

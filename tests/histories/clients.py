@@ -332,8 +332,7 @@ class SessionClient(Client):
     async def _notices(self, session: Session) -> None:
         known = 0
         while session.ended is None:
-            async with session.told:
-                await session.told.wait()
+            await session.told.wait()
             for notice in session.unsubscribed[known:]:
                 self._noticed(notice)
             known = len(session.unsubscribed)

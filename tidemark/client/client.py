@@ -4,9 +4,10 @@ Puts the parts together and checks what users pass; each part does its own work.
 whole program: publishers and subscriptions share its connection.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from random import Random
 from typing import Any, Final, Self, TypeVar
 
@@ -119,6 +120,7 @@ class Client:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._subscriptions: set[Subscription] = set()
         self._state = "new"
+        self._ended = asyncio.Event()
         self._routes: Routes
         self._outbox: Outbox
 
@@ -148,21 +150,33 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Hear what is still to be answered, give back what is held, and end the connection."""
+        """Wait for what is still to be answered, give back what is held, and end the connection.
+
+        When it is cancelled, all of that ends at once. A second call waits for the first.
+        """
+        if self._state == "closed":
+            await self._ended.wait()
         if self._state != "open":
             return
         self._state = "closed"
-        async with AsyncExitStack() as ending:  # to its end, also if whoever closes is cancelled
-            for channel in self._channels.values():
-                ending.push_async_callback(channel.close)
-            ending.push_async_callback(self._routes.close)
-            ending.callback(self._outbox.close, ClientClosed("the client was closed"))
-            for subscription in self._subscriptions:
-                ending.push_async_callback(subscription.close)
+        try:
             if self._routes.home.session is not None:
                 with suppress(TimeoutError):
                     clock = self._identity.clock
                     await clock.wait_for(self._outbox.flush(), _FLUSH_TIMEOUT_MS)
+            for subscription in list(self._subscriptions):
+                await subscription.close()
+            self._outbox.close(ClientClosed("the client was closed"))
+            await self._routes.close()
+        finally:
+            # No await that could be cancelled stands between the caller and the end of each part.
+            for subscription in list(self._subscriptions):
+                subscription.end()
+            self._outbox.close(ClientClosed("the client was closed"))
+            self._routes.end()
+            self._ended.set()
+            for channel in self._channels.values():
+                await channel.close()  # without a grace period: it waits for nothing
 
     # --- publishing ----------------------------------------------------------------------------
 

@@ -195,11 +195,10 @@ async def test_many_answers_go_out_in_frames_that_fit(local: LocalBroker) -> Non
 
     for tag in range(1, 50_001):
         session.settle_nowait(tag, Ack())
-    async with session.told:
-        await in_time(
-            session.told.wait_for(
-                lambda: session.ended is not None or len(session.failed_settlements) == 50_000
-            )
+    await in_time(
+        session.told.wait_for(
+            lambda: session.ended is not None or len(session.failed_settlements) == 50_000
         )
+    )
 
     assert session.ended is None

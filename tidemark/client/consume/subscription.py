@@ -6,7 +6,7 @@ or a queue is taken by another client. It draws from one feed per broker, usuall
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Final, NamedTuple, Self, TypeAlias
 
 from tidemark.api.broker.v1.message_pb2 import Nack, Release
@@ -112,6 +112,8 @@ class Subscription:
                     f"not subscribed within {self._timeout_ms} ms: {self._routes.home.error.detail}"
                 ) from None
             raise
+        if self._closed:
+            raise ClientClosed("the subscription was closed")
         self._ticking = asyncio.create_task(self._tick())
         return self
 
@@ -122,11 +124,7 @@ class Subscription:
         """Leave the queues; what was not settled goes back at once."""
         if self._closed:
             return
-        self._closed = True
-        self._on_closed(self)
-        self._buffer.check()
-        if self._ticking is not None:
-            self._ticking.cancel()
+        self._stop()
         feeds = list(self._feeds.values())
         try:
             for feed in feeds:
@@ -138,8 +136,24 @@ class Subscription:
         finally:
             for feed in feeds:
                 feed.close()  # before anything waits: whoever closes may be cancelled
-            for feed in feeds:
-                await self._routes.leave_group(feed.connection, self.group)
+            async with AsyncExitStack() as leaving:
+                for feed in feeds:
+                    leaving.push_async_callback(
+                        self._routes.leave_group, feed.connection, self.group
+                    )
+
+    def end(self) -> None:
+        """End at once, without waiting: the broker gives back what was not settled."""
+        self._stop()
+        for feed in self._feeds.values():
+            feed.close()
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._on_closed(self)
+        self._buffer.check()
+        if self._ticking is not None:
+            self._ticking.cancel()
 
     async def flush(self) -> None:
         """Return once every ack, and every other settlement, has its answer."""

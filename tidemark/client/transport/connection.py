@@ -8,6 +8,7 @@ every frame. It never repeats anything for them.
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
@@ -16,6 +17,7 @@ import grpc
 
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2
 from tidemark.client.transport.backoff import Backoff
+from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import Clock
 from tidemark.errors import ClientError, NotOwner, QuotaExceeded, TidemarkError, Unavailable
@@ -91,7 +93,7 @@ class Connection:
         self._clock = identity.clock
         self._backoff = Backoff(identity.random)
         self._parts: list[Part] = []
-        self._changed = asyncio.Condition()
+        self._changed = Notifier()
         self._refused = False
         self._closing = False
         self.draining = False
@@ -130,18 +132,25 @@ class Connection:
         return self.session
 
     async def close(self) -> None:
-        """End the session, hearing the answers that are still to come."""
+        """End the session after the answers that are still to come; when cancelled, at once."""
         self._closing = True
-        task, session = self._task, self.session
-        if session is not None:
-            try:
-                await self._clock.wait_for(session.close(), _CLOSE_TIMEOUT_MS)
-            except (TimeoutError, TidemarkError):
-                await session.abort()
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await self._refuse(Unavailable("the client was closed"))
+        try:
+            if self.session is not None:
+                with suppress(TimeoutError, TidemarkError):
+                    await self._clock.wait_for(self.session.close(), _CLOSE_TIMEOUT_MS)
+        finally:
+            self.end()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    def end(self) -> None:
+        """End at once and without waiting: the session, its heartbeats and every waiter."""
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+        if self.session is not None:
+            self.session.end()
+        self._refuse(Unavailable("the client was closed"))
 
     def attach(self, part: Part) -> None:
         self._parts.append(part)
@@ -172,7 +181,7 @@ class Connection:
                 session = await self._open()
             except ClientError as error:
                 if not isinstance(error, _PASSING):
-                    await self._refuse(error)
+                    self._refuse(error)
                     return
                 self.error = error
             except TidemarkError as error:
@@ -212,13 +221,11 @@ class Connection:
         self.draining = False
         for part in list(self._parts):
             part.connected(session)
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.notify_all()
         heartbeats = asyncio.create_task(self._keep_alive(session))
         try:
             while (ended := session.ended) is None:
-                async with session.told:
-                    await session.told.wait_for(lambda: _has_news(session))
+                await session.told.wait_for(lambda: _has_news(session))
                 self._hear(session)
             return ended
         finally:
@@ -266,16 +273,16 @@ class Connection:
             if for_good:
                 part.failed(error)
 
-    async def _refuse(self, error: TidemarkError) -> None:
-        """There will be no session any more, as the broker or the user wants: everybody is told."""
+    def _refuse(self, error: TidemarkError) -> None:
+        """There will be no session any more, as the broker or the user wants: all parts fail."""
+        if self._refused:
+            return
         self._refused = True
         self._lost(error, for_good=True)
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.notify_all()
 
     async def _until_settled(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.session is not None or self._refused)
+        await self._changed.wait_for(lambda: self.session is not None or self._refused)
 
 
 def _has_news(session: Session) -> bool:

@@ -25,8 +25,17 @@ class Routes:
         self.home.start()
 
     async def close(self) -> None:
+        """Close every connection; when cancelled, end them at once."""
+        try:
+            for connection in (*self._others, self.home):
+                await connection.close()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End every connection at once, without waiting."""
         for connection in (*self._others, self.home):
-            await connection.close()
+            connection.end()
 
     def carry(self, part_of: Callable[[Connection], Part]) -> None:
         """Have every connection carry a part of its own."""

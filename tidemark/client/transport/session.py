@@ -34,6 +34,7 @@ from tidemark.client.transport.codec import (
     settlement_of,
 )
 from tidemark.client.transport.frames import Outgoing
+from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.pending_calls import Waiting
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
@@ -83,7 +84,7 @@ class Session:
         """Settlements that nobody waited for and that failed."""
         self.unsubscribed: list[subscription_pb2.UnsubscribeNotice] = []
         self.go_aways: list[broker_pb2.GoAway] = []
-        self.told = asyncio.Condition()
+        self.told = Notifier()
         """Notified when one of the four lists above has grown, and when the session ends."""
         self.prepare: Callable[[], bool] | None = None
         """Called before each frame is made: the last moment to submit something for it. Returns
@@ -117,28 +118,36 @@ class Session:
         return self._ended
 
     async def close(self) -> None:
-        """Send what has gathered, hear the answers, and end the session."""
+        """Send what has gathered, wait for the answers, and end the session.
+
+        A cancelled caller ends it at once.
+        """
         self._closing = True
         self._something.set()
-        if self._ended is None:
-            await asyncio.gather(self._writer, self._reader, return_exceptions=True)
-        await self.abort()
+        try:
+            if self._ended is None:
+                await asyncio.gather(self._writer, self._reader, return_exceptions=True)
+        finally:
+            await self.abort()
 
     async def abort(self) -> None:
-        """End the session at once, as a client that dies would."""
+        """End the session at once, as a client that dies would; returns once all of it is gone."""
+        self.end()
+        try:
+            await asyncio.gather(self._reader, self._writer, return_exceptions=True)
+        finally:
+            await self._channel.close()  # without a grace period: it waits for nothing
+
+    def end(self) -> None:
+        """End the session at once, without waiting, so that no cancellation can come between."""
         self._end(Unavailable("the session was closed"))
         self._reader.cancel()
         self._writer.cancel()
         self._call.cancel()
-        await asyncio.gather(self._reader, self._writer, return_exceptions=True)
-        await self._channel.close()
-        async with self.told:
-            self.told.notify_all()
 
     async def until_ended(self) -> TidemarkError:
         """Return why the session has ended, once it has."""
-        async with self.told:
-            await self.told.wait_for(lambda: self._ended is not None)
+        await self.told.wait_for(lambda: self._ended is not None)
         assert self._ended is not None
         return self._ended
 
@@ -309,9 +318,9 @@ class Session:
     async def _read(self, first: broker_pb2.SessionResponse) -> None:
         error: TidemarkError = Unavailable("the broker has ended the session")
         try:
-            await self._take(first)
+            self._take(first)
             async for frame in self._frames:
-                await self._take(frame)
+                self._take(frame)
         except TidemarkError as reason:
             error = reason
         except Exception as mistake:  # nor may this one
@@ -319,10 +328,8 @@ class Session:
             error = Internal(f"a frame could not be taken: {mistake!r}")
         finally:
             self._end(error)
-        async with self.told:
-            self.told.notify_all()
 
-    async def _take(self, frame: broker_pb2.SessionResponse) -> None:
+    def _take(self, frame: broker_pb2.SessionResponse) -> None:
         for published in frame.published:
             self._publishes.answer(published.request_id, published)
         for settled in frame.settled:
@@ -342,8 +349,7 @@ class Session:
         self.unsubscribed.extend(frame.unsubscribed)
         self.go_aways.extend(frame.go_aways)
         if frame.errors or frame.settled or frame.unsubscribed or frame.go_aways:
-            async with self.told:
-                self.told.notify_all()
+            self.told.notify_all()
 
     def _end(self, error: TidemarkError) -> None:
         """Nothing comes any more: tell everybody who waits."""
@@ -354,3 +360,4 @@ class Session:
             waiting.fail(error)
         for consumer in self._consumers.values():
             consumer.end(error)
+        self.told.notify_all()
