@@ -7,7 +7,7 @@ the engine for good, as the protocol says: it must be opened again.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table, Usage
@@ -27,6 +27,8 @@ class FaultyEngines:
     def __init__(self, engines: Engines) -> None:
         self.next_commit: Fault | None = None
         """How the next commit fails, of whichever engine; None after it has, and by default."""
+        self.is_meant: Callable[[Batch], bool] = lambda _: True
+        """Which commit `next_commit` is for, where others may come before it; by default any."""
         self.next_openings: list[Exception] = []
         """How the next openings fail, one after the other."""
         self.next_looks: list[Exception] = []
@@ -68,7 +70,9 @@ class FaultyEngine:
         if not self._controls.gate.is_set():
             self._controls.waiting.set()
             await self._controls.gate.wait()
-        fault, self._controls.next_commit = self._controls.next_commit, None
+        fault = self._controls.next_commit if self._controls.is_meant(batch) else None
+        if fault is not None:
+            self._controls.next_commit = None
         if fault is Fault.BEFORE_WRITING or self._broken:
             self._fail()
         await self._engine.commit(batch)

@@ -450,6 +450,18 @@ def _spans(cuts: list[int], messages: int) -> tuple[Span, ...]:
     return tuple(zip(inside[::2], inside[1::2], strict=False))
 
 
+def test_the_model_expects_no_notice_after_an_answer_that_promised_more() -> None:
+    """V2: the second request is filled and ends the interest of the first."""
+    machine = PartitionMachine()
+    try:
+        machine.names = {"first": "jobs"}
+        machine.add([op.Append("jobs", 1, machine._body(1, 0))])
+        machine.add([op.Reserve("jobs", "g", 10)])
+        machine.add([op.Append("jobs", 2, machine._body(2, 0)), op.Reserve("jobs", "g", 1)])
+    finally:
+        machine.teardown()
+
+
 TestPartition = PartitionMachine.TestCase
 TestPartition.settings = settings(
     max_examples=2000 if settings.get_current_profile_name() == "long" else 60,

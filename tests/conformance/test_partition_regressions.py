@@ -361,6 +361,24 @@ async def test_a_publish_that_is_refused_makes_no_queue(life: Life) -> None:
     assert await life.do(op.Unmaterialize("small")) is op.Eviction.NOT_PRESENT
 
 
+async def test_an_answer_that_promises_more_ends_the_interest_that_a_short_one_left(
+    life: Life,
+) -> None:
+    """V2: who was promised more asks again; who was not is notified when there is more."""
+    watcher = life.partition.watch(0)
+    await life.do(life.run("t", 1))
+    short = await life.do(op.Reserve("t", "g", 10))
+
+    _, filled = await life.do(life.run("t", 2), op.Reserve("t", "g", 1))
+    assert (short.more, filled.more) == (False, True)
+    assert not watcher.ready
+
+    emptied = await life.do(op.Reserve("t", "g", 1))
+    await life.do(life.run("t", 1))
+    assert not emptied.more
+    assert list(watcher.ready) == [("t", "g")]
+
+
 # --- reading beside the writer --------------------------------------------------------------------
 
 

@@ -74,9 +74,11 @@ def reserve(model: PartitionState, asked: op.Reserve, answer: Any) -> Result:
     left = _deliverable(model, queue, group)
     told = (queue.name, group.name) in model.told
     largest = max((group.standings[o].run.message_bytes for o in left), default=0)
-    if messages < asked.messages_max and handed_bytes + largest <= asked.bytes_max:
+    fits_more = messages < asked.messages_max and handed_bytes + largest <= asked.bytes_max
+    if fits_more or not answer.more:
         assert told or not left or model.lost, f"{asked} left {left} behind"
-        group.waits = not told
+    # Only an answer without `more` leaves an interest behind; any other ends an earlier one.
+    group.waits = not answer.more and not told
     return answer
 
 

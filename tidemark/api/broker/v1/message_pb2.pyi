@@ -238,7 +238,11 @@ class PublishResult(_message.Message):
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """The run was refused, or its outcome is unknown; the reason says which."""
+        """The run was refused, or its outcome is unknown; the reason says which. A run that meets a
+        failing commit of its partition gets one of three reasons, by where the failure found it:
+        COMMIT_OUTCOME_UNKNOWN if it was in that commit (it may be stored), PARTITION_FAULTY if it
+        was not (it is not stored), UNAVAILABLE if the broker lost the answer (it may be stored).
+        """
 
     def __init__(
         self,
