@@ -46,6 +46,7 @@ RUN groupadd --gid 10001 tidemark \
     && install --directory --owner 10001 --group 10001 /var/lib/tidemark
 ENV PATH=/opt/tidemark/bin:$PATH \
     HOME=/tmp \
+    GRPC_VERBOSITY=ERROR \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     TIDEMARK_STORAGE_DATA_DIR=/var/lib/tidemark/data

@@ -18,6 +18,8 @@ export UV_SYSTEM_CERTS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # Spark starts Java by a fork; gRPC must keep its hands off such a child. See spark_batch/.
 export GRPC_ENABLE_FORK_SUPPORT ?= 0
+# Otherwise gRPC writes a line whenever a peer stops.
+export GRPC_VERBOSITY ?= ERROR
 
 .PHONY: help
 help: ## List the targets
@@ -29,21 +31,33 @@ help: ## List the targets
 run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --help`)
 	@exec $(BIN)/tidemark up $(ARGS)
 
+# Files run side by side, in the order of tests/conftest.py: the longest first.
+PYTEST = $(BIN)/python -m pytest
+SIDE_BY_SIDE = --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
 .PHONY: test
-test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's)
-	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's, or --random-order-seed N)
+	@exec $(PYTEST) $(SIDE_BY_SIDE) --ignore tests/bench $(ARGS)
+
+.PHONY: test-fast
+test-fast: .venv/.dev ## Run the tests that need neither processes nor Spark, in a minute
+	@exec $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/rpc $(ARGS)
+
+.PHONY: test-bench
+test-bench: .venv/.dev .venv/.spark ## Run every benchmark in its quick form, to see that it runs
+	@exec $(PYTEST) $(SIDE_BY_SIDE) tests/bench $(ARGS)
 
 .PHONY: test-model
 test-model: .venv/.dev ## Compare the partition with its model at random, for minutes
-	@exec $(BIN)/python -m pytest --long --timeout 0 tests/conformance tests/unit/queue_state $(ARGS)
+	@exec $(PYTEST) --long --timeout 0 tests/conformance tests/unit/queue_state $(ARGS)
 
 .PHONY: test-crash
 test-crash: .venv/.dev ## Kill services again and again under load, and look for losses
-	@exec $(BIN)/python -m pytest --long tests/cluster/test_*_crash.py $(ARGS)
+	@exec $(PYTEST) --long tests/cluster/test_*_crash.py $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
-	@exec $(BIN)/python -m pytest --long -s --show-capture=no tests/histories $(ARGS) \
+	@exec $(PYTEST) --long -s --show-capture=no tests/histories $(ARGS) \
 		$(if $(findstring --seed,$(ARGS)),-k no_history_breaks_a_rule)
 
 .PHONY: bench

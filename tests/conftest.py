@@ -1,24 +1,37 @@
-"""How thoroughly the tests search, and what is run side by side.
+"""How thoroughly the tests search, in which order they run, and what is run side by side.
 
 There is a short, repeatable way for every day and a long one on demand. Files run side by side,
 each by itself in order, because its tests may share a cluster; those with Spark share a session.
 """
 
-import signal
-from collections.abc import Iterator
+import os
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before any test imports gRPC, which else writes a line whenever a server stops.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
+
 _TESTS = Path(__file__).parent
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
+
+_LONGEST_FIRST = ("spark", "cluster", "histories", "conformance", "rpc", "chart", "unit")
+"""Directories by how long a file of theirs takes, so that no worker is left with a long one at the
+end. One that is not named here goes first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="search at random, and for minutes")
     parser.addoption("--seed", type=int, help="the one simulated history to repeat")
     parser.addoption("--histories", type=int, help="how many histories to simulate")
+    parser.addoption(
+        "--random-order-seed",
+        type=int,
+        metavar="N",
+        help="shuffle files, and the tests within a file, by this seed",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,15 +40,42 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if config.getoption("--long") else "short")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.option.random_order_seed
+    return [] if seed is None else [f"random order: --random-order-seed {seed}"]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for line in pytest_report_header(config):
+        terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         file = item.path.relative_to(_TESTS)
         item.add_marker(pytest.mark.xdist_group("spark" if file.parts[0] == "spark" else str(file)))
+    seed = config.option.random_order_seed
+    if seed is None:
+        items.sort(key=_rank)
+    else:
+        _shuffle(items, random.Random(seed))
 
 
-@pytest.fixture
-def usual_hangups() -> Iterator[None]:
-    """Processes of the test end by SIGHUP, also where the tests themselves run under `nohup`."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+def _rank(item: pytest.Item) -> int:
+    directory = item.path.relative_to(_TESTS).parts[0]
+    return _LONGEST_FIRST.index(directory) if directory in _LONGEST_FIRST else -1
+
+
+def _shuffle(items: list[pytest.Item], chance: random.Random) -> None:
+    """The tests of a file stay together, because they may share a cluster."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    shuffled = list(files.values())
+    chance.shuffle(shuffled)
+    for tests in shuffled:
+        chance.shuffle(tests)
+    items[:] = [item for tests in shuffled for item in tests]

@@ -1,5 +1,6 @@
 """The entry point of `tidemark`: gathers the commands and does nothing itself."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -55,6 +56,8 @@ def root(
 
 
 def main() -> None:
+    # Before a command imports gRPC, which else writes to the terminal whenever a broker stops.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
     completion_init()  # so that a shell with the script of `tidemark completion` is answered
     app(prog_name="tidemark")
 

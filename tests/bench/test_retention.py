@@ -1,43 +1,29 @@
 """The benchmark of retention: it runs, against a real storage and PostgreSQL, and reports."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bench.postgres import find_postgres, running_postgres
+from tests.bench.quick_bench import bars_of, figures_of, run_quickly
 
 
 def test_the_retention_benchmark_runs_and_writes_its_report(tmp_path: Path) -> None:
     """Whether its bars hold says nothing on a machine that runs tests."""
-    file = tmp_path / "retention.json"
-    options = ["--quick", "--queues", "20", "--no-bars"]
+    report = run_quickly("retention", tmp_path, "--queues", "20")
 
-    finished = subprocess.run(
-        [sys.executable, "-m", "bench", "retention", *options, "--json", file, "--dir", tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert finished.returncode == 0, finished.stderr
-    report = json.loads(file.read_text())
     assert report["settings"]["due_per_pass"] == 2000
     assert report["settings"]["postgres"]
-    names = {result["name"] for result in report["results"]}
-    assert names >= {
+    assert figures_of(report).keys() >= {
         "quiet pass",
         "pass beside publishing",
         "warm pass, one batch due",
         "publishing beside plan",
         "publishing beside apply",
     }
-    limits = {bar["name"]: bar["limit"] for bar in report["bars"]}
+    limits = dict(bars_of(report))
     assert limits["publish p99, beside apply / beside plan"] == 2
     assert limits["worst publish beside apply, ms"] == 50
-    assert list(tmp_path.iterdir()) == [file]  # nothing else is left behind
 
 
 @pytest.mark.skipif(find_postgres() is None, reason="no PostgreSQL on this machine")

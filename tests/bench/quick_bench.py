@@ -9,12 +9,12 @@ from typing import Any
 REPORT_KEYS = {"name", "machine", "versions", "settings", "results", "bars"}
 
 
-def run_quickly(name: str, directory: Path) -> dict[str, Any]:
+def run_quickly(name: str, directory: Path, *options: str) -> dict[str, Any]:
     """The report of a quick run that leaves nothing else behind."""
     file = directory / "report.json"
-    options = ["--quick", "--no-bars", "--json", str(file), "--dir", str(directory)]
+    fixed = ["--quick", "--no-bars", "--json", str(file), "--dir", str(directory)]
     finished = subprocess.run(
-        [sys.executable, "-m", "bench", name, *options],
+        [sys.executable, "-m", "bench", name, *fixed, *options],
         capture_output=True,
         text=True,
         check=False,
