@@ -46,7 +46,7 @@ def offer(partitions: Collection[Partition]) -> None:
     of_partition(
         "tidemark.storage.partition_serving",
         "1 while the partition serves, 0 while it starts or is faulty",
-        lambda partition: partition.health.state is HealthState.SERVING,
+        lambda partition: int(partition.health.state is HealthState.SERVING),
     )
     of_partition(
         "tidemark.storage.reservations",

@@ -26,7 +26,9 @@ _UNREAD_RUN = Run(0, 0, 0, 0, 0, "", "")
 
 _log = logging.getLogger(__name__)
 _corrupt_records = counter(
-    "tidemark.storage.corrupt_records", "Records that were left out at recovery", zeros=()
+    "tidemark.storage.corrupt_records",
+    "Records that were left out at recovery",
+    zeros=[{"table": table.value} for table in (Table.RESERVATIONS, Table.EXCEPTIONS)],
 )
 
 

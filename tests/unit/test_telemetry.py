@@ -171,12 +171,33 @@ input()
 running.shutdown()
 """
 
+FIGURES = """
+from tidemark import telemetry
+from tidemark.settings import BrokerSettings
+running = telemetry.setup("broker", BrokerSettings.from_environment().telemetry, "broker-0")
+def broken():
+    yield 7, {{}}
+    raise RuntimeError("a set changed its size")
+nan, endless = float("nan"), float("inf")
+figures = dict(truth=True, nothing=None, nan=nan, endless=endless, large=2**64, text="7")
+for name, value in figures.items():
+    telemetry.observe("gauge", "tidemark." + name, "", lambda value=value: [(value, {{}})])
+telemetry.observe("counter", "tidemark.sound", "", lambda: [(3, {{}}), (2.5, {{"topic": "a"}})])
+telemetry.observe("counter", "tidemark.broken", "", broken)
+input()
+running.shutdown()
+"""
+
 
 def run_service(
-    environ: dict[str, str], *, traceparent: str = TRACEPARENT, stderr: int = subprocess.PIPE
+    environ: dict[str, str],
+    *,
+    traceparent: str = TRACEPARENT,
+    stderr: int = subprocess.PIPE,
+    program: str = PROGRAM,
 ) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(traceparent=traceparent, roots=ROOT_SPANS)],
+        [sys.executable, "-c", program.format(traceparent=traceparent, roots=ROOT_SPANS)],
         env={"PATH": "/usr/bin", **environ},
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
@@ -244,6 +265,38 @@ class TestExport:
 
         assert (service.returncode, said) == (0, "False \n"), logged
         assert receiver.requests.empty()
+
+    def test_a_figure_that_is_no_number_spoils_no_other(
+        self, collector: tuple[Collector, str]
+    ) -> None:
+        """O1: it is left out and logged once, however often it is read."""
+        receiver, endpoint = collector
+        environ = {
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": endpoint,
+            "OTEL_METRIC_EXPORT_INTERVAL": "20",
+        }
+        service = run_service(environ, program=FIGURES)
+        exports = [receiver.requests.get(timeout=60) for _ in range(3)]
+
+        _, logged = service.communicate("\n", timeout=60)
+
+        metrics = exports[-1].resource_metrics[0].scope_metrics[0].metrics
+        points = {
+            each.name: [
+                point.as_int or point.as_double
+                for point in (*each.gauge.data_points, *each.sum.data_points)
+            ]
+            for each in metrics
+        }
+        assert points == {
+            "tidemark.truth": [1],
+            "tidemark.sound": [3, 2.5],
+            "tidemark.broken": [7],
+        }
+        lines = [json.loads(line) for line in logged.splitlines()]
+        assert sorted(line["metric"].removeprefix("tidemark.") for line in lines) == [
+            *("broken", "endless", "large", "nan", "nothing", "text"),
+        ]
 
     def test_prometheus_can_scrape_the_metrics(self) -> None:
         service = run_service({"TIDEMARK_METRICS_LISTEN": "127.0.0.1:0"})

@@ -5,6 +5,8 @@ instrument does nothing and costs next to nothing. Figures that a service keeps 
 when somebody asks for them. Attributes have few values: topics at the most, never queues.
 """
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
@@ -29,9 +31,15 @@ Attributes = Mapping[str, str | int]
 Reading = tuple[float, Attributes]
 """A figure and what it is of."""
 
+_INT64_MAX: Final = 2**63 - 1
+"""OTLP carries whole numbers in 64 bits."""
+
+_log = logging.getLogger(__name__)
 _NO_ATTRIBUTES: Final[Sequence[Attributes]] = ({},)
 _zeros: list[tuple[Counter, Sequence[Attributes]]] = []
 _exported = False
+_faulty: set[str] = set()
+"""Metrics that could not be read, logged once each: they are read at every interval."""
 
 
 def meter(name: str) -> Meter:
@@ -72,20 +80,44 @@ def observe(
 ) -> None:
     """Offer figures that are kept anyway. `read` is called by another thread: it only looks.
 
-    Does nothing, and keeps nothing, while metrics go nowhere.
+    Does nothing, and keeps nothing, while metrics go nowhere. A figure that cannot be exported is
+    left out: an exporter refuses everything that it was to be sent with.
     """
     if not _exported:
         return
 
     def callback(_: CallbackOptions) -> Iterator[Observation]:
-        for value, attributes in read():
-            yield Observation(value, attributes)
+        try:
+            for value, attributes in read():
+                number = exportable(value)
+                if number is None:
+                    _complain(name, f"{type(value).__name__} is not a finite number")
+                else:
+                    yield Observation(number, attributes)
+        except Exception as error:
+            _complain(name, f"{type(error).__name__}: {error}")
 
     tidemark_meter = meter("tidemark")
     if kind == "gauge":
         tidemark_meter.create_observable_gauge(name, [callback], unit, description)
     else:
         tidemark_meter.create_observable_counter(name, [callback], unit, description)
+
+
+def exportable(value: object) -> int | float | None:
+    """The figure as every exporter accepts it; None where there is no such number.
+
+    A bool is one for Python and for Prometheus, and makes OTLP refuse the batch.
+    """
+    if isinstance(value, int):
+        return int(value) if -_INT64_MAX <= value <= _INT64_MAX else None
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _complain(name: str, why: str) -> None:
+    if name not in _faulty:
+        _faulty.add(name)
+        _log.warning("a metric cannot be read", extra={"metric": name, "why": why})
 
 
 def begin() -> None:
