@@ -49,7 +49,7 @@ async def _consume(batches: AsyncIterator[tidemark.DeliveryBatch], messages: int
 
 if __name__ == "__main__":
     # Any service's settings will do: all of them read where telemetry goes.
-    running = telemetry.setup("bench", BrokerSettings.from_environment().telemetry, "bench")
+    running = telemetry.setup("bench", BrokerSettings.from_environment().telemetry)
     try:
         asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:4])))
     finally:

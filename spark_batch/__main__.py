@@ -36,7 +36,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    started = telemetry.setup(SERVICE, settings.telemetry, instance_id=SERVICE)
+    started = telemetry.setup(SERVICE, settings.telemetry)
     try:
         if options.command == "report":
             return _report(settings, options.output)

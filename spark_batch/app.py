@@ -6,8 +6,6 @@ threads, so that the service goes on answering, and stops without waiting for th
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import Unavailable
+from tidemark.identity import process_identity
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import RetentionSettings
@@ -138,7 +137,7 @@ class Stored:
 @asynccontextmanager
 async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[RpcServer]:
     """A scheduler that answers at once, and runs its jobs as soon as it may."""
-    holder = f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid4().hex[:8]}"
+    holder = process_identity()
     # A pass takes as long as it takes.
     server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
     async with open_channel(addresses(settings.storage_address)[0]) as channel:

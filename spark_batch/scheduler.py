@@ -61,7 +61,9 @@ _passes = counter(
     "tidemark.retention.passes",
     "Passes by job and outcome",
     zeros=[
-        {"job": job.value, "outcome": outcome} for job in JobName for outcome in ("done", "failed")
+        {"job_name": job.value, "outcome": outcome}
+        for job in JobName
+        for outcome in ("done", "failed")
     ],
 )
 _durations = seconds("tidemark.retention.pass.duration", "How long passes took, by job")
@@ -235,8 +237,8 @@ class Scheduler:
         finally:
             now_ms = self._clock.monotonic_ms()
             job.last_duration_ms = now_ms - began_ms
-            _passes.add(1, {"job": job.name.value, "outcome": outcome})
-            _durations.record(job.last_duration_ms / 1000, {"job": job.name.value})
+            _passes.add(1, {"job_name": job.name.value, "outcome": outcome})
+            _durations.record(job.last_duration_ms / 1000, {"job_name": job.name.value})
             job.next_at_ms = now_ms + job.interval_ms
             if job.state is JobState.RUNNING:
                 job.state = before

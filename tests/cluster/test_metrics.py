@@ -118,6 +118,8 @@ async def test_every_documented_metric_arrives_over_otlp_and_over_prometheus(
     families = await metrics.families()
 
     assert {point.name for point in metrics.pushed.points} == documented
+    attributes = {key for point in metrics.pushed.points for key in point.attributes}
+    assert not attributes & {"job", "instance"}, "Prometheus's own labels"
     exported = set(families)
     scraped = {
         name: {name.replace(".", "_") + suffix for suffix in SUFFIXES} & exported

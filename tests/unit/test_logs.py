@@ -226,7 +226,7 @@ class TestLogHandler:
     ) -> None:
         monkeypatch.setattr(sys, "stderr", stderr)
 
-        running = telemetry.setup("broker", TelemetrySettings(), "broker-0")
+        running = telemetry.setup("broker", TelemetrySettings())
         logging.getLogger("some.module").warning("hello")
         running.shutdown()
 
@@ -241,7 +241,7 @@ class TestLogHandler:
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setenv("TIDEMARK_PARTITONS", "8")
 
-        running = telemetry.setup("broker", TelemetrySettings(log_level="debug"), "broker-0")
+        running = telemetry.setup("broker", TelemetrySettings(log_level="debug"))
         if stderr_closed:
             stderr.close()
         logging.getLogger("some.module").debug("hello", extra={"partition": 3})

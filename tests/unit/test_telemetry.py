@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -157,7 +158,7 @@ from tidemark import telemetry
 from tidemark.settings import BrokerSettings
 tracer, meter = telemetry.tracer("before.setup"), telemetry.meter("before.setup")
 counter = meter.create_counter("tidemark.published", unit="1")
-running = telemetry.setup("broker", BrokerSettings.from_environment().telemetry, "broker-0")
+running = telemetry.setup("broker", BrokerSettings.from_environment().telemetry)
 remote = telemetry.context_from_traceparent("{traceparent}")
 with telemetry.span(tracer, "publish", context=remote, attributes={{"messages": 3}}):
     link = telemetry.link_from_traceparent(telemetry.current_traceparent())
@@ -174,7 +175,7 @@ running.shutdown()
 FIGURES = """
 from tidemark import telemetry
 from tidemark.settings import BrokerSettings
-running = telemetry.setup("broker", BrokerSettings.from_environment().telemetry, "broker-0")
+running = telemetry.setup("broker", BrokerSettings.from_environment().telemetry)
 def broken():
     yield 7, {{}}
     raise RuntimeError("a set changed its size")
@@ -213,7 +214,11 @@ class TestExport:
     def test_spans_and_metrics_reach_the_collector(self, collector: tuple[Collector, str]) -> None:
         receiver, endpoint = collector
         service = run_service(
-            {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TRACES_SAMPLER": "always_on"}
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+                "OTEL_TRACES_SAMPLER": "always_on",
+                "OTEL_RESOURCE_ATTRIBUTES": "zone=a,service.instance.id=broker%2D0",
+            }
         )
 
         said, logged = service.communicate("\n", timeout=60)
@@ -229,8 +234,38 @@ class TestExport:
         assert spans["root"][0][1].links[0].span_id == published.span_id
         about = {each.key: each.value.string_value for each in resource.attributes}
         assert (about["service.name"], about["service.instance.id"]) == ("broker", "broker-0")
+        assert about["zone"] == "a"
         line = json.loads(logged.splitlines()[0])
+        assert (line["service"], line["instance"]) == ("broker", "broker-0")
         assert (line["trace_id"], line["span_id"]) == (TRACE_ID, published.span_id.hex())
+
+    def test_every_process_is_an_instance_of_its_own(
+        self, collector: tuple[Collector, str]
+    ) -> None:
+        """O1: two replicas, or a container before and after a restart, are two streams."""
+        receiver, endpoint = collector
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_TRACES_SAMPLER": "always_on"}
+        services = [run_service(environ) for _ in range(2)]
+
+        logged = [service.communicate("\n", timeout=60)[1] for service in services]
+
+        instances = {json.loads(lines.splitlines()[0])["instance"] for lines in logged}
+        assert len(instances) == 2
+        for service in services:
+            place = f"{socket.gethostname()[:64]}-{service.pid}-"
+            assert any(instance.startswith(place) for instance in instances)
+        resources = [
+            each.resource
+            for request in receiver.requests.queue
+            for each in getattr(request, "resource_spans", None) or request.resource_metrics
+        ]
+        assert len(resources) == 4, "spans and metrics of each"
+        assert {
+            each.value.string_value
+            for resource in resources
+            for each in resource.attributes
+            if each.key == "service.instance.id"
+        } == instances
 
     def test_unless_told_otherwise_the_callers_decision_is_followed_and_few_traces_begin_here(
         self, collector: tuple[Collector, str]

@@ -33,7 +33,7 @@ def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
     """Run a service until SIGTERM, SIGINT or SIGHUP, then exit with 0."""
     settings = load_or_exit(settings_type)
     try:
-        started = telemetry.setup(service_name, settings.telemetry, instance_id=service_name)
+        started = telemetry.setup(service_name, settings.telemetry)
     except OSError as error:
         _exit_with(f"metrics: {error}")
     try:

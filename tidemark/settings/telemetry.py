@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from tidemark.settings.declaration import Settings, setting
 from tidemark.settings.variables import LISTEN, Choice, Switch, Text
@@ -75,6 +76,23 @@ class TelemetrySettings(Settings):
         doc="Which traces are kept, with OTEL_TRACES_SAMPLER_ARG for a ratio. Unset, the caller's "
         "decision is followed, and one in a hundred of the traces that begin here is kept.",
     )
+
+    resource_attributes: str = setting(
+        "OTEL_RESOURCE_ATTRIBUTES",
+        Text("pairs name=value, separated by commas"),
+        default="",
+        doc="Added to all traces and metrics. `service.instance.id` replaces the one that is made "
+        "of host and process.",
+    )
+
+    @property
+    def instance_id(self) -> str:
+        """The name that was chosen for this process; empty if none was."""
+        for pair in self.resource_attributes.split(","):
+            key, _, value = pair.partition("=")
+            if key.strip() == "service.instance.id":
+                return unquote(value.strip())
+        return ""
 
     @property
     def traces_endpoint(self) -> str:

@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidemark.identity import process_identity
 from tidemark.settings import TelemetrySettings, unknown_variables
 from tidemark.telemetry import logs
 from tidemark.telemetry.metrics import Tally, counter, histogram, meter, observe, seconds
@@ -74,12 +75,14 @@ class Telemetry:
         logs.remove(self._handler, self._level_before)
 
 
-def setup(service_name: str, settings: TelemetrySettings, instance_id: str) -> Telemetry:
+def setup(service_name: str, settings: TelemetrySettings) -> Telemetry:
     """Start logs, and traces and metrics if the settings name a destination.
 
-    Once per process: OpenTelemetry keeps the first destination for good. Raises OSError when the
-    Prometheus address cannot be listened on.
+    They name this process as an instance of its own, unless the settings do. Once per process:
+    OpenTelemetry keeps the first destination for good. Raises OSError when the Prometheus address
+    cannot be listened on.
     """
+    instance_id = settings.instance_id or process_identity()
     make_formatter = logs.JsonFormatter if settings.log_format == "json" else logs.TextFormatter
     handler = logs.LineHandler(logs.open_stderr(), make_formatter(service_name, instance_id))
     telemetry = Telemetry(handler, logs.install(handler, settings.log_level))

@@ -17,7 +17,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import (
@@ -74,13 +74,12 @@ class Exports:
     """What runs in the background to bring traces and metrics out of the process."""
 
     def __init__(self, service_name: str, settings: TelemetrySettings, instance_id: str) -> None:
-        resource = Resource.create(
-            {
-                "service.name": service_name,
-                "service.instance.id": instance_id,
-                "service.version": __version__,
-            }
-        )
+        ours = {
+            "service.name": service_name,
+            "service.instance.id": instance_id,
+            "service.version": __version__,
+        }
+        resource = Resource.create(ours).merge(OTELResourceDetector().detect())
         self._stops: list[Callable[[], object]] = []
         self.metrics_address = ""
         readers: list[MetricReader] = []
