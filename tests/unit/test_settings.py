@@ -31,7 +31,7 @@ def test_the_defaults_let_the_services_find_each_other() -> None:
     storage, broker, lifecycle = StorageSettings(), BrokerSettings(), LifecycleSettings()
 
     assert broker.storage_address == lifecycle.storage_address == storage.listen
-    assert broker.lifecycle_address == lifecycle.listen
+    assert storage.lifecycle_address == lifecycle.listen
 
 
 def test_values_come_from_the_environment() -> None:

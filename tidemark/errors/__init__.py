@@ -48,7 +48,6 @@ Its modules hold one subject each; everybody else imports from here.
         ├── Internal                 INTERNAL
         ├── LifecycleUnavailable     UNAVAILABLE           retry
         ├── PartitionFaulty          UNAVAILABLE           retry
-        ├── PartitionStarting        UNAVAILABLE           retry
         ├── ResourceExhausted        RESOURCE_EXHAUSTED    retry
         ├── ShuttingDown             UNAVAILABLE           retry
         └── Unavailable              UNAVAILABLE           retry
@@ -63,7 +62,6 @@ from tidemark.errors.availability import (
     Internal,
     LifecycleUnavailable,
     PartitionFaulty,
-    PartitionStarting,
     ResourceExhausted,
     ShuttingDown,
     Unavailable,
@@ -135,7 +133,6 @@ __all__ = [
     "NotSubscribed",
     "PartitionFaulty",
     "PartitionNotFound",
-    "PartitionStarting",
     "PermissionDenied",
     "PublisherNotFound",
     "QueueFull",

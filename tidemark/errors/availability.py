@@ -30,17 +30,6 @@ class ResourceExhausted(ServiceError):
     retry_after_ms = 500
 
 
-class PartitionStarting(ServiceError):
-    """The partition is open, but its first sweep has not finished.
-
-    What to do: repeat the call after the given time.
-    """
-
-    reason = "PARTITION_STARTING"
-    code = StatusCode.UNAVAILABLE
-    retry_after_ms = 200
-
-
 class PartitionFaulty(ServiceError):
     """The partition takes no publishes because a sweep or a commit failed.
 

@@ -10,9 +10,9 @@ from tidemark.errors.base import ClientError
 
 
 class Unauthenticated(ClientError):
-    """The call carries no valid token or certificate.
+    """A proxy in front of the cluster requires a token or certificate that the call lacks.
 
-    What to do: supply a valid one.
+    What to do: supply the credentials that the proxy expects.
     """
 
     reason = "UNAUTHENTICATED"
@@ -20,9 +20,9 @@ class Unauthenticated(ClientError):
 
 
 class PermissionDenied(ClientError):
-    """The caller is known but has no right to do this on this topic.
+    """A proxy in front of the cluster does not allow this caller to make the call.
 
-    What to do: ask an operator for the right named by `right`.
+    What to do: ask the operator of the proxy for access.
     """
 
     reason = "PERMISSION_DENIED"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, address_of_lifecycle, address_of_storage
+from tidemark.settings.service import ServiceSettings, address_of_storage
 from tidemark.settings.variables import LISTEN, Address, Identifier, Integer
 
 
@@ -30,7 +30,6 @@ class BrokerSettings(ServiceSettings):
         doc="Where other services and brokers reach this broker; empty is where it listens.",
     )
     storage_address: str = address_of_storage()
-    lifecycle_address: str = address_of_lifecycle()
     client_timeout_ms: int = setting(
         "TIDEMARK_CLIENT_TIMEOUT_MS",
         Integer(1_000, 3_600_000, unit="ms"),

@@ -82,7 +82,7 @@ class BrokerServiceServicer:
         """One connection of one client: everything travels as frames, each holding whatever gathered
         since the last. The first frame must carry `hello`. Ends with a status only when it can not go
         on: INVALID_ARGUMENT (no hello, a frame out of protocol), QUOTA_EXCEEDED (too many sessions),
-        UNAUTHENTICATED, SHUTTING_DOWN. Everything else is answered item by item inside frames.
+        SHUTTING_DOWN. Everything else is answered item by item inside frames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,8 +92,8 @@ class BrokerServiceServicer:
         """Stores runs. Each run has its own result. The call fails as a whole with INVALID_ARGUMENT,
         BATCH_TOO_LARGE, SHUTTING_DOWN. Per run: INVALID_NAME, TOPIC_NOT_FOUND, INVALID_ARGUMENT,
         MESSAGE_TOO_LARGE, BATCH_TOO_LARGE, HEADERS_TOO_LARGE, QUEUE_FULL, DISK_FULL,
-        SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_STARTING, PARTITION_FAULTY,
-        LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE, PERMISSION_DENIED.
+        SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_FAULTY,
+        LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +103,7 @@ class BrokerServiceServicer:
         """Waits for messages of one queue and reserves them. "No message available" is an empty answer
         after the usual wait; `subscription_state` says why where there is a reason. Fails with
         INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
-        NOT_OWNER, UNAVAILABLE, PERMISSION_DENIED.
+        NOT_OWNER, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

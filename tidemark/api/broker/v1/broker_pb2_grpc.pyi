@@ -21,20 +21,20 @@ class BrokerServiceStub:
     """One connection of one client: everything travels as frames, each holding whatever gathered
     since the last. The first frame must carry `hello`. Ends with a status only when it can not go
     on: INVALID_ARGUMENT (no hello, a frame out of protocol), QUOTA_EXCEEDED (too many sessions),
-    UNAUTHENTICATED, SHUTTING_DOWN. Everything else is answered item by item inside frames.
+    SHUTTING_DOWN. Everything else is answered item by item inside frames.
     """
     Publish: _aio.UnaryUnaryMultiCallable[_broker_pb2.PublishRequest, _broker_pb2.PublishResponse]
     """Stores runs. Each run has its own result. The call fails as a whole with INVALID_ARGUMENT,
     BATCH_TOO_LARGE, SHUTTING_DOWN. Per run: INVALID_NAME, TOPIC_NOT_FOUND, INVALID_ARGUMENT,
     MESSAGE_TOO_LARGE, BATCH_TOO_LARGE, HEADERS_TOO_LARGE, QUEUE_FULL, DISK_FULL,
-    SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_STARTING, PARTITION_FAULTY,
-    LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE, PERMISSION_DENIED.
+    SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_FAULTY,
+    LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE.
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Waits for messages of one queue and reserves them. "No message available" is an empty answer
     after the usual wait; `subscription_state` says why where there is a reason. Fails with
     INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
-    NOT_OWNER, UNAVAILABLE, PERMISSION_DENIED.
+    NOT_OWNER, UNAVAILABLE.
     """
     Settle: _aio.UnaryUnaryMultiCallable[_broker_pb2.SettleRequest, _broker_pb2.SettleResponse]
     """Settles reservations by receipt. Each settlement has its own result; see SettleResult for
@@ -63,7 +63,7 @@ class BrokerServiceServicer:
         """One connection of one client: everything travels as frames, each holding whatever gathered
         since the last. The first frame must carry `hello`. Ends with a status only when it can not go
         on: INVALID_ARGUMENT (no hello, a frame out of protocol), QUOTA_EXCEEDED (too many sessions),
-        UNAUTHENTICATED, SHUTTING_DOWN. Everything else is answered item by item inside frames.
+        SHUTTING_DOWN. Everything else is answered item by item inside frames.
         """
 
     def Publish(
@@ -74,8 +74,8 @@ class BrokerServiceServicer:
         """Stores runs. Each run has its own result. The call fails as a whole with INVALID_ARGUMENT,
         BATCH_TOO_LARGE, SHUTTING_DOWN. Per run: INVALID_NAME, TOPIC_NOT_FOUND, INVALID_ARGUMENT,
         MESSAGE_TOO_LARGE, BATCH_TOO_LARGE, HEADERS_TOO_LARGE, QUEUE_FULL, DISK_FULL,
-        SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_STARTING, PARTITION_FAULTY,
-        LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE, PERMISSION_DENIED.
+        SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_FAULTY,
+        LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE.
         """
 
     def Pull(
@@ -86,7 +86,7 @@ class BrokerServiceServicer:
         """Waits for messages of one queue and reserves them. "No message available" is an empty answer
         after the usual wait; `subscription_state` says why where there is a reason. Fails with
         INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
-        NOT_OWNER, UNAVAILABLE, PERMISSION_DENIED.
+        NOT_OWNER, UNAVAILABLE.
         """
 
     def Settle(

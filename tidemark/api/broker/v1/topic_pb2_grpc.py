@@ -129,8 +129,8 @@ class TopicServiceServicer:
     """
 
     def CreateTopic(self, request, context):
-        """Creates a topic. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_EXISTS, UNAVAILABLE,
-        PERMISSION_DENIED. Repeating it with equal settings is a success.
+        """Creates a topic. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_EXISTS, UNAVAILABLE.
+        Repeating it with equal settings succeeds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ class TopicServiceServicer:
 
     def UpdateTopic(self, request, context):
         """Changes settings of a topic. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT,
-        TOPIC_VERSION_MISMATCH, UNAVAILABLE, PERMISSION_DENIED.
+        TOPIC_VERSION_MISMATCH, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +160,7 @@ class TopicServiceServicer:
 
     def DeleteTopic(self, request, context):
         """Deletes a topic and its queues. Fails with TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY (without force),
-        UNAVAILABLE, PERMISSION_DENIED.
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,7 +183,7 @@ class TopicServiceServicer:
 
     def DeleteQueue(self, request, context):
         """Deletes a queue with everything in it; created again it is another queue. Fails with
-        QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+        QUEUE_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +191,7 @@ class TopicServiceServicer:
 
     def PurgeQueue(self, request, context):
         """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
-        Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+        Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,7 +199,7 @@ class TopicServiceServicer:
 
     def PeekQueue(self, request, context):
         """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
-        UNAVAILABLE, PERMISSION_DENIED.
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,12 +18,12 @@ class TopicServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTopic: _aio.UnaryUnaryMultiCallable[_topic_pb2.CreateTopicRequest, _topic_pb2.CreateTopicResponse]
-    """Creates a topic. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_EXISTS, UNAVAILABLE,
-    PERMISSION_DENIED. Repeating it with equal settings is a success.
+    """Creates a topic. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_EXISTS, UNAVAILABLE.
+    Repeating it with equal settings succeeds.
     """
     UpdateTopic: _aio.UnaryUnaryMultiCallable[_topic_pb2.UpdateTopicRequest, _topic_pb2.UpdateTopicResponse]
     """Changes settings of a topic. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT,
-    TOPIC_VERSION_MISMATCH, UNAVAILABLE, PERMISSION_DENIED.
+    TOPIC_VERSION_MISMATCH, UNAVAILABLE.
     """
     GetTopic: _aio.UnaryUnaryMultiCallable[_topic_pb2.GetTopicRequest, _topic_pb2.GetTopicResponse]
     """Gives a topic with all its settings. Fails with TOPIC_NOT_FOUND, UNAVAILABLE."""
@@ -31,7 +31,7 @@ class TopicServiceStub:
     """Lists topics by name. Fails with INVALID_ARGUMENT (page token), UNAVAILABLE."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_topic_pb2.DeleteTopicRequest, _topic_pb2.DeleteTopicResponse]
     """Deletes a topic and its queues. Fails with TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY (without force),
-    UNAVAILABLE, PERMISSION_DENIED.
+    UNAVAILABLE.
     """
     ListQueues: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListQueuesRequest, _topic_pb2.ListQueuesResponse]
     """Lists the queues of a topic by name with their state. Fails with TOPIC_NOT_FOUND,
@@ -41,15 +41,15 @@ class TopicServiceStub:
     """Gives one queue with its groups. Fails with INVALID_NAME, QUEUE_NOT_FOUND, UNAVAILABLE."""
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.DeleteQueueRequest, _topic_pb2.DeleteQueueResponse]
     """Deletes a queue with everything in it; created again it is another queue. Fails with
-    QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+    QUEUE_NOT_FOUND, UNAVAILABLE.
     """
     PurgeQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PurgeQueueRequest, _topic_pb2.PurgeQueueResponse]
     """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
-    Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+    Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE.
     """
     PeekQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PeekQueueRequest, _topic_pb2.PeekQueueResponse]
     """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
-    UNAVAILABLE, PERMISSION_DENIED.
+    UNAVAILABLE.
     """
     CancelScheduled: _aio.UnaryUnaryMultiCallable[_topic_pb2.CancelScheduledRequest, _topic_pb2.CancelScheduledResponse]
     """Cancels a scheduled run that is not yet due. Materializes the queue. Fails with QUEUE_NOT_FOUND,
@@ -87,8 +87,8 @@ class TopicServiceServicer:
         request: _topic_pb2.CreateTopicRequest,
         context: _aio.ServicerContext[_topic_pb2.CreateTopicRequest, _abc.Awaitable[_topic_pb2.CreateTopicResponse]],
     ) -> _abc.Awaitable[_topic_pb2.CreateTopicResponse]:
-        """Creates a topic. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_EXISTS, UNAVAILABLE,
-        PERMISSION_DENIED. Repeating it with equal settings is a success.
+        """Creates a topic. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_EXISTS, UNAVAILABLE.
+        Repeating it with equal settings succeeds.
         """
 
     def UpdateTopic(
@@ -97,7 +97,7 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.UpdateTopicRequest, _abc.Awaitable[_topic_pb2.UpdateTopicResponse]],
     ) -> _abc.Awaitable[_topic_pb2.UpdateTopicResponse]:
         """Changes settings of a topic. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT,
-        TOPIC_VERSION_MISMATCH, UNAVAILABLE, PERMISSION_DENIED.
+        TOPIC_VERSION_MISMATCH, UNAVAILABLE.
         """
 
     def GetTopic(
@@ -120,7 +120,7 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.DeleteTopicRequest, _abc.Awaitable[_topic_pb2.DeleteTopicResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DeleteTopicResponse]:
         """Deletes a topic and its queues. Fails with TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY (without force),
-        UNAVAILABLE, PERMISSION_DENIED.
+        UNAVAILABLE.
         """
 
     def ListQueues(
@@ -145,7 +145,7 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.DeleteQueueRequest, _abc.Awaitable[_topic_pb2.DeleteQueueResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DeleteQueueResponse]:
         """Deletes a queue with everything in it; created again it is another queue. Fails with
-        QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+        QUEUE_NOT_FOUND, UNAVAILABLE.
         """
 
     def PurgeQueue(
@@ -154,7 +154,7 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.PurgeQueueRequest, _abc.Awaitable[_topic_pb2.PurgeQueueResponse]],
     ) -> _abc.Awaitable[_topic_pb2.PurgeQueueResponse]:
         """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
-        Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE, PERMISSION_DENIED.
+        Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE.
         """
 
     def PeekQueue(
@@ -163,7 +163,7 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.PeekQueueRequest, _abc.Awaitable[_topic_pb2.PeekQueueResponse]],
     ) -> _abc.Awaitable[_topic_pb2.PeekQueueResponse]:
         """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, INVALID_ARGUMENT,
-        UNAVAILABLE, PERMISSION_DENIED.
+        UNAVAILABLE.
         """
 
     def CancelScheduled(

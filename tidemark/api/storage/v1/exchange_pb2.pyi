@@ -512,7 +512,7 @@ Global___UnmaterializeResult: _TypeAlias = UnmaterializeResult  # noqa: Y015
 @_typing.final
 class Append(_message.Message):
     """Stores a run. Errors: TOPIC_NOT_FOUND, TOPIC_VERSION_MISMATCH, QUEUE_FULL, DISK_FULL,
-    QUOTA_EXCEEDED, SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_STARTING, PARTITION_FAULTY.
+    QUOTA_EXCEEDED, SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_FAULTY, LIFECYCLE_UNAVAILABLE.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
