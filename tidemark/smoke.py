@@ -1,8 +1,8 @@
-"""Publishes a message, consumes it and removes its traces: `python -m tidemark.smoke ADDRESS`.
+"""The smoke test: `python -m tidemark.smoke ADDRESS` publishes a message and consumes it.
 
-The command of the chart's `helm test`. It goes through the broker to the disk and back, in a queue
-that no other run of it uses, and exits with 1 and one line on stderr if something is not as it
-should be. A cluster that is still starting is given time. It touches no topic but its own.
+`helm test` runs it. The message goes through the broker to disk and back, in a queue of its own,
+which is deleted afterwards. A cluster that is still starting is given time. On failure it prints
+one line to stderr and exits with 1.
 """
 
 import argparse
@@ -14,14 +14,13 @@ from typing import Final
 
 import grpc
 
-from tidemark.api.broker.v1.broker_pb2 import PublishRequest, PullRequest, SettleRequest
-from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, PublishRun, Settlement
-from tidemark.api.broker.v1.topic_pb2 import CreateTopicRequest, DeleteQueueRequest
-from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.api.broker.v1.message_pb2 import Ack
+from tidemark.client.admin.admin import Admin
+from tidemark.client.transport.codec import settlement_of
+from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
-from tidemark.rpc import from_status, open_channel, wait_until_serving
+from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.rpc.health import READINESS
 from tidemark.settings.variables import Address
 
@@ -30,10 +29,11 @@ TOPIC: Final = "tidemark-smoke"
 TIMEOUT_MS_DEFAULT: Final = 60_000
 
 _PULL_WAIT_MS: Final = 10_000
+_GROUP: Final = "default"
 
 
 class SmokeFailed(Exception):
-    """The cluster answered, but not as it should. The text is one line, made for operators."""
+    """The cluster answered, but not as expected. The text is one line, for operators."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout-ms", type=int, default=TIMEOUT_MS_DEFAULT)
     options = parser.parse_args(arguments)
     try:
-        asyncio.run(_until_it_works(options.address, options.timeout_ms))
+        asyncio.run(_retry_until_it_works(options.address, options.timeout_ms))
     except TidemarkError as error:
         print(f"{error.reason}: {error.detail}", file=sys.stderr)
         return 1
@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _until_it_works(address: str, timeout_ms: int) -> None:
-    """Try again, in another queue, for as long as the cluster says that this may help."""
+async def _retry_until_it_works(address: str, timeout_ms: int) -> None:
+    """Retry, each time with a new queue, while the error says that a retry may help."""
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + timeout_ms
     async with open_channel(address) as channel:
@@ -72,30 +72,22 @@ async def _round_trip(channel: grpc.aio.Channel) -> None:
     client_id = f"smoke-{uuid.uuid4().hex}"
     lmq_name = f"{TOPIC}/{client_id}"
     payload = client_id.encode()
-    topics, broker = TopicServiceStub(channel), BrokerServiceStub(channel)
-    await topics.CreateTopic(CreateTopicRequest(name=TOPIC))
+    admin, client = Admin(channel), UnaryClient(channel, client_id)
+    await admin.create_topic(TOPIC)
 
-    batch = MessageBatch(messages=[Message(payload=payload)])
-    run = PublishRun(lmq_name=lmq_name, batch=batch, count=1)
-    published = await broker.Publish(PublishRequest(client_id=client_id, runs=[run]))
-    if published.results[0].HasField("error"):
-        raise from_status(published.results[0].error)
+    await client.publish(lmq_name, [payload], headers={})
     print(f"published to {lmq_name}")
 
-    pull = PullRequest(client_id=client_id, lmq_name=lmq_name, wait_ms=_PULL_WAIT_MS)
-    pulled = await broker.Pull(pull)
+    pulled = await client.pull(lmq_name, _GROUP, max_messages=10, wait_ms=_PULL_WAIT_MS)
     received = [message.payload for each in pulled.deliveries for message in each.batch.messages]
     if received != [payload]:
-        raise SmokeFailed(f"published one message, {len(received)} came back")
+        raise SmokeFailed(f"published one message, received {len(received)}")
     print("received it")
 
-    ack = Settlement(request_id=1, receipt=pulled.deliveries[0].receipt, ack=Ack())
-    settled = await broker.Settle(SettleRequest(client_id=client_id, settlements=[ack]))
-    if settled.results[0].HasField("error"):
-        raise from_status(settled.results[0].error)
+    await client.settle([settlement_of(pulled.deliveries[0].receipt, Ack(), request_id=1)])
     print("acknowledged it")
 
-    await topics.DeleteQueue(DeleteQueueRequest(lmq_name=lmq_name))
+    await admin.delete_queue(lmq_name)
     print("Tidemark works.")
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 
 from tidemark import limits
-from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.client.admin.admin import Admin
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
@@ -26,6 +25,7 @@ from tidemark.client.publish.publisher import Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
 from tidemark.client.transport.routes import Routes
+from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError
 from tidemark.names import (
@@ -301,22 +301,23 @@ class Client:
         >>> async for queue in client.admin.list_queues("sessions"):
         ...     print(queue.lmq_name, queue.messages)
         """
-        return self._stub(Admin)
+        return self._over_channel(Admin)
 
     # --- inside --------------------------------------------------------------------------------
 
     def _puller(self) -> Puller:
-        return Puller(self._stub(BrokerServiceStub), self.client_id, self._identity.clock)
+        calls = self._over_channel(lambda channel: UnaryClient(channel, self.client_id))
+        return Puller(calls, self._identity.clock)
 
-    def _stub(self, kind: Callable[[grpc.aio.Channel], S]) -> S:
-        """Calls go to the broker that the client is connected to."""
+    def _over_channel(self, make: Callable[[grpc.aio.Channel], S]) -> S:
+        """Make calls over a channel to the broker that the client is connected to."""
         self._check_open()
         address = self._routes.home.address
         channel = self._channels.get(address)
         if channel is None:
             channel = open_channel(address, credentials=self._identity.credentials)
             self._channels[address] = channel
-        return kind(channel)
+        return make(channel)
 
     def _check_open(self) -> None:
         if self._state != "open":

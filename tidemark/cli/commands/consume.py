@@ -1,10 +1,12 @@
 """`tidemark consume`: takes messages from a queue and prints them.
 
-What is acknowledged was printed and flushed before; what is not acknowledged goes back untried
-when the command ends.
+Messages are printed and flushed before they are acknowledged. Messages that are not acknowledged
+are released when the command ends.
 """
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -14,7 +16,9 @@ from tidemark.cli.display import units
 from tidemark.cli.options import Limit, QueueName, duration_ms
 
 if TYPE_CHECKING:
-    from tidemark.cli.messages import Batch, Messages
+    from tidemark.api.broker.v1.broker_pb2 import PullResponse
+    from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Release
+    from tidemark.client.transport.unary import UnaryClient
 
 _PER_PULL: Final = 1000
 _FOLLOW_WAIT_MS: Final = 20_000
@@ -52,14 +56,15 @@ async def consume(
     """
     import secrets
 
-    from tidemark.cli.messages import Messages
+    from tidemark.api.broker.v1.message_pb2 import Ack
+    from tidemark.client.transport.unary import UnaryClient
     from tidemark.limits import PULL_WAIT_MS_MAX
 
     if follow and not ack:
         raise typer.BadParameter("--follow needs --ack; `tidemark queue peek` shows without taking")
     if wait > PULL_WAIT_MS_MAX:
         raise typer.BadParameter(f"--wait is at most {units.duration(PULL_WAIT_MS_MAX)}")
-    client = Messages(
+    client = UnaryClient(
         call.open(call.address),
         client_id or f"tidemark-consume-{secrets.token_hex(4)}",
         timeout_ms=call.timeout_ms,
@@ -67,30 +72,93 @@ async def consume(
     wait_ms = max(wait, _FOLLOW_WAIT_MS) if follow else wait
     if take_over:
         await client.subscribe(queue, group)
-    held: list[Batch] = []
+    held: list[Delivery] = []
     try:
         shown = 0
         while not limit or shown < limit:
             most = min(_PER_PULL, limit - shown) if limit else _PER_PULL
-            batches = await client.pull(queue, group, max_messages=most, wait_ms=wait_ms)
-            held += batches
-            for batch in batches:
-                shown += _print(call, batch)
-            if ack and batches:
+            pulled = await client.pull(queue, group, max_messages=most, wait_ms=wait_ms)
+            _check_served(queue, pulled)
+            held += pulled.deliveries
+            for delivery in pulled.deliveries:
+                shown += _print(call, delivery)
+            if ack and held:
                 sys.stdout.flush()
-                await client.ack(batches)
+                await _settle(client, held, Ack())
                 held.clear()
             if follow:
                 continue
-            if not batches:
+            if not pulled.deliveries:
                 break
             wait_ms = 0
     finally:
         await _leave(client, queue, group, held, subscribed=take_over)
 
 
-def _print(call: Call, batch: "Batch") -> int:
-    for message in batch.messages:
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message, as `--json` shows it."""
+
+    lmq_name: str
+    offset: int
+    payload: bytes
+    headers: Mapping[str, str]
+    fairness_key: str
+    attempt_count: int
+    delivery_count: int
+    publish_time_ms: int
+    epoch: int
+    partition: int
+
+
+def _received(delivery: "Delivery") -> Iterator[Received]:
+    for offset, message in enumerate(delivery.batch.messages, delivery.first_offset):
+        yield Received(
+            lmq_name=delivery.lmq_name,
+            offset=offset,
+            payload=message.payload,
+            headers=dict(message.headers),
+            fairness_key=delivery.fairness_key,
+            attempt_count=delivery.attempt_count,
+            delivery_count=delivery.delivery_count,
+            publish_time_ms=delivery.publish_time_ms,
+            epoch=delivery.epoch,
+            partition=delivery.partition,
+        )
+
+
+def _check_served(queue: str, pulled: "PullResponse") -> None:
+    """Raise NotSubscribed if an empty answer means that another client owns the queue."""
+    from tidemark.api.broker.v1 import subscription_pb2
+    from tidemark.errors import NotSubscribed
+    from tidemark.rpc.enums import word_of
+
+    served = (
+        subscription_pb2.SUBSCRIPTION_STATE_UNSPECIFIED,  # a shared topic
+        subscription_pb2.SUBSCRIPTION_STATE_ACTIVE,
+        subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING,  # to this client
+    )
+    state = pulled.subscription_state
+    if not pulled.deliveries and state not in served:
+        word = word_of(subscription_pb2.SubscriptionState, state, "SUBSCRIPTION_STATE_")
+        raise NotSubscribed(f"queue {queue} is exclusive, and this client is {word}")
+
+
+async def _settle(
+    client: "UnaryClient", deliveries: Sequence["Delivery"], action: "Ack | Release"
+) -> None:
+    from tidemark.client.transport.codec import settlement_of
+
+    await client.settle(
+        [
+            settlement_of(each.receipt, action, request_id=number)
+            for number, each in enumerate(deliveries, 1)
+        ]
+    )
+
+
+def _print(call: Call, delivery: "Delivery") -> int:
+    for message in _received(delivery):
         if call.out.as_json:
             call.out.json_line(message)
         elif call.out.on_terminal:
@@ -99,20 +167,21 @@ def _print(call: Call, batch: "Batch") -> int:
             call.out.print(payload_line(message.payload))
         else:  # a pipe gets what was published, byte by byte
             sys.stdout.buffer.write(message.payload + b"\n")
-    return len(batch.messages)
+    return len(delivery.batch.messages)
 
 
 async def _leave(
-    client: "Messages", queue: str, group: str, held: list["Batch"], *, subscribed: bool
+    client: "UnaryClient", queue: str, group: str, held: list["Delivery"], *, subscribed: bool
 ) -> None:
-    """Give back what is held, also after Ctrl-C; what fails here runs out by itself."""
+    """Release what is held, also after Ctrl-C; if that fails, the reservations expire."""
     from contextlib import suppress
 
+    from tidemark.api.broker.v1.message_pb2 import Release
     from tidemark.errors import TidemarkError
 
     with suppress(TidemarkError):
         if held:
-            await client.release(held)
+            await _settle(client, held, Release())
     with suppress(TidemarkError):
         if subscribed:
             await client.unsubscribe(queue, group)

@@ -50,7 +50,7 @@ async def publish(
     If it fails half way, it says how many were stored: those before were, those after were not.
     """
     from tidemark.cli.commands import publish_input
-    from tidemark.cli.messages import Messages
+    from tidemark.client.transport.unary import UnaryClient
     from tidemark.errors import TidemarkError
 
     sources = list(file or ())
@@ -58,7 +58,7 @@ async def publish(
         raise typer.BadParameter("messages as arguments exclude --file and --whole")
     if not messages and not sources:
         sources = [publish_input.STDIN]
-    client = Messages(call.open(call.address), "tidemark-publish", timeout_ms=call.timeout_ms)
+    client = UnaryClient(call.open(call.address), "tidemark-publish", timeout_ms=call.timeout_ms)
     fields: dict[str, Any] = {
         "headers": dict(header or ()),  # type: ignore[arg-type]  # pairs, made by its parser
         "fairness_key": key,

@@ -6,11 +6,10 @@ which passes them on where another one owns the queue.
 
 from collections.abc import Iterator, Sequence
 
-from tidemark.api.broker.v1 import broker_pb2, message_pb2
-from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Settlement
+from tidemark.api.broker.v1 import message_pb2
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
-from tidemark.client.transport.codec import Action, Range, check, settlement_of
+from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock
 
 
@@ -35,25 +34,22 @@ class PulledBatch:
 
 
 class Puller:
-    """Pulls and settles over unary calls. Nothing is repeated: the caller hears what failed."""
+    """Pulls deliveries and settles them over unary calls. Calls are not repeated."""
 
-    def __init__(self, broker: BrokerServiceStub, client_id: str, clock: Clock) -> None:
-        self._broker = broker
-        self._client_id = client_id
+    def __init__(self, calls: UnaryClient, clock: Clock) -> None:
+        self._calls = calls
         self._clock = clock
 
     async def pull(
         self, lmq_name: str, group: str, max_messages: int, wait_ms: int, visibility_ms: int
     ) -> PulledBatch:
-        request = broker_pb2.PullRequest(
-            client_id=self._client_id,
-            group=group,
-            lmq_name=lmq_name,
+        response = await self._calls.pull(
+            lmq_name,
+            group,
             max_messages=max_messages,
             wait_ms=wait_ms,
             visibility_ms=visibility_ms,
         )
-        response = await self._broker.Pull(request)
         now_ms = self._clock.monotonic_ms()
         return PulledBatch(
             [DeliveryBatch(each, self, session_id=0, now_ms=now_ms) for each in response.deliveries]
@@ -67,8 +63,7 @@ class Puller:
             if ranges is not None:
                 settlements.append(settlement_of(batch.receipt, action, ranges))
         if settlements:
-            for result in await self._call(settlements):
-                check(result)
+            await self._calls.settle(settlements)
 
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         await self.settle(batch, message_pb2.Ack(), ranges)
@@ -76,10 +71,5 @@ class Puller:
     async def settle(
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult:
-        (result,) = await self._call([settlement_of(batch.receipt, action, ranges)])
-        check(result)
+        (result,) = await self._calls.settle([settlement_of(batch.receipt, action, ranges)])
         return result
-
-    async def _call(self, settlements: list[Settlement]) -> Sequence[message_pb2.SettleResult]:
-        request = broker_pb2.SettleRequest(client_id=self._client_id, settlements=settlements)
-        return (await self._broker.Settle(request)).results
