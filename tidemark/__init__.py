@@ -1,6 +1,7 @@
 """Tidemark: a message-queue cluster for very many, mostly idle queues.
 
-This package holds what users import and what the services share. It never imports a service.
+This package is the client library, and the code that the services share. It never imports a
+service.
 
     import tidemark
 
@@ -8,8 +9,8 @@ This package holds what users import and what the services share. It never impor
         publisher = await client.publisher("greetings/ada")
         await publisher.publish(b"Hello, Ada!")
 
-`tidemark.sync.connect` gives the same to programs without an event loop; every error that either
-raises is a class of `tidemark.errors`.
+`tidemark.sync.connect` is the same for programs without an event loop. All errors are classes of
+`tidemark.errors`.
 """
 
 from importlib import import_module
@@ -49,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The client is imported when it is first used: services need none of it."""
+    """Import the client on first use: services do not need it."""
     if name not in __all__:
         raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
     if name in ("errors", "sync"):

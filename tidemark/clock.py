@@ -1,8 +1,8 @@
 """Time: the only module that reads a clock or sleeps.
 
-Everything else takes a `Clock`, or `now_ms` as an argument where it is pure, so that tests move
-time by hand instead of waiting for it. Wall time is for people and stored deadlines and may jump;
-monotonic time is for durations and never does.
+Everything else takes a `Clock`, or `now_ms` as an argument if it is pure, so that tests move time
+by hand instead of waiting for it. Wall time is for people and stored deadlines and can jump;
+monotonic time is for durations and never goes back.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """What the code may ask about time."""
+    """Time, as the code may use it."""
 
     def wall_ms(self) -> int:
-        """Unix time in milliseconds. Can jump either way when somebody sets the clock."""
+        """Unix time in milliseconds. Can jump either way when the clock is set."""
         ...
 
     def monotonic_ms(self) -> int:
@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     async def sleep_ms(self, duration_ms: int) -> None:
-        """Wait that long by the monotonic clock; zero or less only lets other tasks run."""
+        """Sleep by the monotonic clock; zero or less only yields to other tasks."""
         ...
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_ms: int | None) -> T:
@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The time of the machine."""
+    """The clock of the machine."""
 
     __slots__ = ()
 
@@ -63,27 +63,27 @@ class SystemClock:
 
 
 async def _cancel(work: asyncio.Future[T]) -> None:
-    """Cancel and wait until it has ended, however it ends."""
+    """Cancel, and wait for the end."""
     work.cancel()
     await asyncio.wait({work})
     if not work.cancelled():
-        work.exception()  # looked at, so that asyncio does not report it as lost
+        work.exception()  # retrieved, so that asyncio does not report it as lost
 
 
-# A sleeper sorts by deadline, then by the order in which it went to sleep.
+# Sleepers sort by deadline, then by the order in which they went to sleep.
 _Sleeper = tuple[int, int, asyncio.Future[None]]
 
 
 class ManualClock:
     """A clock that stands still until a test moves it. Belongs to one event loop.
 
-    `advance_ms` stops at every deadline on its way: whoever is due there wakes up at exactly that
-    time, in order, and runs before time moves on. A loop that sleeps 10 ms at a time thus ticks ten
-    times in `advance_ms(100)`. What needs input or output after waking is not waited for: let the
-    test wait for its effect, or for `until_sleepers`.
+    `advance_ms` stops at every deadline on its way: each sleeper wakes at exactly its deadline, in
+    order, and runs before time moves on. A loop that sleeps 10 ms at a time thus ticks ten times in
+    `advance_ms(100)`. I/O that a woken task starts is not awaited: the test waits for its effect,
+    or for `until_sleepers`.
     """
 
-    # Turns of the event loop that a woken task, and the tasks it wakes in turn, get to run.
+    # Turns of the event loop for a woken task and the tasks that it wakes.
     _TURNS_PER_WAKE = 10
 
     def __init__(self, wall_ms: int = 1_800_000_000_000) -> None:
@@ -91,7 +91,7 @@ class ManualClock:
         self._wall_offset_ms = wall_ms
         self._sleepers: list[_Sleeper] = []
         self._sequence = 0
-        self._somebody_sleeps = asyncio.Event()
+        self._sleeper_added = asyncio.Event()
 
     def wall_ms(self) -> int:
         return self._wall_offset_ms + self._monotonic_ms
@@ -132,7 +132,7 @@ class ManualClock:
         return work.result()
 
     async def advance_ms(self, duration_ms: int) -> None:
-        """Move wall and monotonic time forward together, waking whoever is due on the way."""
+        """Move wall and monotonic time forward together, waking sleepers on the way."""
         if duration_ms < 0:
             raise ValueError(f"time only moves forward, not by {duration_ms} ms")
         target_ms = self._monotonic_ms + duration_ms
@@ -151,14 +151,14 @@ class ManualClock:
 
     @property
     def sleepers(self) -> int:
-        """How many sleeps and timeouts are waiting for time to move."""
+        """The number of pending sleeps and timeouts."""
         return len(self._sleepers)
 
     async def until_sleepers(self, count: int) -> None:
-        """Return once at least `count` sleeps and timeouts wait: the code under test is idle."""
+        """Return once at least `count` sleeps and timeouts are pending: the tested code is idle."""
         while len(self._sleepers) < count:
-            self._somebody_sleeps.clear()
-            await self._somebody_sleeps.wait()
+            self._sleeper_added.clear()
+            await self._sleeper_added.wait()
 
     def _fall_asleep(self, duration_ms: int) -> _Sleeper:
         self._sequence += 1
@@ -168,11 +168,11 @@ class ManualClock:
             wake.set_result(None)
             return sleeper
         insort(self._sleepers, sleeper)
-        self._somebody_sleeps.set()
+        self._sleeper_added.set()
         return sleeper
 
     def _forget(self, sleeper: _Sleeper) -> None:
-        """Drop a sleeper that ended before its time; the others were dropped when they woke."""
+        """Remove a sleeper that ended early; the others were removed when they woke."""
         index = bisect_left(self._sleepers, sleeper)
         if index < len(self._sleepers) and self._sleepers[index] is sleeper:
             del self._sleepers[index]

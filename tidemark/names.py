@@ -1,7 +1,8 @@
-"""The names that users choose: which are legal, how an lmq_name is built, where a queue lives.
+"""Names that users choose: validation, the parts of an lmq_name, and the partition of a queue.
 
-Pure. Names are compared character by character: nothing is folded, trimmed or normalized, so what
-a user wrote is what every listing shows. Refusals raise `InvalidName` with the metadata `field`.
+Pure. Names are compared character by character, without case folding, trimming or normalization, so
+listings show exactly what the user wrote. An invalid name raises `InvalidName` with the metadata
+`field`.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ _PARSED_NAMES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class LmqName:
-    """The name of a queue: `topic` for a plain one, `topic/lite` for a lite one. Always legal."""
+    """The name of a queue, always valid: `topic` for a plain queue, `topic/lite` for a lite one."""
 
     topic: str
     lite: str | None = None
@@ -37,7 +38,7 @@ class LmqName:
 
     @staticmethod
     def parse(text: str) -> "LmqName":
-        """Raises InvalidName for the part (`topic` or `lite`) that is not legal."""
+        """Raises InvalidName, with the invalid part (`topic` or `lite`) as `field`."""
         return _parse(text)
 
     def __str__(self) -> str:
@@ -45,12 +46,12 @@ class LmqName:
 
 
 def topic_of(lmq_name: str) -> str:
-    """The topic of a queue whose name is known to be legal. Checks nothing, and is cheap."""
+    """The topic of a queue whose name is known to be valid. Cheap: it checks nothing."""
     return lmq_name.partition("/")[0]
 
 
 def is_lite(lmq_name: str) -> bool:
-    """Whether a queue whose name is known to be legal is a lite one."""
+    """Whether a queue is lite; its name must be valid."""
     return "/" in lmq_name
 
 
@@ -71,7 +72,7 @@ def validate_producer_id(text: str) -> None:
 
 
 def validate_fairness_key(text: str) -> None:
-    """The empty key is legal: it is the key of every run that names none."""
+    """The empty key is valid: it is the key of runs without one."""
     if text:
         _validate_free("fairness_key", text, limits.FAIRNESS_KEY_BYTES_MAX)
 
@@ -79,7 +80,7 @@ def validate_fairness_key(text: str) -> None:
 def partition_of(lmq_name: str, partitions: int) -> int:
     """The partition, from 0 to partitions - 1, in which a queue lives.
 
-    Never change this function: stored queues would be looked for in the wrong partition.
+    Never change this function: stored queues would no longer be found.
     """
     # BLAKE2 rather than CRC-32, which is linear: ids that follow a pattern can miss partitions.
     digest = hashlib.blake2b(lmq_name.encode(), digest_size=8).digest()
@@ -106,7 +107,7 @@ def _validate_plain(field: str, text: str, bytes_max: int) -> None:
 
 
 def _validate_free(field: str, text: str, bytes_max: int) -> None:
-    # The length in characters is a lower bound of that in bytes: hostile lengths end here, cheaply.
+    # Characters are a lower bound of bytes, so this rejects hostile lengths cheaply.
     if not 0 < len(text) <= bytes_max:
         _refuse(field, text, f"must have 1 to {bytes_max} bytes")
     # False for control characters, surrogates, invisible characters and exotic spaces.
@@ -117,6 +118,6 @@ def _validate_free(field: str, text: str, bytes_max: int) -> None:
 
 
 def _refuse(field: str, text: str, rule: str) -> NoReturn:
-    # ascii() makes hostile names harmless in logs and status messages.
+    # ascii() makes hostile names harmless in logs and error messages.
     shown = ascii(text if len(text) <= 64 else text[:64] + "...")
     raise InvalidName(f"{shown} is not a legal {field}: it {rule}", field=field)

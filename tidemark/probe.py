@@ -1,8 +1,7 @@
-"""Asks a service for its gRPC health: `python -m tidemark.probe [ADDRESS] [--service NAME]`.
+"""Checks the gRPC health of a service: `python -m tidemark.probe [ADDRESS] [--service NAME]`.
 
-For containers and scripts. It exits with 0 when the answer is SERVING, with 1 and one line on
-stderr when it is not or when there is no answer, with 2 when it was called wrongly. It asks once
-and never waits longer than its timeout.
+For containers and scripts. Exits with 0 if the service reports SERVING; with 1 and one line on
+stderr if it does not, or does not answer in time; with 2 on wrong usage. It asks once.
 """
 
 import argparse
@@ -32,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "address",
         nargs="?",
         type=Address().parse,
-        help="host:port; without it, the service that the environment configures on this machine",
+        help="host:port; default: the service configured by the environment of this process",
     )
-    parser.add_argument("--service", default=READINESS, help="the name that is asked about")
+    parser.add_argument("--service", default=READINESS, help="name of the health service to check")
     parser.add_argument("--timeout-ms", type=int, default=TIMEOUT_MS_DEFAULT)
     options = parser.parse_args(arguments)
     try:
@@ -53,19 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def own_addresses(environ: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Where the services of this machine are reached, by the settings they are started with.
+    """Addresses of the services on this machine, from the settings they are started with.
 
-    A container runs one of them; nobody listens at the addresses of the others.
+    A container runs only one of them, so the other addresses do not answer.
     """
     for service in SERVICES:
         listen: str = getattr(service.from_environment(environ), "listen", "")
         host, port = split_address(listen) if listen else ("", 0)
-        if port:  # a port that was left to the kernel is known to nobody else
+        if port:  # a port chosen by the kernel is not known here
             yield join_address(reached_at(host), port)
 
 
 async def _check(address: str, service: str, timeout_ms: int) -> str:
-    """What is wrong; empty when it serves."""
+    """What is wrong; empty if the service is serving."""
     async with open_channel(address) as channel:
         health: Any = HealthStub(channel)  # its published types are those of the blocking stub
         request = HealthCheckRequest(service=service)

@@ -1,6 +1,6 @@
-"""Receipts: storage's proof of a reservation, good across restarts of a broker.
+"""Receipts: storage's proof of a reservation, valid across broker restarts.
 
-Storage makes them and a broker reads the partition out of them; to everybody else they are opaque.
+Storage issues them and the broker reads the partition from them; to everyone else they are opaque.
 
 Layout, big-endian: version u8, partition u16, queue_id u64, reservation id u64, owner epoch u64.
 """
@@ -16,7 +16,7 @@ _LAYOUT = Struct(">BHQQQ")
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Names one reservation in the whole cluster."""
+    """Identifies one reservation in the cluster."""
 
     partition: int
     queue_id: int
@@ -30,7 +30,7 @@ class Receipt:
 
     @staticmethod
     def decode(data: bytes) -> "Receipt":
-        """Raises InvalidArgument for anything that is not a receipt of this version."""
+        """Raises InvalidArgument unless the data is a receipt of this version."""
         if len(data) != _LAYOUT.size or data[0] != _VERSION:
             raise InvalidArgument("not a receipt", field="receipt")
         _, partition, queue_id, reservation_id, owner_epoch = _LAYOUT.unpack(data)

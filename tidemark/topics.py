@@ -1,7 +1,7 @@
-"""Topics: a name plus settings, as every part of Tidemark sees them.
+"""Topics: a name plus settings.
 
-Pure. Owns the defaults and the ranges of the settings (S7); where topics are kept, and how they
-travel, is the matter of others.
+Pure. Owns the defaults and ranges of the settings (S7); storing and encoding topics is done
+elsewhere.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Subscription(StrEnum):
 
 
 class MaxWaitAction(StrEnum):
-    """What happens to messages that waited longer than the topic allows."""
+    """What happens to messages that exceed the max wait of the topic."""
 
     DELETE = "delete"
     DEAD_LETTER = "dead_letter"
@@ -55,7 +55,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is stored. The version grows with every change."""
+    """A stored topic. The version grows with every change."""
 
     name: str
     settings: TopicSettings = field(default_factory=TopicSettings)
@@ -74,7 +74,7 @@ _AGES = ("retention_seconds", "completed_retention_seconds", "max_wait_time_seco
 
 
 def validate(topic: Topic, cluster_partitions: int) -> None:
-    """Raise InvalidName or InvalidArgument, with the field, for settings that cannot hold."""
+    """Raise InvalidName or InvalidArgument, with the field, for invalid settings."""
     validate_topic(topic.name)
     settings = topic.settings
     _check("partitions", settings.partitions, 1, cluster_partitions)
@@ -98,12 +98,12 @@ def validate(topic: Topic, cluster_partitions: int) -> None:
 
 
 SETTING_NAMES = tuple(each.name for each in fields(TopicSettings))
-"""Every setting, in the order of declaration."""
+"""All settings, in declaration order."""
 
 
 def _check(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        _refuse(name, f"{name} is {low} to {high}, not {value}")
+        _refuse(name, f"{name} must be {low} to {high}, not {value}")
 
 
 def _refuse(name: str, why: str) -> None:

@@ -1,8 +1,8 @@
 """The errors of Tidemark: one exception class per reason, each with its gRPC code.
 
-Services raise them, `tidemark.rpc` carries them over the wire, clients catch them. This package
-owns the catalogue (docs/ERRORS.md is generated from it); it never builds a proto and never logs.
-Its modules hold one subject each; everybody else imports from here.
+Services raise them, `tidemark.rpc` carries them over the wire, and clients catch them. This package
+owns the catalogue (docs/ERRORS.md is generated from it); it builds no protos and logs nothing. Each
+module covers one subject; other packages import from here.
 
     TidemarkError
     ├── ClientError                  the caller's mistake, or a state the caller can handle
@@ -38,7 +38,7 @@ Its modules hold one subject each; everybody else imports from here.
     │   ├── Unauthenticated          UNAUTHENTICATED
     │   ├── Unimplemented            UNIMPLEMENTED
     │   └── UnknownDeliveryTag       NOT_FOUND
-    └── ServiceError                 ours, or passing
+    └── ServiceError                 a fault of the service, or a transient state
         ├── CommitOutcomeUnknown     ABORTED               retry
         ├── DataCorrupt              DATA_LOSS
         ├── DataDirectoryInUse       FAILED_PRECONDITION
@@ -52,7 +52,7 @@ Its modules hold one subject each; everybody else imports from here.
         ├── ShuttingDown             UNAVAILABLE           retry
         └── Unavailable              UNAVAILABLE           retry
 
-UNAVAILABLE is kept for errors after which the very same call may be repeated without thinking.
+UNAVAILABLE is reserved for errors after which the same call can always be repeated.
 """
 
 from tidemark.errors.availability import (
@@ -159,6 +159,6 @@ __all__ = [
     "meaning_and_action",
 ]
 
-# Callers know one place. Tracebacks, spans and pickles name it too, not the room behind it.
+# Callers import from here. Tracebacks, spans and pickles name this module as well.
 for _error in (TidemarkError, ClientError, ServiceError, *ALL):
     _error.__module__ = __name__

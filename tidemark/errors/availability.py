@@ -1,6 +1,6 @@
-"""The service cannot do it now, or cannot say whether it did.
+"""The service cannot serve the call now, or the outcome is unknown.
 
-The caller made no mistake. Most of these pass by themselves, and then say after how long to repeat.
+The caller made no mistake. Most of these are transient and carry the delay before a retry.
 """
 
 from grpc import StatusCode
@@ -9,7 +9,7 @@ from tidemark.errors.base import ServiceError
 
 
 class DiskFull(ServiceError):
-    """The disk is past its watermark: publishes are refused, settles and deletions go on.
+    """The disk is past its watermark: publishes are rejected, settles and deletions continue.
 
     What to do: consume or purge messages, or enlarge the disk; publishes then succeed again.
     """
@@ -20,9 +20,9 @@ class DiskFull(ServiceError):
 
 
 class ResourceExhausted(ServiceError):
-    """The process has no room for more calls, streams or work in progress.
+    """The process has no capacity for more calls, streams or work in progress.
 
-    What to do: repeat the call after the given time, with fewer in parallel.
+    What to do: repeat the call after the given time, with fewer calls in parallel.
     """
 
     reason = "RESOURCE_EXHAUSTED"
@@ -31,9 +31,9 @@ class ResourceExhausted(ServiceError):
 
 
 class PartitionFaulty(ServiceError):
-    """The partition takes no publishes because a sweep or a commit failed.
+    """The partition rejects publishes because a sweep or a commit failed.
 
-    What to do: repeat the call after the given time; if it lasts, look up the fault in the logs.
+    What to do: repeat the call after the given time; if it persists, find the fault in the logs.
     """
 
     reason = "PARTITION_FAULTY"
@@ -44,7 +44,7 @@ class PartitionFaulty(ServiceError):
 class LifecycleUnavailable(ServiceError):
     """The partition waits for lifecycle, which cannot be reached.
 
-    What to do: repeat the call after the given time; check that lifecycle_svc runs.
+    What to do: repeat the call after the given time; check that lifecycle_svc is running.
     """
 
     reason = "LIFECYCLE_UNAVAILABLE"
@@ -53,9 +53,9 @@ class LifecycleUnavailable(ServiceError):
 
 
 class ShuttingDown(ServiceError):
-    """The process is draining and takes no new work.
+    """The process is draining and accepts no new work.
 
-    What to do: repeat the call; another process, or this one restarted, answers it.
+    What to do: repeat the call; another process answers it, or this one after its restart.
     """
 
     reason = "SHUTTING_DOWN"
@@ -64,7 +64,7 @@ class ShuttingDown(ServiceError):
 
 
 class Unavailable(ServiceError):
-    """The link to a peer is broken, or could not be made.
+    """The connection to a peer is broken or could not be established.
 
     What to do: repeat the call after the given time.
     """
@@ -75,10 +75,10 @@ class Unavailable(ServiceError):
 
 
 class CommitOutcomeUnknown(ServiceError):
-    """A commit failed half way: the change may or may not be on disk.
+    """A commit failed: the change may or may not be on disk.
 
-    What to do: repeat a settle, or a publish with the same producer id and sequence, as it was;
-    look before repeating anything else.
+    What to do: repeat a settle, or a publish with the same producer id and sequence, unchanged;
+    check the state before repeating anything else.
     """
 
     reason = "COMMIT_OUTCOME_UNKNOWN"
@@ -87,9 +87,9 @@ class CommitOutcomeUnknown(ServiceError):
 
 
 class DeadlineExceeded(ServiceError):
-    """The call was not finished within its deadline; it may still have taken effect.
+    """The call did not finish within its deadline; it may still have taken effect.
 
-    What to do: repeat it if it is idempotent, with a longer deadline if this happens often.
+    What to do: repeat it if it is idempotent; use a longer deadline if this happens often.
     """
 
     reason = "DEADLINE_EXCEEDED"
@@ -97,7 +97,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class Internal(ServiceError):
-    """The service failed in a way it did not foresee.
+    """An unexpected failure of the service.
 
     What to do: report it with the time of the call; the service's log has the details.
     """

@@ -1,7 +1,4 @@
-"""The root of all errors and its two branches: is it the caller's turn, or ours?
-
-What every error has in common is here; the reasons are in the modules beside it.
-"""
+"""The base class of all errors and its two branches: errors of the caller and of the service."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -13,16 +10,16 @@ DOMAIN: Final = "tidemark"
 
 
 class TidemarkError(Exception):
-    """The root of the tree.
+    """The base class.
 
-    `reason` and `code` belong to the class. Only an error revived from a newer peer, whose reason
-    this version does not know, carries its own on the instance.
+    `reason` and `code` belong to the class. Only an error received from a newer peer, with a reason
+    that this version does not know, has its own on the instance.
     """
 
     reason: str
     code: StatusCode
     retry_after_ms: int | None = None
-    """How long to wait before the same call may succeed; None where a retry does not help."""
+    """Delay before the same call may succeed; None if a retry does not help."""
 
     detail: str
     metadata: Mapping[str, str]
@@ -46,7 +43,7 @@ class ClientError(TidemarkError):
 
 
 class ServiceError(TidemarkError):
-    """A fault of the service, or a state that passes by itself."""
+    """A fault of the service, or a transient state."""
 
     reason = "SERVICE_ERROR"
     code = StatusCode.INTERNAL

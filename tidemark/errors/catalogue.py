@@ -1,6 +1,6 @@
-"""The catalogue: every reason there is, by its name, and what each one says about itself.
+"""The catalogue of all reasons, with the documentation of each.
 
-The wire revives errors by it, and docs/ERRORS.md is printed from it.
+`tidemark.rpc` finds the class of a received error here; docs/ERRORS.md is generated from it.
 """
 
 import inspect
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-# Imported for what they define: a class joins the catalogue by being a child of a branch.
+# Imported for their classes: every subclass of a branch is part of the catalogue.
 from tidemark.errors import availability, existence, ownership, requests, rights, stored_data  # noqa: F401
 from tidemark.errors.base import ClientError, ServiceError, TidemarkError
 
@@ -29,7 +29,7 @@ BY_REASON: Final[Mapping[str, type[TidemarkError]]] = MappingProxyType(
 
 
 def meaning_and_action(error: type[TidemarkError]) -> tuple[str, str]:
-    """What an error means and what to do about it, each on one line: its docstring's halves."""
+    """The two halves of the docstring, each on one line: what the error means, and what to do."""
     meaning, found, action = inspect.cleandoc(error.__doc__ or "").partition(_ACTION)
     if not (found and meaning.strip() and action.strip()):
         raise ValueError(f"the docstring of {error.__name__} does not say '{_ACTION}'")

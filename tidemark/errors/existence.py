@@ -1,7 +1,6 @@
-"""What was asked for is not there, or already is, or is not in the state that was assumed.
+"""Something that the caller named does not exist, already exists, or is in another state.
 
-Topics, queues, groups, publishers, sessions and jobs, each by the name that the caller gave.
-Reservations are in `ownership`.
+Topics, queues, groups, publishers, sessions and jobs. Errors of reservations are in `ownership`.
 """
 
 from grpc import StatusCode
@@ -10,7 +9,7 @@ from tidemark.errors.base import ClientError
 
 
 class TopicNotFound(ClientError):
-    """There is no topic of this name.
+    """There is no topic with this name.
 
     What to do: create the topic first, or check the spelling.
     """
@@ -20,7 +19,7 @@ class TopicNotFound(ClientError):
 
 
 class TopicExists(ClientError):
-    """A topic of this name exists already.
+    """A topic with this name already exists.
 
     What to do: use the existing topic, or update its settings.
     """
@@ -32,7 +31,7 @@ class TopicExists(ClientError):
 class TopicNotEmpty(ClientError):
     """The topic still has queues or messages.
 
-    What to do: purge or consume them first, or ask for deletion with its contents.
+    What to do: consume or purge them first, or delete the topic with its contents.
     """
 
     reason = "TOPIC_NOT_EMPTY"
@@ -40,7 +39,7 @@ class TopicNotEmpty(ClientError):
 
 
 class TopicVersionMismatch(ClientError):
-    """The call was checked against another version of the topic's settings.
+    """The call was checked against a different version of the topic's settings.
 
     What to do: read the topic again and repeat the call with its current version.
     """
@@ -50,7 +49,7 @@ class TopicVersionMismatch(ClientError):
 
 
 class QueueNotFound(ClientError):
-    """There is no queue of this lmq_name.
+    """There is no queue with this lmq_name.
 
     What to do: publish or subscribe to create it, or check the spelling.
     """
@@ -60,7 +59,7 @@ class QueueNotFound(ClientError):
 
 
 class GroupNotFound(ClientError):
-    """The queue has no group of this name.
+    """The queue has no group with this name.
 
     What to do: subscribe with the group to create it, or check the spelling.
     """
@@ -70,9 +69,9 @@ class GroupNotFound(ClientError):
 
 
 class RunNotScheduled(ClientError):
-    """The queue has no scheduled run of this id: it never had, or the run is already due.
+    """The queue has no scheduled run with this id; the run may already be due.
 
-    What to do: take it for delivered, and settle it when it arrives.
+    What to do: treat it as published, and settle it when it is delivered.
     """
 
     reason = "RUN_NOT_SCHEDULED"
@@ -82,7 +81,7 @@ class RunNotScheduled(ClientError):
 class PublisherNotFound(ClientError):
     """No publisher has this id; it was destroyed or timed out.
 
-    What to do: nothing if it should be gone; otherwise publish again, which makes a new one.
+    What to do: nothing if it should be gone; otherwise publish again, which creates a new one.
     """
 
     reason = "PUBLISHER_NOT_FOUND"
@@ -90,7 +89,7 @@ class PublisherNotFound(ClientError):
 
 
 class SessionNotFound(ClientError):
-    """The broker knows no session of this client; it ended, timed out or was elsewhere.
+    """The broker has no session of this client; it ended, timed out or was on another broker.
 
     What to do: open a session and sync the subscriptions.
     """
@@ -102,7 +101,7 @@ class SessionNotFound(ClientError):
 class ClientClosed(ClientError):
     """The client, or the subscription, was closed before or during the call.
 
-    What to do: open a new one with `tidemark.connect`; nothing comes back to life.
+    What to do: open a new one with `tidemark.connect`; a closed client cannot be reused.
     """
 
     reason = "CLIENT_CLOSED"
@@ -112,7 +111,7 @@ class ClientClosed(ClientError):
 class JobRunning(ClientError):
     """A pass of the same job is running.
 
-    What to do: wait for it to end; `ListJobs` tells how it is.
+    What to do: wait until it ends; `ListJobs` shows its state.
     """
 
     reason = "JOB_RUNNING"
@@ -122,7 +121,7 @@ class JobRunning(ClientError):
 class PartitionNotFound(ClientError):
     """This process does not hold the partition.
 
-    What to do: look up where the partition lives and call there.
+    What to do: look up the process that holds the partition and call it.
     """
 
     reason = "PARTITION_NOT_FOUND"

@@ -1,6 +1,6 @@
-"""The caller does not hold what it acts on: a reservation, a queue, a partition, a cluster.
+"""The caller no longer holds what it acts on: a reservation, a queue, a partition, a cluster.
 
-Whoever gets one of these drops what it believed to hold before it goes on.
+The caller must drop it before it continues.
 """
 
 from grpc import StatusCode
@@ -9,9 +9,9 @@ from tidemark.errors.base import ClientError
 
 
 class ReservationExpired(ClientError):
-    """The reservation ran out before it was settled; its messages are ready for others.
+    """The reservation expired before it was settled; its messages are ready for other consumers.
 
-    What to do: drop the work or make it idempotent; extend earlier, or ask for more time.
+    What to do: drop the result or make the work idempotent; extend earlier, or reserve for longer.
     """
 
     reason = "RESERVATION_EXPIRED"
@@ -21,7 +21,7 @@ class ReservationExpired(ClientError):
 class ReservationNotFound(ClientError):
     """The receipt names no reservation that storage remembers.
 
-    What to do: drop the receipt; the messages come again if they were not settled.
+    What to do: drop the receipt; messages that were not settled are delivered again.
     """
 
     reason = "RESERVATION_NOT_FOUND"
@@ -29,9 +29,9 @@ class ReservationNotFound(ClientError):
 
 
 class AlreadySettled(ClientError):
-    """The reservation was settled before, in another way than asked for now.
+    """The reservation was already settled with a different outcome.
 
-    What to do: keep the first outcome; settle every delivery from one place only.
+    What to do: keep the first outcome; settle each delivery in one place only.
     """
 
     reason = "ALREADY_SETTLED"
@@ -39,7 +39,7 @@ class AlreadySettled(ClientError):
 
 
 class UnknownDeliveryTag(ClientError):
-    """The delivery tag does not stand for a delivery of this connection.
+    """The delivery tag belongs to no delivery of this connection.
 
     What to do: settle on the connection that received the delivery, or by receipt.
     """
@@ -49,9 +49,9 @@ class UnknownDeliveryTag(ClientError):
 
 
 class Fenced(ClientError):
-    """The caller acts under an epoch that a newer owner has replaced.
+    """The caller's epoch was replaced by a newer owner.
 
-    What to do: stop acting on it and drop what was held; claim or subscribe anew to own it again.
+    What to do: stop, and drop what was held; claim or subscribe again to own it again.
     """
 
     reason = "FENCED"
@@ -59,9 +59,9 @@ class Fenced(ClientError):
 
 
 class NotOwner(ClientError):
-    """This broker does not own the partition of the queue.
+    """This broker does not hold the partition of the queue.
 
-    What to do: call the broker whose address is in `owner`; wait for one if that is empty.
+    What to do: call the broker whose address is in `owner`; if it is empty, wait for one.
     """
 
     reason = "NOT_OWNER"

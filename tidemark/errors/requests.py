@@ -1,7 +1,8 @@
-"""What was asked for is not valid: no repetition of the same call ever succeeds.
+"""The request is invalid: the same call never succeeds.
 
-Fields, names, sizes, the sequences of idempotent publishing, and calls that a server does not
-offer. What is valid but not there is in `existence`, what is not allowed in `rights`.
+Fields, names, sizes, sequences of idempotent publishing, and calls that a server does not
+implement. Valid requests for something that does not exist are in `existence`, those that are not
+allowed in `rights`.
 """
 
 from grpc import StatusCode
@@ -10,7 +11,7 @@ from tidemark.errors.base import ClientError
 
 
 class InvalidArgument(ClientError):
-    """A field of the request is missing, malformed or out of its range.
+    """A field of the request is missing, malformed or out of range.
 
     What to do: correct the field named by `field`; the same request never succeeds.
     """
@@ -40,7 +41,7 @@ class MessageTooLarge(ClientError):
 
 
 class BatchTooLarge(ClientError):
-    """One call or frame carries more messages or bytes than it may.
+    """One call or frame carries more messages or bytes than allowed.
 
     What to do: split it; each part may be as large as the documented limit.
     """
@@ -50,9 +51,9 @@ class BatchTooLarge(ClientError):
 
 
 class HeadersTooLarge(ClientError):
-    """The headers of one message are larger than the header limit, or too many.
+    """The headers of one message are too large or too many.
 
-    What to do: move what is not needed for routing into the body.
+    What to do: move data that is not needed for routing into the payload.
     """
 
     reason = "HEADERS_TOO_LARGE"
@@ -60,9 +61,9 @@ class HeadersTooLarge(ClientError):
 
 
 class SequenceTooOld(ClientError):
-    """The producer's sequence is older than the window storage remembers.
+    """The producer's sequence is older than the window that storage remembers.
 
-    What to do: do not repeat it; look up whether the run arrived, and go on with newer sequences.
+    What to do: do not repeat it; check whether the run arrived, and continue with newer sequences.
     """
 
     reason = "SEQUENCE_TOO_OLD"
@@ -70,9 +71,9 @@ class SequenceTooOld(ClientError):
 
 
 class SequenceConflict(ClientError):
-    """The producer used this sequence before, for a different run.
+    """The producer already used this sequence for a different run.
 
-    What to do: give every run a sequence of its own, and every producer an id of its own.
+    What to do: give every run its own sequence, and every producer its own id.
     """
 
     reason = "SEQUENCE_CONFLICT"
@@ -80,9 +81,9 @@ class SequenceConflict(ClientError):
 
 
 class Unimplemented(ClientError):
-    """This server does not offer the call.
+    """This server does not implement the call.
 
-    What to do: check that client and server versions fit, and which service listens at the address.
+    What to do: check that client and server versions match, and which service is at the address.
     """
 
     reason = "UNIMPLEMENTED"

@@ -1,7 +1,7 @@
-"""The call is valid, but this caller may not make it, or has used up what it may have.
+"""The call is valid, but the caller is not allowed to make it, or exceeds a quota.
 
-Quotas are what was set for a topic, a queue, a client or a connection; a process or a disk that is
-full is in `availability`.
+Quotas belong to a topic, a queue, a client or a connection. A full disk or an overloaded process is
+in `availability`.
 """
 
 from grpc import StatusCode
@@ -30,9 +30,9 @@ class PermissionDenied(ClientError):
 
 
 class QuotaExceeded(ClientError):
-    """A quota of the topic, the client or the connection is used up.
+    """A quota of the topic, the client or the connection is exceeded.
 
-    What to do: free what the quota counts (named by `quota`), or have it raised.
+    What to do: free some of what the quota named by `quota` counts, or raise the quota.
     """
 
     reason = "QUOTA_EXCEEDED"
@@ -40,7 +40,7 @@ class QuotaExceeded(ClientError):
 
 
 class QueueFull(ClientError):
-    """The queue holds as many messages or bytes as it may.
+    """The queue is at its limit of messages or bytes.
 
     What to do: wait until consumers have caught up, then publish again.
     """

@@ -1,4 +1,4 @@
-"""The data on disk cannot be used. An operator has to act: nothing here passes by itself."""
+"""The data on disk cannot be used. An operator has to act: none of these is transient."""
 
 from grpc import StatusCode
 
@@ -18,7 +18,7 @@ class FormatNotSupported(ServiceError):
 class DataCorrupt(ServiceError):
     """Stored data fails its checksum or cannot be decoded.
 
-    What to do: keep the file named by `file`, restore from a copy, and check the disk.
+    What to do: keep the file named by `file`, restore from a backup, and check the disk.
     """
 
     reason = "DATA_CORRUPT"

@@ -1,8 +1,8 @@
-"""A whole cluster on this machine: storage, broker and lifecycle, one process each, and if asked
-for the scheduler of retention.
+"""A cluster on this machine: one process each for storage, broker, lifecycle and, optionally, the
+retention scheduler.
 
-It decides addresses, directories and the order of starting and stopping; how one process is run is
-the subject of `tidemark.local.service_process`.
+Decides addresses, directories and the order of starting and stopping; `service_process` runs each
+process.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from tidemark.local.service_process import (
 ServiceName = Literal["storage", "broker", "lifecycle", "retention"]
 
 SERVICES: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
-"""What every cluster has, in the order of starting. Stopping goes backwards, so that nobody loses
-what it depends on."""
+"""The services of every cluster, in start order. They stop in reverse order, so that no service
+loses one that it depends on."""
 
 _COMMANDS: Final[Mapping[ServiceName, tuple[str, ...]]] = {
     "storage": ("storage_svc",),
@@ -50,19 +50,19 @@ _ANY_PORTS: Final[Mapping[ServiceName, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """How one service ended."""
+    """How one service stopped."""
 
     name: ServiceName
     exit_code: int
 
     @property
     def clean(self) -> bool:
-        """SIGTERM itself ends a service only before it has begun to serve."""
+        """SIGTERM kills a service only before it has started to serve."""
         return self.exit_code in (0, -signal.SIGTERM)
 
 
 class LocalCluster:
-    """Started and stopped as an async context manager, or by `start` and `stop`."""
+    """An async context manager; or call `start` and `stop`."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class LocalCluster:
         clock: Clock | None = None,
         retention: bool = False,
     ) -> None:
-        """A port that is missing or 0 is chosen. Without `log_dir`, logs go to stderr.
+        """A missing port, or port 0, is chosen. Without `log_dir`, logs go to stderr.
 
-        `retention` starts its scheduler too, which needs PySpark and Java.
-        `environment` is per service, on top of what this process has and the cluster needs;
-        `modules` names what is run in place of a service's own, such as one that breaks on demand.
+        `retention` also starts the retention scheduler, which needs PySpark and Java.
+        `environment` adds variables per service to those of this process and of the cluster;
+        `modules` replaces the module of a service, for example by one that fails on demand.
         """
         self.data_dir = data_dir
         self.log_dir = log_dir
@@ -131,12 +131,12 @@ class LocalCluster:
         await self.stop()
 
     def address(self, name: ServiceName) -> str:
-        """`host:port` where the service is reached from this machine."""
+        """`host:port` at which the service is reached from this machine."""
         return self._addresses[name]
 
     @property
     def services(self) -> tuple[ServiceName, ...]:
-        """Those that it consists of, in the order of starting."""
+        """The services of this cluster, in start order."""
         return tuple(self._services)
 
     def pid(self, name: ServiceName) -> int:
@@ -148,7 +148,7 @@ class LocalCluster:
     async def start(self) -> None:
         """Start all services at once and wait until they are healthy.
 
-        After a failure, `stop` ends those that were started.
+        After a failure, call `stop` to end those that were started.
         """
         self._make_directories()
         for service in self._services.values():
@@ -156,7 +156,7 @@ class LocalCluster:
         await self.wait_healthy()
 
     async def wait_healthy(self, timeout_ms: int = HEALTHY_TIMEOUT_MS) -> None:
-        """Return once all are healthy; ServiceFailed for the first that ends or takes too long."""
+        """Return once all are healthy; raises ServiceFailed for the first that fails."""
         waits = [
             asyncio.ensure_future(service.wait_healthy(timeout_ms))
             for service in self._services.values()
@@ -169,7 +169,7 @@ class LocalCluster:
             await asyncio.wait(waits)
 
     async def wait_failure(self) -> ServiceFailed:
-        """Return once any service has ended; for whoever does not end them."""
+        """Return once any service has ended."""
         ends = {
             asyncio.ensure_future(service.wait()): service for service in self._services.values()
         }
@@ -181,15 +181,15 @@ class LocalCluster:
                 end.cancel()
 
     async def kill(self, name: ServiceName) -> None:
-        """End a service at once, as a crash would."""
+        """Kill a service, as a crash would."""
         await self._services[name].kill()
 
     async def terminate(self, name: ServiceName) -> int:
-        """Stop a service gracefully; its exit code."""
+        """Stop a service gracefully; returns its exit code."""
         return await self._services[name].stop(self._stop_timeout_ms)
 
     async def restart(self, name: ServiceName) -> None:
-        """Start a service again at the same address, after stopping it if it runs."""
+        """Start a service again at the same address, stopping it first if it is running."""
         service = self._services[name]
         if service.running:
             await self.terminate(name)
@@ -197,7 +197,7 @@ class LocalCluster:
         await service.wait_healthy()
 
     async def stop(self) -> list[Stopped]:
-        """Stop what runs, one after the other; returns how each of those ended."""
+        """Stop the running services, one after the other; returns how each stopped."""
         try:
             return [
                 Stopped(name, await self.terminate(name))
@@ -216,5 +216,5 @@ class LocalCluster:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for name in self._services:
             log = self.log_dir / f"{name}.log"
-            if log.exists():  # a crash can be looked into after the next start, too
+            if log.exists():  # a crash can still be investigated after the next start
                 log.replace(log.with_suffix(".previous.log"))

@@ -1,8 +1,7 @@
-"""What Spark needs on a machine: PySpark, and a Java that is new enough.
+"""Requirements of Spark on this machine: PySpark, and a recent Java.
 
-Finds the system's Java, else the one that comes as a package, and makes that one usable: it lacks a
-module that Spark asks for on its command line, so that a small wrapper leaves the argument out. It
-never starts Spark.
+Finds the system's Java, or else the packaged one. That one lacks a module which Spark requests on
+its command line, so a small wrapper drops the argument. This module never starts Spark.
 """
 
 import re
@@ -27,7 +26,7 @@ exec "{java}" "$@"
 
 
 def why_no_spark(java_home: str) -> str:
-    """Why Spark cannot run here, in one line for operators; empty if it can."""
+    """Why Spark cannot run here, as one line for operators; empty if it can."""
     if find_spec("pyspark") is None:
         return "PySpark is not installed (`make spark` adds it)"
     if find_java_home(java_home) is None:
@@ -36,7 +35,7 @@ def why_no_spark(java_home: str) -> str:
 
 
 def find_java_home(configured: str) -> Path | None:
-    """A directory to use as JAVA_HOME; None if there is no Java that Spark can use."""
+    """The directory to use as JAVA_HOME; None if there is no suitable Java."""
     if configured:
         home = Path(configured)
         return home if _is_usable(home / "bin" / "java") else None

@@ -1,6 +1,6 @@
-"""Ports of this machine: finding free ones, and finding out whether one is free.
+"""Ports of this machine: find free ones, and check whether one is free.
 
-For whoever starts a server in another process and must know its address beforehand.
+For starting a server in another process when its address must be known beforehand.
 """
 
 import errno
@@ -12,25 +12,25 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
-# Who listens everywhere is reached at home.
+# A server on all interfaces is reached at the loopback address.
 _REACHED_AT: Final[Mapping[str, str]] = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
-_GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST: Final = 10_240
-"""Below it are the ports that programs are known by, ours too."""
+"""Lower ports are well known, those of Tidemark included."""
 
 _TRIES: Final = 1_000
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody uses and that nobody else will be given.
+    """Free ports that no other caller of this function gets.
 
-    They lie below those that the kernel gives to whoever asks for any, so each stays free also
-    while its server restarts. And each has had a connection that its server closed first: in the
-    minute of TIME_WAIT that follows it can be bound by a server, but is not chosen here again.
+    They are below the kernel's ephemeral range, so a port stays free while its server restarts. And
+    each has had a connection that the server side closed first: during the minute of TIME_WAIT that
+    follows, a server can bind it, but this function does not choose it again.
     """
     ports: list[int] = []
-    with ExitStack() as closing:  # at the end, so that all are different
+    with ExitStack() as closing:  # closed at the end, so that all are different
         for port in _candidates():
             if len(ports) == count:
                 break
@@ -43,7 +43,7 @@ def free_ports(host: str, count: int) -> list[int]:
             port = server.getsockname()[1]
             client = closing.enter_context(socket.create_connection((host, port)))
             server.accept()[0].close()
-            client.recv(1)  # the end of the stream: the server was first
+            client.recv(1)  # end of stream: the server closed first
             ports.append(port)
     if len(ports) < count:
         raise OSError(errno.EADDRINUSE, f"found {len(ports)} free ports of {count}")
@@ -51,14 +51,14 @@ def free_ports(host: str, count: int) -> list[int]:
 
 
 def free_address(host: str = "127.0.0.1") -> str:
-    """`host:port` with such a port."""
+    """`host:port` with a free port."""
     return join_address(host, free_ports(host, 1)[0])
 
 
 def _candidates() -> Iterator[int]:
-    """Ports to try; 0 stands for the choice of a kernel that gives out nearly all of them."""
+    """Ports to try; 0, the kernel's choice, if its ephemeral range leaves too little room."""
     try:
-        highest = int(_GIVEN_OUT.read_text().split()[0])
+        highest = int(_EPHEMERAL_RANGE.read_text().split()[0])
     except OSError:  # not Linux
         highest = 32_768
     if highest < 2 * _LOWEST:
@@ -67,17 +67,17 @@ def _candidates() -> Iterator[int]:
 
 
 def _unused_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there; unlike for a server, TIME_WAIT counts as in use."""
+    """A listening socket; unlike for a server, a port in TIME_WAIT counts as in use."""
     family, kind, protocol, _, address = _resolve(host, port)
     with socket.socket(family, kind, protocol) as probe:
         probe.bind(address)
         address = probe.getsockname()
-    # Only a socket that allows it leaves a TIME_WAIT in which a server may bind.
+    # Only a socket with SO_REUSEADDR leaves a TIME_WAIT in which a server can bind.
     return socket.create_server(address, family=family)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or the OSError that says why it cannot."""
+    """A listening socket; raises OSError if the port cannot be used."""
     family, _, _, _, address = _resolve(host, port)
     return socket.create_server(address, family=family)
 
@@ -88,7 +88,7 @@ def _resolve(host: str, port: int) -> tuple[Any, Any, int, str, Any]:
 
 
 def reached_at(host: str) -> str:
-    """Where a server that listens on `host` is reached from this machine."""
+    """The host at which a server that listens on `host` is reached from this machine."""
     return _REACHED_AT.get(host, host)
 
 

@@ -1,8 +1,8 @@
-"""Services as child processes: started, watched until they are healthy, stopped in order.
+"""A service as a child process: start it, wait until it is healthy, stop it.
 
-`tidemark up`, the tests and the benchmarks all run their clusters through this module. It starts a
-service as `python -m <module>` and talks to it by signals and gRPC health alone; it never imports
-one. Children die with the process that started them, however that ends.
+`tidemark up`, the tests and the benchmarks run their clusters through this module. It starts a
+service as `python -m <module>` and controls it by signals and gRPC health only; it never imports
+one. Children die with the process that started them, even if that is killed.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from tidemark.local import die_with_parent
 from tidemark.rpc import open_channel, wait_until_serving
 
 HEALTHY_TIMEOUT_MS: Final = 60_000
-"""How long a service may take to become healthy: far more than it needs, for busy machines."""
+"""How long a service may take to become healthy; generous, for busy machines."""
 
 STOP_TIMEOUT_MS: Final = 12_000
-"""How long a service may take to stop: its default grace for open calls, and a little more."""
+"""How long a service may take to stop: its default grace period for open calls, plus slack."""
 
 _STDERR: Final = 2
 _LOG_TAIL_BYTES: Final = 65_536
@@ -35,19 +35,19 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ServiceFailed(Exception):
-    """A service did not become healthy, or ended unasked. The text is one line, for operators."""
+    """A service did not become healthy, or ended unexpectedly. One line, for operators."""
 
     def __init__(self, text: str, exit_code: int | None = None) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-        """None while the process still runs."""
+        """None while the process is running."""
 
 
 class ServiceProcess:
-    """One service in a process of its own. May be started again after it has ended.
+    """One service in its own process. It can be started again after it has ended.
 
-    It gets a session of its own, so that Ctrl-C in a terminal reaches only its parent, which then
-    stops its children in order.
+    The process has its own session, so that Ctrl-C in a terminal reaches only the parent, which
+    then stops its children in order.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class ServiceProcess:
         log_file: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`address` is where health is asked, `health_service` about what; "" is the whole server.
+        """`health_service` at `address` is checked for health; "" is the whole server.
 
-        `environment` goes on top of this process's own. Output is appended to `log_file`, or goes
-        to this process's stderr.
+        `environment` is added to that of this process. Output is appended to `log_file`, or goes to
+        stderr of this process.
         """
         self.name = name
         self.address = address
@@ -79,7 +79,7 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, also after the end."""
+        """The process id, also after the process has ended."""
         return self._started().pid
 
     @property
@@ -87,7 +87,7 @@ class ServiceProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the process. It dies with the calling thread: call it from a lasting one."""
+        """Start the process. It dies with the calling thread, so that thread must stay alive."""
         assert not self.running, f"{self.name} is already running"
         output = self._open_log()
         try:
@@ -105,7 +105,7 @@ class ServiceProcess:
                 output.close()
 
     async def wait_healthy(self, timeout_ms: int = HEALTHY_TIMEOUT_MS) -> None:
-        """Return once it says that it serves; ServiceFailed if it ends or takes too long."""
+        """Return once it reports SERVING; raises ServiceFailed if it ends or takes too long."""
         async with open_channel(self.address) as channel:
             serving = asyncio.ensure_future(
                 wait_until_serving(channel, self._health_service, timeout_ms, self._clock)
@@ -124,21 +124,21 @@ class ServiceProcess:
                 await asyncio.wait({serving, ended})
 
     async def wait(self) -> int:
-        """The exit code, once it has ended; negative is the signal that killed it."""
+        """Wait for the end and return the exit code; negative is the signal that killed it."""
         return await self._started().wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if it has ended."""
+        """Send a signal; no effect if the process has ended."""
         with suppress(ProcessLookupError):
             self._started().send_signal(number)
 
     async def kill(self) -> int:
-        """End it at once, as a crash would. Returns when it is gone."""
+        """Kill it, as a crash would, and wait until it is gone."""
         self.signal(signal.SIGKILL)
         return await self.wait()
 
     async def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> int:
-        """Ask it to end, kill it if it does not. The exit code tells which: 0 is a clean end."""
+        """Stop it gracefully, or kill it after the timeout; returns the exit code, 0 if clean."""
         self.signal(signal.SIGTERM)
         try:
             return await self._clock.wait_for(self.wait(), timeout_ms)
@@ -146,14 +146,14 @@ class ServiceProcess:
             return await self.kill()
 
     def failure(self) -> ServiceFailed:
-        """Why it ended, after it has."""
+        """Why it ended; it must have ended."""
         exit_code = self._started().returncode
         assert exit_code is not None, f"{self.name} is still running"
         if exit_code < 0:
             return ServiceFailed(
                 f"{self.name} was killed by {signal.Signals(-exit_code).name}", exit_code
             )
-        reason = self._last_words()
+        reason = self._last_log_line()
         text = f"{self.name} ended with exit code {exit_code}" + (f": {reason}" if reason else "")
         return ServiceFailed(text, exit_code)
 
@@ -168,20 +168,20 @@ class ServiceProcess:
         self._log_offset = log.tell()
         return log
 
-    def _last_words(self) -> str:
-        """The last line of its log; nothing if that went to stderr, where it can be seen."""
+    def _last_log_line(self) -> str:
+        """The last line of its log; empty if the log went to stderr, where the user sees it."""
         if self.log_file is None:
             return ""
         with self.log_file.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_offset, end - _LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").split("\n")
-        words = next((line for line in reversed(lines) if line.strip()), "")
-        return _message(words)[:_REASON_CHARACTERS_MAX]
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return _message(last)[:_REASON_CHARACTERS_MAX]
 
 
 def _message(line: str) -> str:
-    """What a line says: of a log record in JSON its message and the last line of its exception."""
+    """The text of a line; for a JSON log record, its message and the last line of its exception."""
     try:
         record = json.loads(line)
         message = str(record["message"])

@@ -1,7 +1,7 @@
 """gRPC as Tidemark uses it: servers, channels, and errors that keep their class over the wire.
 
-Services and the client build on what is named here; nothing in this package knows a single proto
-of Tidemark's own. A part is imported when it is first used: a client needs no server.
+Only `topic_codec` knows protos of Tidemark. Modules are imported on first use, so that a client
+does not load the server.
 """
 
 from importlib import import_module

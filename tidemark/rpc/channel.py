@@ -1,8 +1,8 @@
-"""Channels to Tidemark servers: options, trace context, and errors that come back as exceptions.
+"""Channels to Tidemark servers: options, trace context, and statuses raised as exceptions.
 
-Every stub made over `open_channel` raises `TidemarkError`s from all four kinds of calls. It wraps
-the channel instead of using gRPC's client interceptors: those cost a task per unary call, and two
-tasks and a queue per frame written to a stream. It never repeats a call.
+Every stub over `open_channel` raises `TidemarkError`s from all four kinds of calls. The channel is
+wrapped instead of using gRPC's client interceptors, which cost a task per unary call, and two tasks
+and a queue per frame written to a stream. Calls are never repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidemark.telemetry.traces import inject
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", GRPC_RECEIVE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
-    # A peer that vanished without a word is noticed within half a minute, also on an idle channel.
+    # Detects a vanished peer within half a minute, also on an idle channel.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -35,7 +35,7 @@ OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Channels to one address share neither connection nor backoff.
     ("grpc.use_local_subchannel_pool", 1),
-    # Only settings/ reads the environment, and a proxy is never on the way between services.
+    # Only settings/ reads the environment, and there is no HTTP proxy between services.
     ("grpc.enable_http_proxy", 0),
 )
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 def open_channel(
     address: str, *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`, in plain text without credentials. It connects when first used."""
+    """A channel to `host:port`; plain text without credentials. It connects on first use."""
     if credentials is None:
         return _Channel(grpc.aio.insecure_channel(address, options=OPTIONS))
     return _Channel(grpc.aio.secure_channel(address, credentials, options=OPTIONS))
@@ -61,7 +61,7 @@ async def wait_until_serving(
     """Return once the service reports SERVING; raise Unavailable after the timeout.
 
     `service` is a full name such as `tidemark.api.broker.v1.BrokerService`, or empty for the whole
-    server, which need not be running yet.
+    server. The server need not be running yet.
     """
     try:
         await clock.wait_for(_watch_until_serving(channel, service, clock), timeout_ms)
@@ -84,12 +84,12 @@ async def _watch_until_serving(channel: grpc.aio.Channel, service: str, clock: C
 
 
 def revive(call: T) -> T:
-    """The same call, raising TidemarkErrors. Calls over `open_channel` are revived already."""
+    """The same call, raising TidemarkErrors. Calls over `open_channel` already do."""
     return call if isinstance(call, _RevivedCall) else cast("T", _RevivedCall(call))
 
 
 class _RevivedCall:
-    """A call of any kind; what is not defined here goes to gRPC's own call object."""
+    """A call of any kind; everything else is delegated to gRPC's call object."""
 
     __slots__ = ("_call",)
 
@@ -122,12 +122,12 @@ class _RevivedCall:
         try:
             await self._call.write(request)
         except grpc.aio.AioRpcError as error:
-            # A write that meets the end of the stream fails before the status is there.
+            # A write at the end of the stream fails before the status has arrived.
             ends = await self._end_within(_STATUS_AFTER_MS)
             raise (ends or from_rpc_error(error)) from None
         except asyncio.InvalidStateError:
             if not self._call.done():
-                raise  # written to after done_writing(): a mistake of the program
+                raise  # written after done_writing(): a bug in the caller
             raise await self._end() from None
 
     async def _end_within(self, timeout_ms: int) -> TidemarkError | None:
@@ -137,10 +137,10 @@ class _RevivedCall:
             return None
 
     async def _end(self) -> TidemarkError:
-        """Why the call is over: gRPC only says that it is."""
+        """Why the call ended; gRPC only reports that it did."""
         code = await self._call.code()
         if code is grpc.StatusCode.OK:
-            return Unavailable("the server has ended the stream")
+            return Unavailable("the server ended the stream")
         return from_trailers(
             code, await self._call.details() or "", await self._call.trailing_metadata() or ()
         )

@@ -1,7 +1,7 @@
-"""Channels by address, for those who talk to many peers or are told addresses while they run.
+"""A pool of channels by address, for processes that learn the addresses of peers while they run.
 
-A pool opens a channel when it is first asked for one and keeps a bounded number of them; the one
-that was not used for longest is closed first. It never calls anybody itself.
+The pool opens a channel on first use and keeps a bounded number, closing the least recently used
+first. It makes no calls itself.
 """
 
 from collections import OrderedDict
@@ -16,14 +16,14 @@ CHANNELS_MAX = 64
 
 
 class ChannelPool:
-    """Use as an async context manager: leaving it closes all channels."""
+    """An async context manager: leaving it closes all channels."""
 
     def __init__(self, channels_max: int = CHANNELS_MAX) -> None:
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._channels_max = channels_max
 
     async def to(self, address: str) -> grpc.aio.Channel:
-        """The channel to `host:port`. Use it now: the next call may close it."""
+        """The channel to `host:port`. Use it at once: a later `to` may close it."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = open_channel(address)

@@ -1,7 +1,7 @@
-"""How long a call may still take: the caller's deadline, or the server's default for unary calls.
+"""The time that a call has left: the caller's deadline, or the server's default for unary calls.
 
-Handlers ask `remaining_ms(context)`, for example to end a long poll in time. gRPC itself enforces
-the deadline that a caller set; this module only adds the one that a caller forgot.
+Handlers use `remaining_ms(context)`, for example to end a long poll in time. gRPC enforces the
+caller's deadline; this module enforces the default for calls without one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tidemark.clock import Clock
 from tidemark.errors import DeadlineExceeded
 
 UNARY_DEADLINE_MS_DEFAULT: Final = 60_000
-"""How long a unary call may take if its caller did not say."""
+"""Deadline of unary calls without one."""
 
 T = TypeVar("T")
 
 
 class _Limited:
-    """A call that runs under the default deadline."""
+    """A call under the default deadline."""
 
     __slots__ = ("at_ms", "clock", "expired", "task")
 
@@ -41,12 +41,12 @@ class _Limited:
         self.task.cancel()
 
 
-# Every call runs in a task of its own, hence in a context of its own.
+# Every call runs in its own task, hence in its own context.
 _limited: ContextVar[_Limited | None] = ContextVar("tidemark_default_deadline", default=None)
 
 
 def remaining_ms(context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
-    """Milliseconds until the call is cut off, or None for a call without an end (a stream)."""
+    """Milliseconds until the deadline; None for a call without one, such as a stream."""
     remaining_s = _remaining_s(context)
     if remaining_s is not None:
         return int(remaining_s * 1000)
@@ -60,11 +60,11 @@ def has_deadline(context: grpc.aio.ServicerContext[Any, Any]) -> bool:
 
 
 class DefaultDeadline:
-    """Cuts off calls that run for longer than `limit_ms`.
+    """Ends calls that run for longer than `limit_ms`.
 
-    All calls get the same time, so they expire in the order in which they began, and one watcher
-    that sleeps until the first of them is due serves all: a timer per call would cost more than
-    everything else around the call together.
+    All calls have the same limit, so they expire in the order in which they began, and a single
+    watcher sleeps until the first of them is due. A timer per call would cost more than everything
+    else around the call.
     """
 
     def __init__(self, clock: Clock, limit_ms: int) -> None:
@@ -74,27 +74,27 @@ class DefaultDeadline:
         self._watcher: asyncio.Task[None] | None = None
 
     async def enforce(self, answer: Awaitable[T]) -> T:
-        """The answer of a handler, or DeadlineExceeded."""
+        """The response of a handler; raises DeadlineExceeded."""
         task = asyncio.current_task()
         assert task is not None
         call = _Limited(task, self._clock, self._clock.monotonic_ms() + self._limit_ms)
         _limited.set(call)
         self._calls[call] = None
         if self._watcher is None:
-            # In a context of its own, or it would keep what belongs to the first call.
+            # In its own context, or it would keep the context of the first call alive.
             self._watcher = asyncio.create_task(self._watch(), context=Context())
         try:
             return await answer
         except asyncio.CancelledError:
             if not call.expired or task.uncancel() > 0:
-                raise  # cancelled by somebody else
+                raise  # cancelled for another reason
             detail = f"not finished within the default of {self._limit_ms} ms"
             raise DeadlineExceeded(detail) from None
         finally:
             self._calls.pop(call, None)
 
     def close(self) -> None:
-        """Stop watching; calls that still run are no longer limited."""
+        """Stop the watcher; running calls are no longer limited."""
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None

@@ -1,13 +1,13 @@
-"""Enums on the wire as words: `PARTITION_STATE_SERVING` is shown as `SERVING`.
+"""Names of proto enum values without their prefix: `PARTITION_STATE_SERVING` is `SERVING`.
 
-A value that this version does not know is shown by its number: a newer peer must not break a tool.
+A value that this version does not know is shown as its number, so that a newer peer breaks nothing.
 """
 
 from typing import Any
 
 
 def word_of(enum: Any, value: int, prefix: str) -> str:
-    """The word for a value of a proto enum; UNKNOWN for the one that is unspecified."""
+    """The name of a value of a proto enum; UNKNOWN for the unspecified one."""
     try:
         name: str = enum.Name(value)
     except ValueError:

@@ -1,9 +1,9 @@
 """The standard gRPC health service, with one state per registered service.
 
-It differs from the library's in two points. When the server shuts down, watchers are told
-NOT_SERVING and their streams end, instead of holding a graceful stop up for its whole grace. And it
-knows two more names, for supervisors that must tell a process that hangs from one that only does
-not serve now. It only reports what it was told; it checks nothing by itself.
+It differs from the library's implementation in two ways. On shutdown, watchers receive NOT_SERVING
+and their streams end, instead of delaying a graceful stop for its whole grace period. And it has
+two more names, `liveness` and `readiness`, so that supervisors can tell a hanging process from one
+that is temporarily not serving. It reports states that are set; it checks nothing itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthServicer
 
 LIVENESS: Final = "liveness"
-"""Serves for as long as the process answers, also while it drains: restart it if this fails."""
+"""SERVING while the process answers, also while it drains: restart the process if this fails."""
 
 READINESS: Final = "readiness"
-"""Serves while the server and every service in it do: send it no calls while this fails."""
+"""SERVING while the server and all its services are: send no calls while this fails."""
 
 _SERVING = HealthCheckResponse.SERVING
 _NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -38,7 +38,7 @@ class Health(HealthServicer):
         self._shut_down = False
 
     def set(self, service: str, serving: bool) -> None:
-        """Set one state. Ignored once the server shuts down."""
+        """Set the state of a service. Ignored once the server is shutting down."""
         if self._shut_down:
             return
         self._serving[service] = serving
@@ -49,7 +49,7 @@ class Health(HealthServicer):
         return self._state(service) is not None
 
     def shut_down(self) -> None:
-        """Everything is NOT_SERVING from now on, and watches end."""
+        """Report NOT_SERVING for everything from now on, and end all watches."""
         self._serving = dict.fromkeys(self._serving, False)
         self._shut_down = True
         self._wake_watchers()
@@ -87,6 +87,6 @@ class Health(HealthServicer):
         return self._serving.get(service)
 
     def _wake_watchers(self) -> None:
-        # A fresh event per change: whoever held the old one sees it set, however late it looks.
+        # A new event per change: a watcher that waits on the old one cannot miss that it was set.
         self._changed.set()
         self._changed = asyncio.Event()

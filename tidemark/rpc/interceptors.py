@@ -1,9 +1,9 @@
-"""What every call on a Tidemark server passes through: errors, tracing, the default deadline.
+"""Wrapping of every handler on a Tidemark server: errors, tracing, the default deadline.
 
-A handler is wrapped once, when it is registered, instead of by gRPC's interceptors, which run a
-chain of coroutines per call and cannot see into the iteration of a stream. Whatever a handler
-raises, before or in the middle of a stream, ends the call with a status that names its reason;
-nothing of an unforeseen exception but its existence leaves the process.
+A handler is wrapped once, when it is registered. gRPC's interceptors run a chain of coroutines per
+call and do not see the iteration of a stream. An error that a handler raises, also in the middle of
+a stream, ends the call with a status that carries its reason; an unexpected exception is logged and
+answered as INTERNAL without its text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FAILURES = (Exception, asyncio.CancelledError)
 
 
 class CallsInProgress:
-    """Counts the handlers that run, so that a stop can wait for the last one to clean up."""
+    """Counts running handlers, so that a stop can wait until the last one has cleaned up."""
 
     __slots__ = ("_count", "_idle")
 
@@ -55,19 +55,19 @@ class CallsInProgress:
             self._idle.set()
 
     async def ended(self) -> None:
-        """Return once no handler runs."""
+        """Return once no handler is running."""
         await self._idle.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Interception:
-    """What all handlers of one server share."""
+    """State shared by all handlers of one server."""
 
     calls: CallsInProgress
     deadline: DefaultDeadline | None
 
     def wrap(self, method: str, handler: Handler) -> Handler:
-        """The handler of `/package.Service/Method` with everything around it."""
+        """Wrap the handler of `/package.Service/Method`."""
         call = _Call(self, method, handler)
         if handler.request_streaming and handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
@@ -83,10 +83,10 @@ class Interception:
 
 
 class _Call:
-    """One RPC method: what gRPC calls, in the four kinds of calls.
+    """One RPC method, with an entry point for each of the four kinds of calls.
 
     Single requests are parsed and single responses serialized here rather than by gRPC, so that a
-    malformed request gets a reason and a wrong response is logged like any other failure.
+    malformed request gets a reason and an invalid response is logged like any other failure.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class _Call:
                 await self._end(context, error)
 
     def parse(self, raw: bytes) -> Any:
-        """One request, also for gRPC to call while a handler reads a stream."""
+        """Parse one request. gRPC calls this for each request of a stream."""
         if self._deserializer is None:
             return raw
         try:
@@ -173,23 +173,23 @@ class _Call:
         if not hasattr(responses, "__aiter__"):
             await responses  # a coroutine that reads and writes through the context
             return
-        # Closing makes the handler clean up now, in its own task, when a write fails.
+        # When a write fails, closing makes the handler clean up now, in its own task.
         async with aclosing(responses):
             async for response in responses:
                 await context.write(response)
 
     def _invoke(self, request: Any, context: Context) -> Any:
-        """A coroutine or an async generator; nothing of the handler has run yet."""
+        """The coroutine or async generator of the handler, not started yet."""
         try:
             return self._behavior(request, context)
         except NotImplementedError:
-            # Handlers are coroutines and generators. Only the methods of a generated base class
-            # are plain functions that can raise already here.
+            # Handlers are coroutines or generators. Only methods of a generated base class are
+            # plain functions, which raise here.
             raise Unimplemented(f"{self._method} is not implemented", rpc=self._method) from None
 
     def _join_trace(self, context: Context) -> None:
-        """Make the caller's trace current. No span: a stream may live for days, so its spans are
-        those of the work done on it. The call has a task of its own: nothing to restore."""
+        """Make the caller's trace current. A stream may live for days, so it has no span itself;
+        work done on it does. The call has its own task, so there is nothing to restore."""
         if trace := extract(context.invocation_metadata()):
             attach(trace)
 
@@ -199,10 +199,10 @@ class _Call:
     async def _end(self, context: Context, error: BaseException) -> NoReturn:
         """End the call with the status of the error."""
         if isinstance(error, grpc.aio.BaseError) or _is_cancellation(error):
-            raise error  # gRPC's own way to end a call
+            raise error  # gRPC handles these itself
         if not isinstance(error, TidemarkError):
             _log.error("%s failed", self._method, exc_info=error)
-            error = Internal("the service failed; its log has the details", rpc=self._method)
+            error = Internal("unexpected failure; see the log of the service", rpc=self._method)
         status = to_status(error)
         await context.abort(error.code, status.message, to_trailers(status))
 
@@ -210,8 +210,8 @@ class _Call:
 def _is_cancellation(error: BaseException) -> bool:
     """Whether the call itself is being cancelled.
 
-    A CancelledError can also leak from something the handler awaited. gRPC would end the call
-    without any answer then, and the caller would wait for ever.
+    A CancelledError can also leak from something that the handler awaited. gRPC would then end the
+    call without a response, and the caller would wait indefinitely.
     """
     if not isinstance(error, asyncio.CancelledError):
         return False

@@ -1,7 +1,7 @@
 """The gRPC server that every Tidemark service runs in: options, health, reflection, graceful stop.
 
-A service adds its servicers, starts the server and says when it serves. What happens around each
-call is the subject of `tidemark.rpc.interceptors`; signals are that of `tidemark.service.signals`.
+A service adds its servicers, starts the server and sets its health. `tidemark.rpc.interceptors`
+wraps each call; `tidemark.service.signals` handles signals.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Clients ping every 20 s, also when idle; gRPC would take that for an attack.
+    # Clients ping every 20 s, also when idle; by default gRPC treats that as abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Two servers on one port would share its connections at random. Refuse the second one.
+    # Two servers on one port would share its connections at random. Reject the second one.
     ("grpc.so_reuseport", 0),
 )
 
@@ -40,7 +40,7 @@ S = TypeVar("S")
 
 
 class AddressInUse(OSError):
-    """Another process listens at the address. The text is one line, made for operators."""
+    """Another process listens on the address. The text is one line, for operators."""
 
 
 class RpcServer:
@@ -54,7 +54,7 @@ class RpcServer:
         unary_deadline_ms: int | None = UNARY_DEADLINE_MS_DEFAULT,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """`listen` is `host:port`, port 0 for a free one. Without credentials: plain text."""
+        """`listen` is `host:port`; port 0 picks a free port. Without credentials: plain text."""
         self._host, _, port = listen.rpartition(":")
         self._port = int(port)
         self._credentials = credentials
@@ -69,29 +69,29 @@ class RpcServer:
         self._health = Health()
         self._server: grpc.aio.Server | None = None
         self.stopping = asyncio.Event()
-        """Set when the stop begins: handlers of long streams wait for it and end by themselves."""
+        """Set when the stop begins: handlers of long streams wait for it and then end."""
 
     @property
     def port(self) -> int:
-        """The port; before `start`, the one asked for."""
+        """The port; before `start`, the requested one."""
         return self._port
 
     @property
     def address(self) -> str:
-        """`host:port` with the real port."""
+        """`host:port` with the actual port."""
         return f"{self._host}:{self._port}"
 
     @property
     def calls_in_progress(self) -> int:
-        """How many handlers run now, open streams included."""
+        """The number of running handlers, open streams included."""
         return len(self._calls)
 
     def add(self, add_to_server: Callable[[S, Any], None], servicer: S) -> None:
-        """Add a servicer with its generated `add_XServicer_to_server`, before the start."""
+        """Add a servicer with its generated `add_XServicer_to_server`, before `start`."""
         add_to_server(servicer, _Registrar(self))
 
     def add_service(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add the handlers of one service by their method names, before the start."""
+        """Add the handlers of one service by method name, before `start`."""
         wrapped = {
             name: self._interception.wrap(f"/{service}/{name}", handler)
             for name, handler in handlers.items()
@@ -99,11 +99,11 @@ class RpcServer:
         self._services[service] = grpc.method_handlers_generic_handler(service, wrapped)
 
     def set_serving(self, service: str, serving: bool) -> None:
-        """Set what health says about a service. Services not set by then serve from `start` on."""
+        """Set the health of a service. A service that is never set is SERVING from `start` on."""
         self._health.set(service, serving)
 
     async def start(self) -> None:
-        """Listen and serve; AddressInUse or another OSError says why it cannot."""
+        """Listen and serve; raises AddressInUse or another OSError."""
         for service in self._services:
             if not self._health.knows(service):
                 self._health.set(service, True)
@@ -118,22 +118,22 @@ class RpcServer:
         self._health.set("", True)
 
     async def stop(self, grace_ms: int) -> None:
-        """Take no new calls, give those in progress up to `grace_ms`, cancel the rest.
+        """Accept no new calls, give running ones up to `grace_ms`, then cancel them.
 
-        No handler runs any more when it returns. A second call with a shorter grace, while the
-        first waits, cuts it short.
+        When it returns, no handler is running. A second call with a shorter grace period shortens
+        the first.
         """
         self._health.shut_down()
         self.stopping.set()
         if self._server is not None:
             await self._server.stop(grace_ms / 1000 if grace_ms > 0 else None)
-            # gRPC is done once the last status is out; handlers may still be cleaning up.
+            # gRPC is done once the last status is sent; handlers may still be cleaning up.
             await self._calls.ended()
         if self._deadline is not None:
             self._deadline.close()
 
     async def wait_stopped(self) -> None:
-        """Return when the server has stopped and no handler runs; raise if it broke down."""
+        """Return once the server has stopped and no handler is running; raises if it failed."""
         assert self._server is not None, "start() comes first"
         # Without the shield, cancelling the waiter would cancel gRPC's own shutdown.
         await asyncio.shield(self._server.wait_for_termination())
@@ -147,30 +147,30 @@ class RpcServer:
                 self._port = server.add_insecure_port(self.address)
             else:
                 self._port = server.add_secure_port(self.address, self._credentials)
-        except RuntimeError:  # gRPC does not say why
+        except RuntimeError:  # without a reason
             raise OSError(f"cannot listen on {self.address}") from None
 
 
 class _Registrar:
     """Stands in for the server that a generated `add_XServicer_to_server` expects.
 
-    Methods are offered to gRPC as generic handlers only. It also knows "registered" methods, but
-    the asyncio server then waits on a future per method for every call: 10 % of an empty unary
-    call with forty methods.
+    Methods are registered with gRPC as generic handlers only. With its "registered" methods, the
+    asyncio server waits on a future per method for every call: 10 % of an empty unary call with
+    forty methods.
     """
 
     def __init__(self, server: RpcServer) -> None:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """The same handlers as below, without their names."""
+        """Ignored: the same handlers as below, without their names."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
         self._server.add_service(service, handlers)
 
 
 async def _check_free(host: str, port: int) -> None:
-    """Find out why an address cannot be bound, before gRPC fails without telling."""
+    """Raise the reason why an address cannot be bound: gRPC fails without one."""
     loop = asyncio.get_running_loop()
     address = f"{host}:{port}"
     try:

@@ -1,8 +1,8 @@
 """Errors on the wire: `TidemarkError` to and from `google.rpc.Status`.
 
-The same status ends a call and stands for one item of a frame: an ErrorInfo with reason and
-metadata, and a RetryInfo where a retry helps. This module only translates; it never raises what it
-revived and never decides about a retry.
+The same status ends a call or is the result of one item in a frame: an ErrorInfo with reason and
+metadata, and a RetryInfo if a retry may help. This module only translates: it neither raises nor
+retries.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tidemark import errors
 from tidemark.errors import TidemarkError
 
 DETAILS_KEY: Final = "grpc-status-details-bin"
-"""The trailing metadata in which gRPC carries a serialized Status."""
+"""The trailing metadata key of a serialized Status."""
 
-# A plain gRPC client drops a call whose trailers exceed 8 KiB, and the text travels twice (as
-# grpc-message, where one byte may take three, and in the details), so both are cut to fit.
+# A plain gRPC client drops a call whose trailers exceed 8 KiB, and the text is sent twice (as
+# grpc-message, where one byte may take three, and in the details), so both are truncated.
 _DETAIL_BYTES_MAX: Final = 1_000
-_VALUE_BYTES_MAX: Final = 400  # holds any lmq_name
+_VALUE_BYTES_MAX: Final = 400  # any lmq_name fits
 
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 _RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
@@ -44,14 +44,14 @@ _CLIENT_CODES: Final = frozenset(
         StatusCode.ABORTED,
     }
 )
-# What gRPC says, under other codes than UNAVAILABLE, when a connection breaks under a call.
+# Texts of gRPC, under codes other than UNAVAILABLE, when a connection breaks during a call.
 _BROKEN_LINK_TEXTS: Final = ("RST_STREAM", "Stream removed", "GOAWAY", "Internal error from Core")
 
 _log = logging.getLogger(__name__)
 
 
 def to_status(error: TidemarkError) -> Status:
-    """The status that `from_status` turns back into the same error."""
+    """The status of an error; `from_status` is the inverse."""
     details = [_packed_info(error)]
     if error.retry_after_ms is not None:
         details.append(_packed_retry(error.retry_after_ms))
@@ -61,7 +61,7 @@ def to_status(error: TidemarkError) -> Status:
 
 
 def from_status(status: Status) -> TidemarkError:
-    """Revive an error. A reason that this version does not know becomes the class of its code."""
+    """The error of a status. An unknown reason becomes an instance of the class for its code."""
     reason = ""
     metadata: Mapping[str, str] = {}
     retry_after_ms: int | None = None
@@ -74,7 +74,7 @@ def from_status(status: Status) -> TidemarkError:
             elif detail.type_url == _RETRY_INFO:
                 retry_after_ms = RetryInfo.FromString(detail.value).retry_delay.ToMilliseconds()
         except DecodeError:
-            _log.warning("an error arrived with a malformed %s", detail.type_url)
+            _log.warning("received an error with a malformed %s", detail.type_url)
     if not reason:
         return _from_code(_CODES.get(status.code, StatusCode.UNKNOWN), status.message)
     known = errors.BY_REASON.get(reason)
@@ -88,12 +88,12 @@ def from_status(status: Status) -> TidemarkError:
 
 
 def to_trailers(status: Status) -> tuple[tuple[str, bytes], ...]:
-    """The trailing metadata that carries a status beside gRPC's own code and text."""
+    """The trailing metadata that carries a status next to gRPC's own code and text."""
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TidemarkError:
-    """Revive what a call failed with, be it the server's answer or a broken connection."""
+    """The error of a failed call: the server's answer or a broken connection."""
     return from_trailers(error.code(), error.details() or "", error.trailing_metadata() or ())
 
 
@@ -106,15 +106,15 @@ def from_trailers(
             try:
                 return from_status(Status.FromString(value))
             except DecodeError:
-                _log.warning("an error arrived with malformed %s", DETAILS_KEY)
+                _log.warning("received an error with malformed %s", DETAILS_KEY)
     return _from_code(code, text)
 
 
 def _from_code(code: StatusCode, text: str) -> TidemarkError:
-    """An error that gRPC, a proxy or a foreign server made: all there is are a code and a text."""
+    """An error from gRPC, a proxy or a foreign server, with only a code and a text."""
     detail = text or code.name
-    # CANCELLED arrives only from the far side (cancelling here raises asyncio.CancelledError), and
-    # there it means that the server stopped under the call.
+    # CANCELLED comes only from the server (cancelling here raises asyncio.CancelledError), where it
+    # means that the server stopped during the call.
     if code is StatusCode.CANCELLED or any(sign in text for sign in _BROKEN_LINK_TEXTS):
         return errors.Unavailable(detail)
     if code is StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
@@ -125,7 +125,7 @@ def _from_code(code: StatusCode, text: str) -> TidemarkError:
 
 
 def _class_of(code: StatusCode) -> type[TidemarkError]:
-    # The generic errors are named like their codes: UNAVAILABLE, INTERNAL, INVALID_ARGUMENT, ...
+    # The generic errors have the names of their codes: UNAVAILABLE, INTERNAL, INVALID_ARGUMENT, ...
     generic = errors.BY_REASON.get(code.name)
     if generic is not None:
         return generic
@@ -135,7 +135,7 @@ def _class_of(code: StatusCode) -> type[TidemarkError]:
 def _clip(text: str, bytes_max: int) -> str:
     if len(text) <= bytes_max and text.isascii():
         return text
-    # "replace" because file names may hold lone surrogates, which no proto string takes.
+    # "replace" because file names may contain lone surrogates, which proto strings reject.
     return text.encode("utf-8", "replace")[:bytes_max].decode("utf-8", "ignore")
 
 
@@ -148,8 +148,8 @@ def _packed_info(error: TidemarkError) -> PackedDetail:
     return PackedDetail(type_url=_ERROR_INFO, value=info.SerializeToString())
 
 
-# Both parts below are the same for most negative answers, so they are packed once. A Status copies
-# its details, hence nobody can change the cached ones.
+# Both details are the same for most errors, so they are cached. A Status copies its details, so the
+# cached ones cannot be changed.
 @lru_cache(maxsize=128)
 def _packed_reason(reason: str) -> PackedDetail:
     value = ErrorInfo(reason=reason, domain=errors.DOMAIN).SerializeToString()

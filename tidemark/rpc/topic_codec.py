@@ -1,7 +1,7 @@
-"""Topics on the wire: `tidemark.topics` to and from the protos that describe them.
+"""The codec of topics: `tidemark.topics` to and from protos.
 
-A zero or unspecified field of a proto means the default of its setting; what leaves here always has
-its defaults filled in.
+A zero or unspecified proto field means the default of its setting. Encoded topics have all defaults
+filled in.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def settings_to_proto(settings: TopicSettings) -> topic_pb2.TopicSettings:
 
 
 def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
-    """Raises InvalidArgument for a choice that this version does not know."""
+    """Raises InvalidArgument for an enum value that this version does not know."""
     if proto.subscription not in _SUBSCRIPTION_OF:
-        raise InvalidArgument("there is no such kind of subscription", field="subscription")
+        raise InvalidArgument("unknown kind of subscription", field="subscription")
     if proto.max_wait_action not in _MAX_WAIT_ACTION_OF:
-        raise InvalidArgument("there is no such action", field="max_wait_action")
+        raise InvalidArgument("unknown action", field="max_wait_action")
     return TopicSettings(
         subscription=_SUBSCRIPTION_OF[proto.subscription],
         partitions=proto.partitions or _DEFAULTS.partitions,

@@ -1,7 +1,7 @@
-"""Memory of a process: gives back to the system what the process no longer uses, on request.
+"""Memory of a service process: garbage collector settings, and trimming on request.
 
-For measuring what a service really holds: `install_memory_trim()` once at start, `kill -USR1 PID`
-before reading. Nothing calls it by itself; a trim of a large heap takes a noticeable pause.
+For measuring what a service really holds: `kill -USR1 PID` makes it return unused memory to the
+system. It happens only on request, because trimming a large heap pauses the process.
 """
 
 import ctypes
@@ -14,18 +14,18 @@ TRIM_SIGNAL: Final = signal.SIGUSR1
 
 
 def install_memory_trim() -> None:
-    """Trim on every SIGUSR1, which would end the process otherwise. Call it in the main thread.
+    """Trim on every SIGUSR1. Call it in the main thread.
 
-    The handler runs there before anything that arrives later: whoever sends the signal and then
-    gets an answer from the process knows that the trim is done.
+    The handler runs before anything that arrives later, so a response to a call made after the
+    signal means that the trim is done.
     """
     signal.signal(TRIM_SIGNAL, lambda _number, _frame: trim_memory())
 
 
-def calm_the_collector() -> None:
-    """Let the garbage collector leave what the start has made alone, and run less often.
+def tune_garbage_collector() -> None:
+    """Exclude the objects made at startup from garbage collection, and collect less often.
 
-    A service holds hundreds of thousands of small objects and makes hardly a cycle; looking through
+    A service holds hundreds of thousands of small objects and creates hardly any cycles; scanning
     all of them every few hundred allocations costs a third of its time.
     """
     gc.collect()
@@ -34,9 +34,9 @@ def calm_the_collector() -> None:
 
 
 def trim_memory() -> None:
-    """Free unreachable objects, then hand free pages of the C heap back to the system."""
+    """Free unreachable objects, then return free pages of the C heap to the system."""
     gc.collect()
     if sys.platform == "linux":
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl not
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc, not in musl
         if malloc_trim is not None:
             malloc_trim(0)

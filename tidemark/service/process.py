@@ -1,7 +1,7 @@
-"""The life of a service process: settings, telemetry, serve until a signal, stop.
+"""The main function of a service process: settings, telemetry, serve until a signal, stop.
 
-Every `python -m x_svc` is one call of `main`. What the service consists of is its own `app.py`;
-this module only decides how it starts, how it ends and with which exit status.
+Every `python -m x_svc` is one call of `main`. The `app.py` of a service constructs its parts; this
+module decides how the process starts and ends, and its exit status.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.rpc.server import RpcServer
-from tidemark.service.memory import calm_the_collector, install_memory_trim
+from tidemark.service.memory import install_memory_trim, tune_garbage_collector
 from tidemark.service.signals import run_until_stopped
 from tidemark.settings import ServiceSettings, load_or_exit
 
 CANNOT_START: Final = 2
-"""Exit status of a service that is configured or placed wrongly: restarting it does not help."""
+"""Exit status of a service that cannot run as configured: a restart does not help."""
 
 S = TypeVar("S", bound=ServiceSettings)
 App = Callable[[S, Clock], AbstractAsyncContextManager[RpcServer]]
-"""Starts the service when entered, stops it when left."""
+"""Entering starts the service, leaving stops it."""
 
 
 def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
@@ -47,7 +47,7 @@ def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
 async def _serve(settings: S, app: App[S]) -> None:
     install_memory_trim()
     async with app(settings, SystemClock()) as server:
-        calm_the_collector()
+        tune_garbage_collector()
         await run_until_stopped(server, settings.shutdown_grace_ms)
 
 

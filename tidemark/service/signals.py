@@ -1,6 +1,6 @@
-"""Ending a service by SIGTERM, SIGINT or SIGHUP: the first drains it, the second ends it at once.
+"""Stopping a service by SIGTERM, SIGINT or SIGHUP: the first drains, the second stops at once.
 
-It only turns signals into a stop of the server; what a service closes afterwards is its own matter.
+This module only stops the server; the service closes its own parts afterwards.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 from tidemark.rpc.server import RpcServer
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What asks a service to stop: an orchestrator, Ctrl-C, a terminal that is closed."""
+"""Sent by an orchestrator, by Ctrl-C and by a terminal that closes."""
 
 _log = logging.getLogger(__name__)
 
 
 async def run_until_stopped(server: RpcServer, grace_ms: int) -> None:
-    """Return when the started server has stopped, by a signal or because somebody stopped it.
+    """Return once the started server has stopped, by a signal or by a call of `stop`.
 
-    The first signal gives calls in progress `grace_ms`, the second cancels them, and a third has
-    its usual effect: it kills the process. Under `nohup`, SIGHUP stays ignored.
+    The first signal gives running calls `grace_ms`, the second cancels them, and a third kills the
+    process. Under `nohup`, SIGHUP stays ignored.
     """
     loop = asyncio.get_running_loop()
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()

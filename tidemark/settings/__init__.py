@@ -1,11 +1,11 @@
 """Settings: the only package that reads the environment.
 
-Each setting is declared once, with its variable, default, meaning and what it accepts; services
-get frozen values and `docs/CONFIG.md` is printed from the same declarations. A process keeps the
-settings it started with: nothing here watches for changes.
+Each setting is declared once, with its variable, default, allowed values and meaning. Services get
+frozen values, and `docs/CONFIG.md` is generated from the same declarations. A process keeps the
+settings it started with.
 
 To add a setting, add a field with `setting(...)` to the class of its service, in the module of that
-name. Everybody else imports from here.
+name. Other packages import from here.
 """
 
 from tidemark.settings.broker import BrokerSettings

@@ -1,4 +1,4 @@
-"""Settings of the broker: where it is found, and what it bounds for clients."""
+"""Settings of the broker: its addresses, and its limits for clients."""
 
 from dataclasses import dataclass
 
@@ -15,50 +15,50 @@ class BrokerSettings(ServiceSettings):
         "TIDEMARK_BROKER_ID",
         Identifier(),
         default="broker-0",
-        doc="Name of this broker, different for every broker of a cluster.",
+        doc="Id of this broker, unique in the cluster.",
     )
     listen: str = setting(
         "TIDEMARK_BROKER_LISTEN",
         LISTEN,
         default="127.0.0.1:7400",
-        doc="Where the broker listens; port 0 takes a free one.",
+        doc="Address that the broker listens on; port 0 picks a free port.",
     )
     advertise: str = setting(
         "TIDEMARK_BROKER_ADVERTISE",
         Address(),
         default="",
-        doc="Where other services and brokers reach this broker; empty is where it listens.",
+        doc="Address at which services and brokers reach this broker; empty: the listen address.",
     )
     storage_address: str = address_of_storage()
     client_timeout_ms: int = setting(
         "TIDEMARK_CLIENT_TIMEOUT_MS",
         Integer(1_000, 3_600_000, unit="ms"),
         default=30_000,
-        doc="Silence after which a client counts as gone and what it holds goes back.",
+        doc="A client silent for this long counts as gone, and its reservations are released.",
     )
     subscriptions_per_group_max: int = setting(
         "TIDEMARK_SUBSCRIPTIONS_PER_GROUP_MAX",
         Integer(1, 100_000_000),
         default=1_000_000,
-        doc="Subscriptions of one group, over all clients of this broker.",
+        doc="Maximum subscriptions of one group, over all clients of this broker.",
     )
     subscriptions_per_broker_max: int = setting(
         "TIDEMARK_SUBSCRIPTIONS_PER_BROKER_MAX",
         Integer(1, 100_000_000),
         default=1_000_000,
-        doc="Subscriptions of all clients of this broker.",
+        doc="Maximum subscriptions of all clients of this broker.",
     )
     publishers_per_connection_max: int = setting(
         "TIDEMARK_PUBLISHERS_PER_CONNECTION_MAX",
         Integer(1, 10_000_000),
         default=10_000,
-        doc="Publishers that a connection keeps; the least recently used leave first.",
+        doc="Maximum publishers of one connection; the least recently used is dropped first.",
     )
     publisher_cache_idle_timeout_ms: int = setting(
         "TIDEMARK_PUBLISHER_CACHE_IDLE_TIMEOUT_MS",
         Integer(0, 86_400_000, unit="ms"),
         default=0,
-        doc="Idle time after which a publisher of a connection is dropped; 0 is off.",
+        doc="Idle time after which a publisher of a connection is dropped; 0: never.",
     )
     unary_publisher_idle_timeout_ms: int = setting(
         "TIDEMARK_UNARY_PUBLISHER_IDLE_TIMEOUT_MS",

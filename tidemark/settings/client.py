@@ -1,4 +1,4 @@
-"""Settings of the command line: where the services are reached."""
+"""Settings of the command line: the addresses of the services."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class ClientSettings(Settings):
         "TIDEMARK_ADDRESS",
         Address(),
         default="127.0.0.1:7400",
-        doc="Where a broker is reached.",
+        doc="Address of a broker.",
     )
     storage_address: str = address_of_storage()
     lifecycle_address: str = address_of_lifecycle()
@@ -23,5 +23,5 @@ class ClientSettings(Settings):
         "TIDEMARK_JOBS_ADDRESS",
         Address(),
         default="127.0.0.1:7430",
-        doc="Where the scheduler of retention and eviction is reached.",
+        doc="Address of the retention and eviction scheduler.",
     )

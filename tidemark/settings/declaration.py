@@ -1,6 +1,6 @@
-"""Declaring settings: a field of a frozen dataclass is a variable of the environment.
+"""How settings are declared: a field of a frozen dataclass is an environment variable.
 
-Knows how such a class is filled and listed, and no setting in particular.
+Fills and lists such classes; knows no particular setting.
 """
 
 import sys
@@ -15,22 +15,22 @@ T = TypeVar("T")
 
 
 def setting(name: str, kind: Kind[T], *, default: T, doc: str) -> Any:
-    """A dataclass field that is filled from the variable `name`."""
+    """A dataclass field that is read from the variable `name`."""
     return field(default=default, metadata={"variable": Variable(name, kind, default, doc)})
 
 
 def part(settings: type["Settings"]) -> Any:
-    """A dataclass field that holds settings shared with other services."""
+    """A dataclass field with settings that services share."""
     return field(default_factory=settings, metadata={"part": settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The base of all settings: knows how to fill its fields and how to list them."""
+    """The base of all settings classes."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Raises SettingsError for the first value that cannot be used."""
+        """Raises SettingsError for the first invalid value."""
         environ = given_or_own(environ)
         values: dict[str, Any] = {}
         for each in fields(cls):
@@ -42,7 +42,7 @@ class Settings:
 
     @classmethod
     def variables(cls) -> Iterator[Variable[Any]]:
-        """Every variable this class reads, in the order of declaration."""
+        """The variables of this class, in declaration order."""
         for each in fields(cls):
             if "part" in each.metadata:
                 yield from each.metadata["part"].variables()

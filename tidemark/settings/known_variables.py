@@ -1,7 +1,4 @@
-"""Which variables are known at all, and which only look as if they were.
-
-It only tells: what an unknown variable is worth is for the caller to say.
-"""
+"""The known variables, and those that look like ours but are not known."""
 
 import re
 from collections.abc import Mapping
@@ -17,16 +14,16 @@ from tidemark.settings.storage import StorageSettings
 PREFIX: Final = "TIDEMARK_"
 
 SERVICES: Final = (StorageSettings, BrokerSettings, LifecycleSettings, RetentionSettings)
-"""The settings of every service: what the documentation shows and what counts as known."""
+"""The settings of every service, as documented."""
 
-# Kubernetes describes every service `tidemark-x` of the namespace in variables of these forms.
+# Kubernetes adds variables of these forms for every service `tidemark-x` in the namespace.
 _SERVICE_LINK: Final = re.compile(
     r"\w+_SERVICE_HOST|\w+_SERVICE_PORT(_\w+)?|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Variables that look like ours but are read by no service: most likely misspelt."""
+    """Variables with our prefix that no service reads: most likely misspelt."""
     environ = given_or_own(environ)
     readers = (*SERVICES, ClientSettings)
     known = {variable.name for reader in readers for variable in reader.variables()}

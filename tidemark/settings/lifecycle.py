@@ -1,4 +1,4 @@
-"""Settings of the lifecycle service: how often it sweeps, and how long it waits."""
+"""Settings of the lifecycle service: sweep intervals, leases and timeouts."""
 
 from dataclasses import dataclass
 
@@ -16,36 +16,36 @@ class LifecycleSettings(ServiceSettings):
         "TIDEMARK_LIFECYCLE_LISTEN",
         LISTEN,
         default="127.0.0.1:7420",
-        doc="Where the lifecycle service listens; port 0 takes a free one.",
+        doc="Address that the lifecycle service listens on; port 0 picks a free port.",
     )
     advertise: str = setting(
         "TIDEMARK_LIFECYCLE_ADVERTISE",
         Address(),
         default="",
-        doc="Where storage reaches this replica; empty is the address it listens on.",
+        doc="Address at which storage reaches this replica; empty: the listen address.",
     )
     storage_address: str = address_of_storage()
     sweep_interval_ms_max: int = setting(
         "TIDEMARK_SWEEP_INTERVAL_MS_MAX",
         Integer(100, 3_600_000, unit="ms"),
         default=60_000,
-        doc="Ceiling between two sweeps of a partition in which nothing is due.",
+        doc="Longest time between two sweeps of a partition, when nothing is due.",
     )
     sweep_interval_ms_min: int = setting(
         "TIDEMARK_SWEEP_INTERVAL_MS_MIN",
         Integer(1, 60_000, unit="ms"),
         default=20,
-        doc="Shortest time between two sweeps of a partition: what is due meanwhile is one sweep.",
+        doc="Shortest time between two sweeps of a partition; work due meanwhile is batched.",
     )
     sweep_lease_ms: int = setting(
         "TIDEMARK_SWEEP_LEASE_MS",
         Integer(1_000, limits.SWEEP_LEASE_MS_MAX, unit="ms"),
         default=15_000,
-        doc="Time after which another replica takes over the partitions of a dead one.",
+        doc="Time after which another replica takes over the partitions of a dead replica.",
     )
     sweep_timeout_ms: int = setting(
         "TIDEMARK_SWEEP_TIMEOUT_MS",
         Integer(100, 600_000, unit="ms"),
         default=10_000,
-        doc="How long a sweep waits for one answer before it counts as failed.",
+        doc="Timeout of each call of a sweep; the sweep fails after it.",
     )

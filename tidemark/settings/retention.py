@@ -1,4 +1,4 @@
-"""Settings of retention and eviction: when passes run, how much they do, and on which Spark."""
+"""Settings of retention and eviction: intervals, batch sizes, limits and Spark."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,14 +22,14 @@ class RetentionSettings(ServiceSettings):
         "TIDEMARK_RETENTION_LISTEN",
         LISTEN,
         default="127.0.0.1:7430",
-        doc="Where the scheduler of the passes listens; port 0 takes a free one.",
+        doc="Address that the scheduler listens on; port 0 picks a free port.",
     )
     storage_address: str = address_of_storage()
     retention_interval_ms: int = setting(
         "TIDEMARK_RETENTION_INTERVAL",
         _INTERVAL,
         default=300_000,
-        doc="Time from the end of a retention pass to the next.",
+        doc="Time from the end of a retention pass to the start of the next.",
     )
     retention_batch_size: int = setting(
         "TIDEMARK_RETENTION_BATCH_SIZE",
@@ -41,25 +41,25 @@ class RetentionSettings(ServiceSettings):
         "TIDEMARK_RETENTION_PASS_LIMIT",
         _PASS_LIMIT,
         default=0,
-        doc="Messages and queues after which a retention pass ends, oldest first; 0 is no limit.",
+        doc="Most messages and queues that one retention pass removes, oldest first; 0: no limit.",
     )
     partition_cleanup_days: int = setting(
         "TIDEMARK_PARTITION_CLEANUP_DAYS",
         _DAYS,
         default=7,
-        doc="Days without messages and activity after which a queue is removed; 0 is off.",
+        doc="Days without messages and activity after which a queue is removed; 0: never.",
     )
     metrics_retention_days: int = setting(
         "TIDEMARK_METRICS_RETENTION_DAYS",
         _DAYS,
         default=90,
-        doc="Days after which consumption records, metrics and history are removed; 0 is off.",
+        doc="Days after which consumption records, metrics and history are removed; 0: never.",
     )
     eviction_interval_ms: int = setting(
         "TIDEMARK_EVICTION_INTERVAL",
         _INTERVAL,
         default=60_000,
-        doc="Time from the end of an eviction pass to the next.",
+        doc="Time from the end of an eviction pass to the start of the next.",
     )
     eviction_batch_size: int = setting(
         "TIDEMARK_EVICTION_BATCH_SIZE",
@@ -71,23 +71,23 @@ class RetentionSettings(ServiceSettings):
         "TIDEMARK_EVICTION_PASS_LIMIT",
         _PASS_LIMIT,
         default=0,
-        doc="Messages after which an eviction pass ends, oldest first; 0 is no limit.",
+        doc="Most messages that one eviction pass removes, oldest first; 0: no limit.",
     )
     spark_master: str = setting(
         "TIDEMARK_SPARK_MASTER",
-        Text("the master of a Spark cluster"),
+        Text("a Spark master URL"),
         default="local[*]",
-        doc="Where Spark runs: `local[*]` is this machine, `spark://host:port` a cluster.",
+        doc="Spark master: `local[*]` for this machine, `spark://host:port` for a cluster.",
     )
     spark_options: str = setting(
         "TIDEMARK_SPARK_OPTIONS",
         Pairs(),
         default="",
-        doc="Further settings of Spark.",
+        doc="Additional Spark configuration.",
     )
     java_home: str = setting(
         "JAVA_HOME",
         Text("the path of a directory"),
         default="",
-        doc="The Java that runs Spark; unset, the first on the path, else the packaged one.",
+        doc="Java installation for Spark; unset: the first Java on PATH, else the packaged one.",
     )

@@ -1,4 +1,4 @@
-"""Settings that every service needs, and those by which services find each other."""
+"""Settings of all services, and the addresses at which services find each other."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,13 @@ from tidemark.settings.variables import Address, Identifier, Integer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings(Settings):
-    """What every service needs."""
+    """Settings of all services."""
 
     cluster_id: str = setting(
         "TIDEMARK_CLUSTER_ID",
         Identifier(),
         default="tidemark",
-        doc="Name of the cluster. Kept with the data; data of another cluster is refused.",
+        doc="Id of the cluster. It is stored with the data; data of another cluster is rejected.",
     )
     partitions: int = setting(
         "TIDEMARK_PARTITIONS",
@@ -29,7 +29,7 @@ class ServiceSettings(Settings):
         "TIDEMARK_SHUTDOWN_GRACE_MS",
         Integer(0, 600_000, unit="ms"),
         default=10_000,
-        doc="How long a stopping service lets open calls finish.",
+        doc="How long a stopping service waits for open calls to finish.",
     )
     telemetry: TelemetrySettings = part(TelemetrySettings)  # noqa: RUF009 - a field
 
@@ -39,7 +39,7 @@ def address_of_storage() -> Any:
         "TIDEMARK_STORAGE_ADDRESS",
         Address(),
         default="127.0.0.1:7410",
-        doc="Where the storage service is reached.",
+        doc="Address of the storage service.",
     )
 
 
@@ -48,5 +48,5 @@ def address_of_lifecycle() -> Any:
         "TIDEMARK_LIFECYCLE_ADDRESS",
         Address(),
         default="127.0.0.1:7420",
-        doc="Where the lifecycle service is reached.",
+        doc="Address of the lifecycle service.",
     )

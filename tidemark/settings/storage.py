@@ -1,4 +1,4 @@
-"""Settings of the storage service: its disk, its memory, and how it lives with lifecycle."""
+"""Settings of the storage service: disk, memory, and how it depends on lifecycle."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,52 +16,52 @@ class StorageSettings(ServiceSettings):
         "TIDEMARK_STORAGE_LISTEN",
         LISTEN,
         default="127.0.0.1:7410",
-        doc="Where the storage service listens; port 0 takes a free one.",
+        doc="Address that the storage service listens on; port 0 picks a free port.",
     )
     data_dir: Path = setting(  # noqa: RUF009 - a field
         "TIDEMARK_STORAGE_DATA_DIR",
         Directory(),
         default=Path("tidemark-data"),
-        doc="Directory of the stored data, created if it is missing.",
+        doc="Data directory; created if missing.",
     )
     block_cache_bytes: int = setting(
         "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES",
         Integer(1024 * 1024, 1024**4, unit="bytes"),
         default=64 * 1024 * 1024,
-        doc="Memory for blocks, indexes and filters of the tables, shared by all partitions.",
+        doc="RocksDB block cache, indexes and filters included, shared by all partitions.",
     )
     write_buffer_bytes: int = setting(
         "TIDEMARK_STORAGE_WRITE_BUFFER_BYTES",
         Integer(1024 * 1024, 1024**4, unit="bytes"),
         default=32 * 1024 * 1024,
-        doc="Memory for what is not yet in tables, per partition.",
+        doc="RocksDB write buffers, per partition.",
     )
     disk_free_bytes_min: int = setting(
         "TIDEMARK_STORAGE_DISK_FREE_BYTES_MIN",
         Integer(0, 1024**5, unit="bytes"),
         default=256 * 1024 * 1024,
-        doc="Watermark of the disk: with less free, publishes are refused; settles and deletions "
-        "go on.",
+        doc="Disk watermark: with less free space, publishes are rejected; settles and deletions "
+        "continue.",
     )
     advertise: str = setting(
         "TIDEMARK_STORAGE_ADVERTISE",
         Address(),
         default="",
-        doc="Where lifecycle reaches this process; empty is the address it listens on.",
+        doc="Address at which lifecycle reaches this process; empty: the listen address.",
     )
     lifecycle_address: str = address_of_lifecycle()
     await_sweep: bool = setting(
         "TIDEMARK_STORAGE_AWAIT_SWEEP",
         Switch(),
         default=True,
-        doc="Whether an opened partition takes no publishes before its first sweep. Without a "
-        "lifecycle service, turn it off: nothing is announced then.",
+        doc="Whether an opened partition rejects publishes until its first sweep. Turn it off to "
+        "run without a lifecycle service; partitions are then not announced.",
     )
     lifecycle_silent_after_ms: int = setting(
         "TIDEMARK_STORAGE_LIFECYCLE_SILENT_AFTER_MS",
         Integer(0, 86_400_000, unit="ms"),
         default=60_000,
-        doc="Silence of the lifecycle service that is an alarm; 0 is off.",
+        doc="Silence of the lifecycle service after which an alarm is raised; 0: never.",
     )
     lifecycle_silent_is_fault: bool = setting(
         "TIDEMARK_STORAGE_LIFECYCLE_SILENT_IS_FAULT",

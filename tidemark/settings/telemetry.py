@@ -12,62 +12,62 @@ _COLLECTOR: Final = Text("a URL, such as http://collector:4317")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings(Settings):
-    """Logs, traces and metrics. Variables that begin with OTEL_ are OpenTelemetry's own; only those
-    that decide whether something is exported are read here, the rest by its SDK."""
+    """Logs, traces and metrics. Variables that begin with OTEL_ are defined by OpenTelemetry; only
+    those that decide whether data is exported are read here, the others by its SDK."""
 
     log_level: str = setting(
         "TIDEMARK_LOG_LEVEL",
         Choice(("debug", "info", "warning", "error")),
         default="info",
-        doc="The least severe log lines that are written.",
+        doc="Minimum severity of log lines.",
     )
     log_format: str = setting(
         "TIDEMARK_LOG_FORMAT",
         Choice(("json", "text")),
         default="json",
-        doc="One JSON object per line for machines, or text for people.",
+        doc="One JSON object per line, or plain text.",
     )
     metrics_listen: str = setting(
         "TIDEMARK_METRICS_LISTEN",
         LISTEN,
         default="",
-        doc="Where Prometheus may scrape metrics; empty is off.",
+        doc="Address at which Prometheus scrapes metrics; empty: off.",
     )
     otel_sdk_disabled: bool = setting(
         "OTEL_SDK_DISABLED",
         Switch(),
         default=False,
-        doc="Turns off all traces and metrics, whatever else is set.",
+        doc="Turns off all traces and metrics.",
     )
     otlp_endpoint: str = setting(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         _COLLECTOR,
         default="",
-        doc="Collector that gets traces and metrics over OTLP/gRPC; empty is off.",
+        doc="Collector for traces and metrics over OTLP/gRPC; empty: off.",
     )
     otlp_traces_endpoint: str = setting(
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
         _COLLECTOR,
         default="",
-        doc="Collector for traces, if it is another one.",
+        doc="Collector for traces, if different.",
     )
     otlp_metrics_endpoint: str = setting(
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
         _COLLECTOR,
         default="",
-        doc="Collector for metrics, if it is another one.",
+        doc="Collector for metrics, if different.",
     )
     traces_exporter: str = setting(
         "OTEL_TRACES_EXPORTER",
         Choice(("otlp", "none")),
         default="otlp",
-        doc="`none` keeps traces from a collector that is set for both.",
+        doc="`none` turns traces off, although a collector is set for both.",
     )
     metrics_exporter: str = setting(
         "OTEL_METRICS_EXPORTER",
         Choice(("otlp", "none")),
         default="otlp",
-        doc="`none` keeps metrics from a collector that is set for both.",
+        doc="`none` turns metrics off, although a collector is set for both.",
     )
     traces_sampler: str = setting(
         "OTEL_TRACES_SAMPLER",
@@ -96,14 +96,14 @@ class TelemetrySettings(Settings):
 
     @property
     def traces_endpoint(self) -> str:
-        """Where spans go; empty when nothing is traced."""
+        """Collector for spans; empty if traces are off."""
         if self.otel_sdk_disabled or self.traces_exporter == "none":
             return ""
         return self.otlp_traces_endpoint or self.otlp_endpoint
 
     @property
     def metrics_endpoint(self) -> str:
-        """Where metrics are pushed; empty when they are not."""
+        """Collector for metrics; empty if they are not pushed."""
         if self.otel_sdk_disabled or self.metrics_exporter == "none":
             return ""
         return self.otlp_metrics_endpoint or self.otlp_endpoint

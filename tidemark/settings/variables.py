@@ -1,7 +1,6 @@
-"""Variables of the environment: what one is called, what it accepts, how its text becomes a value.
+"""Environment variables: name, allowed values, and how text becomes a value.
 
-Pure: it is given the environment and never reads it. Which variables there are is the subject of
-`tidemark.settings`.
+Pure: the environment is an argument.
 """
 
 import re
@@ -15,19 +14,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SettingsError(ValueError):
-    """A variable has a value that cannot be used. The message is one line, made for operators."""
+    """A variable has an invalid value. The message is one line, for operators."""
 
 
 class Kind(Protocol[T_co]):
-    """How a text becomes a value."""
+    """A type of value, and how text is parsed as one."""
 
     @property
     def allowed(self) -> str:
-        """What is accepted, to follow the words "must be"."""
+        """What is accepted, phrased to follow "must be"."""
         ...
 
     def parse(self, text: str) -> T_co:
-        """Raises ValueError for anything that is not allowed; its own text is not shown."""
+        """Raises ValueError for invalid text; its message is not shown."""
         ...
 
 
@@ -43,7 +42,7 @@ class Integer:
         return f"{what} from {self.minimum} to {self.maximum}"
 
     def parse(self, text: str) -> int:
-        # int() alone would also take '1_000', ' 7 ' and digits of other scripts.
+        # int() alone would also accept '1_000', ' 7 ' and digits of other scripts.
         if re.fullmatch(r"-?[0-9]{1,18}", text) is None:
             raise ValueError(text)
         value = int(text)
@@ -80,7 +79,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Identifier:
-    """A name that ends up in file names, metrics and logs."""
+    """A name that appears in file names, metrics and logs."""
 
     allowed: str = (
         "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter, a digit or '_'"
@@ -124,7 +123,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Passed on as it is, for variables that somebody else defines and checks."""
+    """Any text, for variables that other software defines and checks."""
 
     allowed: str = "text"
 
@@ -134,9 +133,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Names with values, for settings of somebody else's."""
+    """Pairs of names and values, for settings of other software."""
 
-    allowed: str = "pairs name=value, separated by commas"
+    allowed: str = "name=value pairs, separated by commas"
 
     def parse(self, text: str) -> str:
         split_pairs(text)
@@ -147,7 +146,7 @@ _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port of `host:port`; ValueError if it is not one."""
+    """Host (without brackets) and port of `host:port`; raises ValueError if invalid."""
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match[3]) > 65535:
         raise ValueError(f"not an address: {address!a}")
@@ -155,19 +154,19 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_pairs(text: str) -> dict[str, str]:
-    """The values by name of `name=value,name=value`; ValueError if it is not that."""
+    """The values by name of `name=value,name=value`; raises ValueError if invalid."""
     pairs = {}
     for pair in text.split(",") if text else ():
         name, equals, value = pair.strip().partition("=")
         if not name or not equals:
-            raise ValueError(f"not a pair name=value: {pair!a}")
+            raise ValueError(f"not a name=value pair: {pair!a}")
         pairs[name] = value
     return pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Variable(Generic[T]):
-    """One variable of the environment, its default and its meaning in a sentence."""
+    """One environment variable, its default and its meaning."""
 
     name: str
     kind: Kind[T]
@@ -175,7 +174,7 @@ class Variable(Generic[T]):
     doc: str
 
     def read(self, environ: Mapping[str, str]) -> T:
-        """An empty value counts as unset, because templates render absent values that way."""
+        """An empty value counts as unset, because templates render absent values as empty."""
         text = environ.get(self.name, "").strip()
         if not text:
             return self.default

@@ -1,7 +1,4 @@
-"""Aggregates: what many samples of a figure come to, in constant space.
-
-Pure: it is given samples and never takes one.
-"""
+"""Aggregates of many samples of a figure, in constant space. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The samples of one figure."""
+    """The aggregate of one figure."""
 
     name: str
     samples: int
@@ -20,13 +17,13 @@ class Aggregate:
 
 
 class Aggregates:
-    """Samples of any number of figures, until they are cleared."""
+    """Aggregates samples of any number of figures until cleared."""
 
     def __init__(self) -> None:
         self._figures: dict[str, tuple[int, float, float, float, float]] = {}
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """One sample of each figure; one that is missing was not sampled this time."""
+        """Add one sample of each given figure."""
         for name, value in figures.items():
             count, least, most, total, _ = self._figures.get(name, (0, value, value, 0.0, value))
             self._figures[name] = (
@@ -38,7 +35,7 @@ class Aggregates:
             )
 
     def read(self) -> list[Aggregate]:
-        """What the samples since the last `clear` come to, by name."""
+        """The aggregates since the last `clear`, by name."""
         return [
             Aggregate(name, count, least, most, total / count, last)
             for name, (count, least, most, total, last) in sorted(self._figures.items())

@@ -1,7 +1,7 @@
-"""Sampling: a service looks at its key figures every second and stores a row every minute (R12).
+"""The sampler: samples key figures every second and stores aggregates every minute (R12).
 
-Owns the rhythm and the way to storage; which figures there are is the service's own matter. While
-storage does not take them, samples go on adding up, so that nothing but the rhythm is lost.
+The service supplies the figures. While storage cannot be reached, samples keep accumulating and are
+stored later as one longer interval.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sampler:
-    """Samples figures and stores what they come to."""
+    """Samples figures and stores their aggregates."""
 
     def __init__(self, figures: Callable[[], Mapping[str, float]], store: Store) -> None:
         self._figures = figures
@@ -46,7 +46,7 @@ class Sampler:
         self._aggregates.add(self._figures())
 
     async def store(self) -> int:
-        """Store what was sampled since the last time; returns the number of figures."""
+        """Store the aggregates since the last store; returns the number of figures."""
         aggregates = self._aggregates.read()
         if aggregates:
             await self._store(aggregates)
@@ -55,7 +55,7 @@ class Sampler:
 
 
 def recorder(retention: Any, instance: str) -> Store:
-    """Stores through a stub of storage's RetentionService."""
+    """A store that calls storage's RetentionService."""
 
     async def record(aggregates: Sequence[Aggregate]) -> None:
         rows = [
