@@ -6,6 +6,8 @@ each by itself in order, because its tests may share a cluster; those with Spark
 
 import os
 import random
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,11 @@ def _shuffle(items: list[pytest.Item], chance: random.Random) -> None:
     for tests in shuffled:
         chance.shuffle(tests)
     items[:] = [item for tests in shuffled for item in tests]
+
+
+@pytest.fixture
+def usual_hangups() -> Iterator[None]:
+    """Processes of the test end by SIGHUP, also where the tests themselves run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
