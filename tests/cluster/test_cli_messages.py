@@ -169,7 +169,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(cli: Cli, tmp_path:
         done = cli.run(*arguments)
         assert (done.code, done.out) == (2, ""), arguments
     not_text = cli.run("consume", b"m/\xff")
-    assert (not_text.code, not_text.err) == (2, "tidemark: an argument is not UTF-8\n")
+    assert (not_text.code, not_text.err) == (2, "tidemark: an argument is not valid UTF-8\n")
 
 
 def test_bytes_that_are_no_text_are_published_as_they_are(cli: Cli) -> None:

@@ -121,7 +121,7 @@ def test_a_service_that_is_away_is_one_line_and_exit_code_3(
     done = cli.run(*arguments, "--address", address, *_storage(arguments, address))
 
     assert (done.code, done.out) == (3, "")
-    assert done.err.startswith(f"tidemark: UNAVAILABLE: nobody answers at {address} ")
+    assert done.err.startswith(f"tidemark: UNAVAILABLE: no response from {address} ")
     assert done.err.count("\n") == 1
 
 
@@ -133,7 +133,7 @@ def test_no_answer_in_time_is_exit_code_4(cli: Cli) -> None:
     done = cli.run("topic", "list", "--timeout", "0ms")
 
     assert done.code == 4
-    assert done.err.startswith("tidemark: DEADLINE_EXCEEDED: no answer from ")
+    assert done.err.startswith("tidemark: DEADLINE_EXCEEDED: no response from ")
 
 
 def test_a_wrong_setting_or_argument_is_exit_code_2(cli: Cli) -> None:
@@ -175,4 +175,4 @@ async def test_without_storage_partitions_are_not_known(start_cluster: StartClus
 
     assert done.code == 0
     assert done.out.count("UNKNOWN") == 2
-    assert done.err == f"Sweeps are not known: UNAVAILABLE at {cluster.address('lifecycle')}\n"
+    assert done.err == f"Sweeps unknown: UNAVAILABLE at {cluster.address('lifecycle')}\n"

@@ -66,7 +66,7 @@ def test_queues_are_listed_and_looked_into(cli: Cli) -> None:
     assert [each["lmq_name"] for each in only] == ["q-look/bob"]
     limited = cli.ok("queue", "list", "q-look", "--limit", "1")
     assert len(limited.out.splitlines()) == 2
-    assert "The first 1" in limited.err
+    assert "first 1;" in limited.err
 
     stats = cli.ok("queue", "stats", "q-look/ada", "--json").json
     assert stats["queue"]["next_offset"] == 2
@@ -125,7 +125,7 @@ def test_what_keeps_a_queue_loaded_is_said(cli: Cli) -> None:
 
     kept = cli.run("queue", "evict", "q-evict/a")
     assert (kept.code, kept.out) == (1, "q-evict/a: ACTIVE\n")
-    assert kept.err.startswith("tidemark: ACTIVE: somebody uses the queue.")
+    assert kept.err.startswith("tidemark: ACTIVE: the queue is in use.")
 
     missing = cli.run("queue", "evict", "q-evict/b", "--json")
     assert missing.code == 1

@@ -39,14 +39,14 @@ def test_every_error_is_one_line_with_its_reason_and_what_to_do(error: type[Tide
     assert line.endswith(action[1:])
 
 
-def test_an_address_where_nobody_listens_is_named() -> None:
+def test_an_address_without_a_listener_is_named() -> None:
     refused = errors.Unavailable(
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7400: "
         "Failed to connect to remote host: connect: Connection refused (111)"
     )
 
     assert line_of(refused, ADDRESS).startswith(
-        "UNAVAILABLE: nobody answers at 127.0.0.1:7400 (connection refused). "
+        "UNAVAILABLE: no response from 127.0.0.1:7400 (connection refused). "
     )
 
 

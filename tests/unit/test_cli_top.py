@@ -160,6 +160,6 @@ def test_sweeps_that_are_not_known_say_why() -> None:
 
     lines = Screen("x:1").lines(view, 80, 24, clock=CLOCK)
 
-    assert "sweeps      not known             UNIMPLEMENTED at 127.0.0.1:7420" in [
+    assert "sweeps      unknown               UNIMPLEMENTED at 127.0.0.1:7420" in [
         line.text for line in lines
     ]

@@ -1,8 +1,7 @@
-"""What every command that asks a cluster has in common: options, connection, failure, end.
+"""The frame of every command that calls a cluster: common options, channels, failures, exit.
 
 `command` turns a coroutine function into a function that typer can register: it adds `--address`,
-`--timeout` and `--json`, runs the coroutine, and turns whatever goes wrong into one line and an
-exit code. What a command does is in its own module.
+`--timeout` and `--json`, runs the coroutine, and reports a failure as one line and an exit code.
 """
 
 import inspect
@@ -30,14 +29,14 @@ _COMMON: Final = (
             typer.Option(
                 metavar="HOST:PORT",
                 show_default="127.0.0.1:7400",
-                help="The broker; else TIDEMARK_ADDRESS.",
+                help="Broker address; overrides TIDEMARK_ADDRESS.",
             ),
         ],
         None,
     ),
     (
         "as_json",
-        Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")],
+        Annotated[bool, typer.Option("--json", help="Print JSON.")],
         False,
     ),
 )
@@ -46,11 +45,11 @@ Command = Callable[..., Coroutine[Any, Any, None]]
 
 
 class Refused(Exception):
-    """The cluster answered, and the answer is no. The text is one line."""
+    """The request was refused. The text is one line."""
 
 
 class Call:
-    """What a command works with: where its answers go and whom it asks."""
+    """What a command works with: its output, its settings and its channels."""
 
     def __init__(
         self, settings: "ClientSettings", address: str, timeout_ms: int | None, out: "Output"
@@ -60,7 +59,7 @@ class Call:
         self.timeout_ms = timeout_ms
         self.out = out
         self.peer = address
-        """Whom the last channel leads to: named when it does not answer."""
+        """The address of the last channel, for the message when it does not answer."""
         self._channels: list[grpc.aio.Channel] = []
 
     @property
@@ -84,7 +83,7 @@ class Call:
 
 
 def command(*, timeout_ms: int | None = TIMEOUT_MS) -> Callable[[Command], Callable[..., None]]:
-    """Make a coroutine function whose first parameter is a `Call` a command for typer."""
+    """Make a typer command of a coroutine function whose first parameter is a `Call`."""
 
     def decorate(function: Command) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -115,7 +114,7 @@ def command(*, timeout_ms: int | None = TIMEOUT_MS) -> Callable[[Command], Calla
 def _timeout_option(default_ms: int | None) -> tuple[str, Any, None]:
     shown = "no limit" if default_ms is None else f"{default_ms // 1000}s"
     option = typer.Option(
-        parser=duration_ms, metavar="DURATION", show_default=shown, help="Longest wait for a call."
+        parser=duration_ms, metavar="DURATION", show_default=shown, help="Timeout of each call."
     )
     return "timeout", Annotated[int | None, option], None
 
@@ -159,7 +158,7 @@ def _run(
     except TidemarkError as error:
         _fail(line_of(error, call.peer), exit_code_of(error))
     except UnicodeEncodeError:
-        _fail("an argument is not UTF-8", ExitCode.USAGE)
+        _fail("an argument is not valid UTF-8", ExitCode.USAGE)
     except Refused as refusal:
         _fail(str(refusal), ExitCode.REFUSED)
     except KeyboardInterrupt:
@@ -176,7 +175,7 @@ def _fail(line: str, code: int) -> NoReturn:
 
 
 def _flush_stdout() -> None:
-    """What was shown before the failure comes before it."""
+    """Flush output that precedes the failure."""
     import sys
 
     try:
@@ -186,7 +185,7 @@ def _flush_stdout() -> None:
 
 
 def _forget_stdout() -> None:
-    """Nobody reads any more: what is still in buffers goes nowhere, without a complaint."""
+    """The reader is gone: discard what is still buffered, without an error."""
     import os
     import sys
 

@@ -1,6 +1,6 @@
-"""How a command ends: the exit code and the one line for everything that can go wrong.
+"""Exit codes and error lines of commands.
 
-Pure. Scripts may rely on the codes; people get the reason and what to do about it.
+Pure. Scripts can rely on the codes; the line has the reason and what to do about it.
 """
 
 from enum import IntEnum
@@ -13,23 +13,23 @@ from tidemark.errors import ClientError, TidemarkError
 
 
 class ExitCode(IntEnum):
-    """What scripts can rely on; docs/CLI.md lists them."""
+    """Part of the interface; docs/CLI.md lists them."""
 
     OK = 0
     REFUSED = 1
-    """It was understood and refused: not found, exists, not allowed."""
+    """The request was refused: not found, already exists, not allowed."""
     USAGE = 2
-    """The command line, or a setting, is wrong; nobody was asked."""
+    """The command line or a setting is invalid; nothing was sent."""
     UNAVAILABLE = 3
-    """Nobody answers, or not now; the same command may succeed later."""
+    """The service is unavailable; the same command may succeed later."""
     TIMEOUT = 4
-    """No answer in time; it may have taken effect."""
+    """No response in time; the call may have taken effect."""
     FAULT = 5
     """The service failed, or the outcome is unknown."""
     INTERRUPTED = 130
     """Ctrl-C."""
     BROKEN_PIPE = 141
-    """Whoever read the output went away."""
+    """The reader of the output went away."""
 
 
 _TRANSIENT: Final = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
@@ -50,11 +50,11 @@ def line_of(error: TidemarkError, address: str) -> str:
     if detail.startswith(_NO_CONNECTION):
         why = detail.rpartition(": ")[2].partition(" (")[0] or "no connection"
         return (
-            f"{error.reason}: nobody answers at {address} ({why.lower()}). "
-            "Check the address, and that the service runs; `tidemark up` starts a cluster here."
+            f"{error.reason}: no response from {address} ({why.lower()}). "
+            "Check the address, and that the service is running; `tidemark up` starts a cluster."
         )
     if isinstance(error, errors.DeadlineExceeded):
-        detail = f"no answer from {address} in time"
+        detail = f"no response from {address} in time"
     known = errors.BY_REASON.get(error.reason)
     if known is None:
         return f"{error.reason}: {_sentence(detail)}"

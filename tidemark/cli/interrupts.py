@@ -1,7 +1,7 @@
-"""Ctrl-C: the first lets a command give back what it holds, one a second later ends it at once.
+"""Ctrl-C: the first lets a command release what it holds; one a second later ends it at once.
 
-Own handling, because asyncio's lets a second signal break into the clean-up with a traceback, and
-some senders (`timeout` is one) deliver every signal twice.
+asyncio's own handling lets a second signal interrupt the clean-up with a traceback, and some
+senders, such as `timeout`, deliver every signal twice.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _PATIENCE_MS: Final = 1000
 
 
 def run(work: Coroutine[Any, Any, None], exit_code: int) -> None:
-    """Run to the end; raises KeyboardInterrupt, after the clean-up, if Ctrl-C came first."""
+    """Run to the end; on Ctrl-C, clean up and raise KeyboardInterrupt."""
     clock = SystemClock()
     interrupted_ms: int | None = None
 
@@ -41,13 +41,13 @@ def run(work: Coroutine[Any, Any, None], exit_code: int) -> None:
         if interrupted_ms is None:
             raise
     if interrupted_ms is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is on its way out
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process is exiting
         raise KeyboardInterrupt
 
 
 @contextmanager
 def immediate() -> Iterator[None]:
-    """While somebody is asked a question, Ctrl-C raises KeyboardInterrupt at once."""
+    """During a prompt, Ctrl-C raises KeyboardInterrupt at once."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

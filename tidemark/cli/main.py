@@ -1,4 +1,4 @@
-"""The entry point of `tidemark`: gathers the commands and does nothing itself."""
+"""The entry point of `tidemark`: registers the commands."""
 
 import os
 from typing import Annotated
@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help, in a third of the time
-    pretty_exceptions_enable=False,  # a failure that is not foreseen shows Python's own traceback
+    pretty_exceptions_enable=False,  # an unexpected failure shows Python's own traceback
 )
 app.command()(up)
 app.add_typer(topic.app, name="topic")
@@ -52,13 +52,13 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Options that stand before the command. Its presence also keeps `up` a word of its own."""
+    """Options before the command. Without it, typer would hide a single command's name."""
 
 
 def main() -> None:
     # Before a command imports gRPC, which else writes to the terminal whenever a broker stops.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
-    completion_init()  # so that a shell with the script of `tidemark completion` is answered
+    completion_init()  # answers shells that use the script of `tidemark completion`
     app(prog_name="tidemark")
 
 

@@ -1,7 +1,6 @@
-"""Options that several commands share, and how their texts become values.
+"""Options that several commands share, and how they are parsed.
 
-Only typer and pure modules are imported here: commands import this to describe themselves, and
-`--help` must stay quick.
+Imports only typer and pure modules, because every `--help` imports it and must stay quick.
 """
 
 from collections.abc import Callable
@@ -14,12 +13,12 @@ from tidemark.cli.display import units
 T = TypeVar("T")
 
 
-def reads(parse: Callable[[str], T]) -> Callable[[Any], T]:
-    """A parser for an option: what it cannot read is an error of usage."""
+def parser_of(parse: Callable[[str], T]) -> Callable[[Any], T]:
+    """A parser of an option that reports invalid text as a usage error."""
 
     def read(text: Any) -> T:
         if not isinstance(text, str):
-            return text  # type: ignore[no-any-return]  # typer hands defaults through
+            return text  # type: ignore[no-any-return]  # typer passes defaults through
         try:
             return parse(text)
         except ValueError as error:
@@ -35,38 +34,40 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
-duration_ms = reads(units.parse_duration_ms)
-duration_s = reads(units.parse_duration_s)
-size_bytes = reads(units.parse_size_bytes)
+duration_ms = parser_of(units.parse_duration_ms)
+duration_s = parser_of(units.parse_duration_s)
+size_bytes = parser_of(units.parse_size_bytes)
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 QueueName = Annotated[
-    str, typer.Argument(metavar="QUEUE", help="Name of the queue: topic, or topic/lite.")
+    str, typer.Argument(metavar="QUEUE", help="Name of the queue: TOPIC or TOPIC/LITE.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Limit = Annotated[int, typer.Option(min=0, help="At most that many; 0 is all.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Limit = Annotated[int, typer.Option(min=0, help="Maximum number; 0 for all.")]
 StorageAddress = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Storage; else TIDEMARK_STORAGE_ADDRESS."),
+    typer.Option(metavar="HOST:PORT", help="Storage address; overrides TIDEMARK_STORAGE_ADDRESS."),
 ]
 LifecycleAddress = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Lifecycle; else TIDEMARK_LIFECYCLE_ADDRESS."),
+    typer.Option(
+        metavar="HOST:PORT", help="Lifecycle address; overrides TIDEMARK_LIFECYCLE_ADDRESS."
+    ),
 ]
 JobsAddress = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="The job scheduler; else TIDEMARK_JOBS_ADDRESS."),
+    typer.Option(metavar="HOST:PORT", help="Scheduler address; overrides TIDEMARK_JOBS_ADDRESS."),
 ]
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Return if the user agrees; where nobody can be asked, `--yes` is needed."""
+    """Return if the user confirms; without a terminal, `--yes` is required."""
     import sys
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: say --yes")
+        raise typer.BadParameter("no terminal to confirm on; pass --yes")
     from tidemark.cli.interrupts import immediate
 
     with immediate():

@@ -1,4 +1,4 @@
-"""`tidemark completion`: prints a script that makes a shell complete the commands."""
+"""`tidemark completion`: prints a completion script for a shell."""
 
 from typing import Annotated, Final
 

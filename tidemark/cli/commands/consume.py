@@ -28,31 +28,32 @@ _FOLLOW_WAIT_MS: Final = 20_000
 async def consume(
     call: Call,
     queue: QueueName,
-    group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group.")] = "default",
+    group: Annotated[str, typer.Option(metavar="NAME", help="Consumer group.")] = "default",
     ack: Annotated[
-        bool, typer.Option("--ack", help="Acknowledge what was printed; else it goes back.")
+        bool, typer.Option("--ack", help="Acknowledge messages after printing them.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as messages arrive; needs --ack.")
+        bool,
+        typer.Option("--follow", "-f", help="Keep consuming as messages arrive; requires --ack."),
     ] = False,
     limit: Limit = 0,
     wait: Annotated[
         int,
         typer.Option(
-            parser=duration_ms, metavar="DURATION", help="Wait that long for a first message."
+            parser=duration_ms, metavar="DURATION", help="How long to wait for the first message."
         ),
     ] = 0,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take an exclusive queue from its owner.")
+        bool, typer.Option("--take-over", help="Take over an exclusive queue from its owner.")
     ] = False,
     client_id: Annotated[
-        str | None, typer.Option(metavar="ID", show_default="one of its own", help="Who consumes.")
+        str | None, typer.Option(metavar="ID", show_default="generated", help="Client id.")
     ] = None,
 ) -> None:
-    """Print messages of a queue, a line each; with --json as JSON lines with all their fields.
+    """Print messages of a queue, one per line; with --json, with all their fields.
 
-    Without --follow it ends when there are no more. Without --ack messages are only shown: they go
-    back untried when the command ends.
+    Without --follow it ends when the queue is empty. Without --ack the messages are released when
+    the command ends.
     """
     import secrets
 
@@ -61,9 +62,11 @@ async def consume(
     from tidemark.limits import PULL_WAIT_MS_MAX
 
     if follow and not ack:
-        raise typer.BadParameter("--follow needs --ack; `tidemark queue peek` shows without taking")
+        raise typer.BadParameter(
+            "--follow requires --ack; `tidemark queue peek` shows messages without taking them"
+        )
     if wait > PULL_WAIT_MS_MAX:
-        raise typer.BadParameter(f"--wait is at most {units.duration(PULL_WAIT_MS_MAX)}")
+        raise typer.BadParameter(f"--wait must be at most {units.duration(PULL_WAIT_MS_MAX)}")
     client = UnaryClient(
         call.open(call.address),
         client_id or f"tidemark-consume-{secrets.token_hex(4)}",
@@ -165,7 +168,7 @@ def _print(call: Call, delivery: "Delivery") -> int:
             from tidemark.cli.display.texts import payload_line
 
             call.out.print(payload_line(message.payload))
-        else:  # a pipe gets what was published, byte by byte
+        else:  # a pipe gets the payload unchanged
             sys.stdout.buffer.write(message.payload + b"\n")
     return len(delivery.batch.messages)
 

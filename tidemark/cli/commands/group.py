@@ -1,4 +1,4 @@
-"""`tidemark group ...`: the consumer groups of a queue and their progress."""
+"""`tidemark group ...`: consumer groups of a queue and their progress."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -32,19 +32,19 @@ async def reset(
     queue: QueueName,
     group: GroupName,
     earliest: Annotated[
-        bool, typer.Option("--earliest", help="Go back to the first message still there.")
+        bool, typer.Option("--earliest", help="Go back to the earliest stored message.")
     ] = False,
-    latest: Annotated[bool, typer.Option("--latest", help="Skip everything there is.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Skip all stored messages.")] = False,
     last: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Go on with that many of the newest messages."),
+        typer.Option(min=1, max=1_000_000, help="Continue with that many of the newest messages."),
     ] = None,
     offset: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="Go on at this offset.")
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Continue at this offset.")
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Move the progress of a group; what its consumers hold is taken back."""
+    """Move the progress of a group; its reservations are revoked."""
     chosen: list[tuple[Position, int]] = []
     if earliest:
         chosen.append(("earliest", 0))
@@ -55,7 +55,7 @@ async def reset(
     if offset is not None:
         chosen.append(("offset", offset))
     if len(chosen) != 1:
-        raise typer.BadParameter("say one of --earliest, --latest, --last, --offset")
+        raise typer.BadParameter("pass exactly one of --earliest, --latest, --last, --offset")
     confirm(f"Move group {group} of {queue}?", yes)
     position, number = chosen[0]
     show_groups(call, await call.admin.reset_group(queue, group, position, number))
@@ -64,7 +64,7 @@ async def reset(
 @app.command()
 @command()
 async def delete(call: Call, queue: QueueName, group: GroupName, yes: Yes = False) -> None:
-    """Delete a group; its progress is forgotten."""
+    """Delete a group and its progress."""
     confirm(f"Delete group {group} of {queue}?", yes)
     await call.admin.delete_group(queue, group)
     call.out.result({"queue": queue, "group": group}, f"Deleted group {group} of {queue}.")

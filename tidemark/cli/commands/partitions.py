@@ -1,4 +1,4 @@
-"""`tidemark partitions`: health, owners, figures and sweeps of the partitions."""
+"""`tidemark partitions`: health, brokers, figures and sweeps of the partitions."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @command()
 async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> None:
-    """Show the partitions: health, owners, figures, sweeps."""
+    """Show health, brokers, figures and sweeps of the partitions."""
     from dataclasses import asdict
 
     from tidemark.cli.display import texts
@@ -74,13 +74,13 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
         if sweeper.last_error:
             call.out.print(f"sweep of {number}: {texts.printable(sweeper.last_error)}")
     if why_not:
-        call.out.note(f"Sweeps are not known: {why_not}")
+        call.out.note(f"Sweeps unknown: {why_not}")
 
 
 async def ask_sweepers(
     lifecycle: "grpc.aio.Channel", address: str, timeout_ms: int | None
 ) -> tuple[dict[int, "Sweeper"], str]:
-    """The sweepers by partition; without lifecycle none, and why."""
+    """The sweepers by partition; if lifecycle does not answer, none and the reason."""
     from tidemark.client.admin.upkeep import list_sweepers
     from tidemark.errors import TidemarkError
 

@@ -1,4 +1,4 @@
-"""`tidemark publish`: messages from arguments, lines of stdin or files, or whole files."""
+"""`tidemark publish`: publishes arguments, lines of stdin or files, or whole files."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,7 +9,7 @@ import typer
 
 from tidemark.cli.command import Call, Refused, command
 from tidemark.cli.display import units
-from tidemark.cli.options import QueueName, duration_ms, key_value, reads
+from tidemark.cli.options import QueueName, duration_ms, key_value, parser_of
 
 
 @command()
@@ -18,36 +18,40 @@ async def publish(
     queue: QueueName,
     messages: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MESSAGE]...", help="Messages; without any, lines of stdin."),
+        typer.Argument(metavar="[MESSAGE]...", help="Payloads; default: the lines of stdin."),
     ] = None,
     file: Annotated[
         list[Path] | None,
         typer.Option(
-            "--file", "-f", metavar="PATH", help="Publish the lines of a file; - is stdin."
+            "--file", "-f", metavar="PATH", help="Publish the lines of a file; - for stdin."
         ),
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="A file, or stdin, is one message.")
+        bool, typer.Option("--whole", help="Publish each file, or stdin, as one message.")
     ] = False,
     header: Annotated[
         list[str] | None,
         typer.Option(
-            "--header", "-H", parser=reads(key_value), metavar="KEY=VALUE", help="A header of all."
+            "--header",
+            "-H",
+            parser=parser_of(key_value),
+            metavar="KEY=VALUE",
+            help="Header of all messages; repeatable.",
         ),
     ] = None,
-    key: Annotated[str, typer.Option(metavar="KEY", help="The fairness key.")] = "",
+    key: Annotated[str, typer.Option(metavar="KEY", help="Fairness key.")] = "",
     delay: Annotated[
         int,
-        typer.Option(parser=duration_ms, metavar="DURATION", help="Deliver only after this time."),
+        typer.Option(parser=duration_ms, metavar="DURATION", help="Deliver after this delay."),
     ] = 0,
     ttl: Annotated[
         int,
-        typer.Option(parser=duration_ms, metavar="DURATION", help="Give up after this; 0: never."),
+        typer.Option(parser=duration_ms, metavar="DURATION", help="Time to live; 0 for no limit."),
     ] = 0,
 ) -> None:
-    """Publish messages to a queue; each is on disk before the next is sent.
+    """Publish messages to a queue; each run is on disk before the next is sent.
 
-    If it fails half way, it says how many were stored: those before were, those after were not.
+    If it fails midway, it prints how many messages were stored.
     """
     from tidemark.cli.commands import publish_input
     from tidemark.client.transport.unary import UnaryClient
@@ -55,7 +59,7 @@ async def publish(
 
     sources = list(file or ())
     if messages and (sources or whole):
-        raise typer.BadParameter("messages as arguments exclude --file and --whole")
+        raise typer.BadParameter("messages as arguments cannot be combined with --file or --whole")
     if not messages and not sources:
         sources = [publish_input.STDIN]
     client = UnaryClient(call.open(call.address), "tidemark-publish", timeout_ms=call.timeout_ms)
@@ -87,7 +91,7 @@ async def publish(
 
 
 class _Report:
-    """What was stored so far."""
+    """The messages stored so far."""
 
     def __init__(self) -> None:
         self.messages = 0

@@ -1,7 +1,7 @@
-"""What is to be published: arguments, lines of files and of stdin, whole files, cut into runs.
+"""The input of `tidemark publish`: arguments, lines of files or stdin, and whole files, as runs.
 
-Lines are taken as they arrive: what one read brings goes into one run, so that a slow pipe is
-published line by line and a fast one in large runs, without a timer. Nothing is sent here.
+Lines that one read returns form one run, so a slow pipe is published line by line and a fast one in
+large runs, without a timer. This module sends nothing.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 def runs_of(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Payloads in their order, as many to a run as one call carries well."""
+    """Payloads in order, in runs of a size that suits one call."""
     run: list[bytes] = []
     run_bytes = 0
     for payload in payloads:
@@ -34,7 +34,7 @@ def runs_of(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 async def lines_of(source: Path) -> AsyncGenerator[list[bytes]]:
-    """The lines of a file or of stdin, without their ends: all that each read completes."""
+    """The lines of a file or of stdin without their ends; each item holds those of one read."""
     rest = b""
     async for chunk in _chunks(source):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -45,21 +45,21 @@ async def lines_of(source: Path) -> AsyncGenerator[list[bytes]]:
 
 
 async def whole(source: Path) -> bytes:
-    """Everything in a file or in stdin."""
+    """The contents of a file or of stdin."""
     return b"".join([chunk async for chunk in _chunks(source)])
 
 
 def total_bytes(sources: Sequence[Path]) -> int | None:
-    """How much there is to read; None if that is not known before."""
+    """The total size of the sources; None if it is not known beforehand."""
     if STDIN in sources or not all(source.is_file() for source in sources):
         return None
     return sum(source.stat().st_size for source in sources)
 
 
 async def _chunks(source: Path) -> AsyncGenerator[bytes]:
-    """Reads in a thread, at most one chunk ahead.
+    """Read in a thread, at most one chunk ahead.
 
-    A daemon thread: a read from a terminal that never returns must not keep the process alive.
+    It is a daemon thread, because a read from a terminal may never return.
     """
     loop = asyncio.get_running_loop()
     descriptor = (
@@ -80,7 +80,7 @@ async def _chunks(source: Path) -> AsyncGenerator[bytes]:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
                 if not chunk or isinstance(chunk, OSError):
                     return
-        except RuntimeError:  # the loop is closed: nobody wants it any more
+        except RuntimeError:  # the loop is closed
             pass
         finally:
             if source != STDIN:

@@ -1,4 +1,7 @@
-"""`tidemark queue ...`: list, look into, empty, unload and delete queues. Looking wakes none."""
+"""`tidemark queue ...`: list, inspect, purge, unload and delete queues.
+
+Listing and inspecting load no idle queue.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Queues and their messages.")
 
 _AT_ONCE: Final = 32
-"""Queues that are emptied or deleted side by side."""
+"""Queues that are purged or deleted concurrently."""
 
 Prefix = Annotated[
     str, typer.Option(metavar="TEXT", help="Only queues whose lite part begins with this.")
@@ -34,7 +37,7 @@ async def list_(
     prefix: Prefix = "",
     limit: Limit = 0,
 ) -> None:
-    """List the queues of a topic with their state, page by page; with --json a line for each."""
+    """List the queues of a topic with their state; with --json, one line each."""
     from tidemark.cli.display.layout import Column
     from tidemark.clock import SystemClock
 
@@ -65,13 +68,13 @@ async def list_(
     queues = call.admin.list_queues(topic, lite_prefix=prefix)
     shown = await call.out.stream(queues, columns, row, limit=limit)
     if shown and shown == limit and not call.out.as_json:
-        call.out.note(f"The first {units.count(shown)}; --limit shows more.")
+        call.out.note(f"Showing the first {units.count(shown)}; raise --limit for more.")
 
 
 @app.command()
 @command()
 async def stats(call: Call, queue: QueueName) -> None:
-    """Show one queue with its groups."""
+    """Show one queue and its groups."""
     from tidemark.cli.commands.group import show_groups
     from tidemark.clock import SystemClock
 
@@ -107,12 +110,12 @@ async def peek(
     call: Call,
     queue: QueueName,
     offset: Annotated[int, typer.Option(min=0, help="First offset to show.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most that many.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of messages.")] = 10,
     group: Annotated[
-        str, typer.Option(metavar="NAME", help="Only what this group has not settled.")
+        str, typer.Option(metavar="NAME", help="Only messages that this group has not settled.")
     ] = "",
 ) -> None:
-    """Show messages without taking them; with --json a line for each."""
+    """Show messages without taking them; with --json, one line each."""
     from tidemark.cli.display import texts
     from tidemark.cli.display.layout import Column
     from tidemark.clock import SystemClock
@@ -152,7 +155,7 @@ async def purge(
     prefix: Prefix = "",
     yes: Yes = False,
 ) -> None:
-    """Delete all messages of queues that no consumer holds."""
+    """Delete all messages of queues, except those under a reservation."""
     what = _chosen(queues, topic, prefix)
     confirm(f"Delete all messages of {what}?", yes)
     admin = call.admin
@@ -188,7 +191,7 @@ async def delete(
 @app.command()
 @command()
 async def evict(call: Call, queue: QueueName) -> None:
-    """Try to unload a queue now, and say what came of it; exit code 1 if it stays loaded."""
+    """Try to unload a queue now and print the outcome; exit code 1 if it stays loaded."""
     eviction = await call.admin.evict_queue(queue)
     call.out.result(eviction, f"{queue}: {eviction.outcome}")
     if not eviction.unloaded:
@@ -201,7 +204,10 @@ async def cancel(
     call: Call,
     queue: QueueName,
     schedule: Annotated[
-        str, typer.Argument(metavar="SCHEDULE", help="As `tidemark publish --delay` printed it.")
+        str,
+        typer.Argument(
+            metavar="SCHEDULE", help="PARTITION:ID, as printed by `tidemark publish --delay`."
+        ),
     ],
 ) -> None:
     """Cancel a delayed publish that is not yet due."""
@@ -213,14 +219,14 @@ async def cancel(
 
 
 _WHY: Final = {
-    "NOT_TRACKED": "the broker's record went away meanwhile. Try again.",
-    "ACTIVE": "somebody uses the queue. Wait until its publishers and subscribers have gone.",
+    "NOT_TRACKED": "the broker stopped tracking the queue in the meantime. Try again.",
+    "ACTIVE": "the queue is in use. Wait until its publishers and subscribers are gone.",
     "NOT_IDLE_ENOUGH": "its idle window has not passed. See idle_after_ms of the topic.",
-    "PENDING_SETTLEMENTS": "settlements are on their way. Try again.",
-    "HAS_DELIVERIES": "consumers hold messages of it. Wait until they are settled or expire.",
+    "PENDING_SETTLEMENTS": "settlements are pending. Try again.",
+    "HAS_DELIVERIES": "consumers hold messages. Wait until they are settled or expire.",
     "HAS_INFLIGHT": "messages are in flight. Wait until they are settled or expire.",
     "NOT_PRESENT": "there is no such queue. Check the spelling.",
-    "RACE_LOST": "something happened to the queue in between. Try again.",
+    "RACE_LOST": "the queue changed at the same time. Try again.",
 }
 
 
@@ -229,11 +235,11 @@ def _state(queue: "Queue") -> str:
 
 
 def _chosen(queues: list[str] | None, topic: str, prefix: str) -> str:
-    """What the user chose, in words; either names or a topic."""
+    """The selected queues in words: either names or a topic."""
     if bool(queues) == bool(topic):
-        raise typer.BadParameter("name queues, or a topic with --topic")
+        raise typer.BadParameter("pass queue names, or a topic with --topic")
     if prefix and not topic:
-        raise typer.BadParameter("--prefix needs --topic")
+        raise typer.BadParameter("--prefix requires --topic")
     if queues:
         return queues[0] if len(queues) == 1 else f"{len(queues)} queues"
     return f"the queues {topic}/{prefix}*" if prefix else f"all queues of {topic}"
@@ -256,9 +262,9 @@ async def _for_each(
     names: AsyncIterator[str],
     act: Callable[[str], Awaitable[int]],
 ) -> tuple[int, int]:
-    """Act on many queues, some side by side; how many there were, and the sum of the answers.
+    """Act on many queues, some concurrently; returns their number and the sum of the results.
 
-    A queue that spans partitions is listed in each of them, and must be acted on once.
+    A queue that spans partitions is listed in each of them, but acted on once.
     """
     import asyncio
 

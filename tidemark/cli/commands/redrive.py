@@ -1,4 +1,4 @@
-"""`tidemark redrive`: brings dead letters back to the queues they came from."""
+"""`tidemark redrive`: moves dead letters back to the queues they came from."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from tidemark.client.admin.values import Redriven
 
 _PER_CALL: Final = 1000
-"""Messages that one call moves, so that progress can be shown and nothing waits for long."""
+"""Messages per call, so that progress can be shown and no call takes long."""
 
 Moment = Annotated[
-    str | None, typer.Option(metavar="TIME", help="2h (ago), or an ISO time in UTC.")
+    str | None,
+    typer.Option(metavar="TIME", help="A duration ago, such as 2h, or an ISO time in UTC."),
 ]
 
 
@@ -26,13 +27,17 @@ async def redrive(
         str, typer.Argument(metavar="QUEUE", help="The dead-letter topic, or one of its queues.")
     ],
     reason: Annotated[
-        str, typer.Option(metavar="REASON", help="Only those that died of this reason.")
+        str, typer.Option(metavar="REASON", help="Only dead letters with this reason.")
     ] = "",
-    source: Annotated[str, typer.Option(metavar="QUEUE", help="Only those from this queue.")] = "",
+    source: Annotated[
+        str, typer.Option(metavar="QUEUE", help="Only dead letters from this queue.")
+    ] = "",
     after: Moment = None,
     before: Moment = None,
     limit: Limit = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count without changing anything.")
+    ] = False,
 ) -> None:
     """Move dead letters back to the queues they came from."""
     from tidemark.client.admin.values import Redriven
@@ -48,7 +53,7 @@ async def redrive(
     admin = call.admin
     found = await admin.redrive(queue, **chosen, limit=limit, dry_run=True)
     if dry_run:
-        _say(call, found, "would move")
+        _print_result(call, found, "would move")
         return
     moved = 0
     with call.out.progress("Redriving", found.messages) as advance:
@@ -56,10 +61,10 @@ async def redrive(
             part = min(_PER_CALL, found.messages - moved)
             done = await admin.redrive(queue, **chosen, limit=part)
             if not done.messages:
-                break  # somebody else was faster
+                break  # another redrive was faster
             moved += done.messages
             advance(done.messages)
-    _say(call, Redriven(moved, found.orphans), "moved")
+    _print_result(call, Redriven(moved, found.orphans), "moved")
 
 
 def _moment_ms(option: str, text: str | None, now_ms: int) -> int | None:
@@ -71,8 +76,8 @@ def _moment_ms(option: str, text: str | None, now_ms: int) -> int | None:
         raise typer.BadParameter(f"{option}: {error}") from None
 
 
-def _say(call: Call, redriven: "Redriven", verb: str) -> None:
+def _print_result(call: Call, redriven: "Redriven", verb: str) -> None:
     sentence = f"{verb.capitalize()} {units.counted(redriven.messages, 'message')} back."
     if redriven.orphans:
-        sentence += f" {units.count(redriven.orphans)} have no source any more and stay."
+        sentence += f" {units.count(redriven.orphans)} stay: their source topic no longer exists."
     call.out.result(redriven, sentence)

@@ -1,4 +1,4 @@
-"""`tidemark retention ...`: run a pass, see how the jobs are, and what was removed."""
+"""`tidemark retention ...`: run a pass, show the state of the jobs and what was removed."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,16 +22,16 @@ async def run(
         str, typer.Option(metavar="JOB", help="retention, eviction or metrics.")
     ] = "retention",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what is due, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what is due without changing anything.")
     ] = False,
     jobs_address: JobsAddress = None,
 ) -> None:
-    """Run a pass now and wait for its end."""
+    """Run a pass now and wait for it to finish."""
     from tidemark.cli.display.layout import Column
     from tidemark.client.admin import upkeep
 
     if job not in upkeep.JOBS:
-        raise typer.BadParameter(f"--job is one of {', '.join(upkeep.JOBS)}")
+        raise typer.BadParameter(f"--job must be one of {', '.join(upkeep.JOBS)}")
     channel = call.open(jobs_address or call.settings.jobs_address)
     done = await upkeep.run_job(channel, job, dry_run=dry_run, timeout_ms=call.timeout_ms)
     if call.out.as_json:
@@ -55,7 +55,7 @@ async def run(
 @app.command()
 @command()
 async def status(call: Call, jobs_address: JobsAddress = None) -> None:
-    """Show how the jobs are: state, last pass, next pass, last error."""
+    """Show the jobs: state, last pass, next pass, last error."""
     from tidemark.cli.display.layout import Column
     from tidemark.client.admin import upkeep
     from tidemark.clock import SystemClock
@@ -91,7 +91,7 @@ async def status(call: Call, jobs_address: JobsAddress = None) -> None:
 @command()
 async def history(
     call: Call,
-    limit: Annotated[int, typer.Option(min=0, help="At most that many; 0 is all.")] = 100,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number; 0 for all.")] = 100,
     type_: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="Only this type, such as expired.")
     ] = "",
@@ -100,7 +100,7 @@ async def history(
     ] = None,
     storage_address: StorageAddress = None,
 ) -> None:
-    """Show what was removed, newest first; with --json a line for each."""
+    """Show what was removed, newest first; with --json, one line each."""
     from tidemark.cli.display.layout import Column
     from tidemark.client.admin import upkeep
 

@@ -24,17 +24,20 @@ async def top(
     interval: Annotated[
         int,
         typer.Option(
-            parser=duration_ms, metavar="DURATION", show_default="1s", help="Between two samples."
+            parser=duration_ms,
+            metavar="DURATION",
+            show_default="1s",
+            help="Time between two samples.",
         ),
     ] = 1000,
     count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="End after that many; 0 goes on.")
+        int, typer.Option("--count", "-n", min=0, help="Number of views; 0 for no end.")
     ] = 0,
     lifecycle_address: LifecycleAddress = None,
 ) -> None:
-    """Show rates, depth, queues, reservations and sweeps, live; q or Ctrl-C ends it.
+    """Show live rates, depth, queues, reservations and sweeps; q or Ctrl-C ends it.
 
-    In a pipe it prints one view after the other; with --json an object per line.
+    In a pipe it prints one view after the other; with --json, one object per line.
     """
     from dataclasses import asdict
 
@@ -45,7 +48,7 @@ async def top(
     from tidemark.errors import TidemarkError
 
     if interval < 100:
-        raise typer.BadParameter("--interval is at least 100ms")
+        raise typer.BadParameter("--interval must be at least 100ms")
     clock = SystemClock()
     source = _Source(call, lifecycle_address or call.settings.lifecycle_address)
     before, trouble = await source.sample(clock.monotonic_ms()), ""
@@ -84,7 +87,7 @@ async def top(
 
 
 class _Source:
-    """Where samples come from: the broker, and lifecycle if it answers."""
+    """Takes samples from the broker, and from lifecycle if it answers."""
 
     def __init__(self, call: Call, lifecycle_address: str) -> None:
         self._address = lifecycle_address

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics and 
 @command()
 @with_settings
 async def create(call: Call, name: TopicName, *, settings: dict[str, Any]) -> None:
-    """Create a topic. Repeating it with equal settings is a success."""
+    """Create a topic. Repeating it with the same settings succeeds."""
     from tidemark.topics import TopicSettings
 
     topic = await call.admin.create_topic(name, TopicSettings(**_typed(settings)))
@@ -75,9 +75,9 @@ async def list_(call: Call) -> None:
 @command()
 @with_settings
 async def update(call: Call, name: TopicName, *, settings: dict[str, Any]) -> None:
-    """Change the settings that are named, and no others."""
+    """Change the given settings; the others stay as they are."""
     if not settings:
-        raise typer.BadParameter("name at least one setting to change")
+        raise typer.BadParameter("pass at least one setting to change")
     topic = await call.admin.update_topic(name, _typed(settings))
     call.out.result(topic, f"Updated topic {topic.name}: {', '.join(sorted(settings))}.")
 
@@ -88,7 +88,7 @@ async def delete(
     call: Call,
     name: TopicName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete queues that still hold messages, too.")
+        bool, typer.Option("--force", help="Also delete queues that still hold messages.")
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -102,7 +102,7 @@ async def delete(
 
 
 def _typed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as `tidemark.topics` wants them."""
+    """Settings with the types of `tidemark.topics`."""
     from tidemark.topics import MaxWaitAction, Subscription
 
     typed = dict(settings)

@@ -1,7 +1,7 @@
 """The settings of a topic on the command line, listed once.
 
-`with_settings` gives a command an option for each; `tidemark topic get` shows a line for each. What
-they mean and which values they may have is the subject of `tidemark.topics`.
+`with_settings` adds an option for each to a command; `tidemark topic get` shows a line for each.
+`tidemark.topics` defines their meaning and ranges.
 """
 
 import inspect
@@ -13,12 +13,12 @@ import typer
 
 from tidemark.cli.command import Call, Command
 from tidemark.cli.display import units
-from tidemark.cli.options import duration_ms, duration_s, key_value, reads, size_bytes
+from tidemark.cli.options import duration_ms, duration_s, key_value, parser_of, size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a topic as the command line has it."""
+    """A topic setting as a command-line option."""
 
     name: str
     option: str
@@ -35,7 +35,7 @@ def _choice(*allowed: str) -> Callable[[Any], str]:
             raise ValueError(f"{text!r} is not one of {', '.join(allowed)}")
         return text
 
-    return reads(parse)
+    return parser_of(parse)
 
 
 def _weight(text: str) -> tuple[str, int]:
@@ -66,7 +66,7 @@ SETTINGS: Final = (
         _choice("shared", "exclusive"),
         "KIND",
     ),
-    Setting("partitions", "--partitions", "Partitions that the plain queue spans.", int),
+    Setting("partitions", "--partitions", "Number of partitions of the plain queue.", int),
     Setting(
         "visibility_timeout_ms",
         "--visibility-timeout",
@@ -79,14 +79,14 @@ SETTINGS: Final = (
     Setting(
         "max_attempts",
         "--max-attempts",
-        "Failed deliveries before a message is given up; 0 is no limit.",
+        "Failed deliveries after which a message is dead; 0 for no limit.",
         int,
         show=_off_or(str),
     ),
     Setting(
         "dead_letter_topic",
         "--dead-letter-topic",
-        "Where messages go that cannot be delivered.",
+        "Topic for dead letters.",
         str,
         show=_off_or(str),
     ),
@@ -100,7 +100,7 @@ SETTINGS: Final = (
     Setting(
         "retention_seconds",
         "--retention-age",
-        "Age at which messages are removed; 0 is off.",
+        "Age at which messages are removed; 0 for never.",
         int,
         duration_s,
         _DURATION,
@@ -109,7 +109,7 @@ SETTINGS: Final = (
     Setting(
         "completed_retention_seconds",
         "--completed-retention-age",
-        "Age at which settled messages are removed; 0 is off.",
+        "Age at which settled messages are removed; 0 for never.",
         int,
         duration_s,
         _DURATION,
@@ -118,7 +118,7 @@ SETTINGS: Final = (
     Setting(
         "max_wait_time_seconds",
         "--max-wait",
-        "Age at which waiting messages are evicted; 0 is off.",
+        "Age at which unsettled messages are removed; 0 for never.",
         int,
         duration_s,
         _DURATION,
@@ -127,7 +127,7 @@ SETTINGS: Final = (
     Setting(
         "max_wait_action",
         "--max-wait-action",
-        "What eviction does: delete or dead_letter.",
+        "What happens at --max-wait: delete or dead_letter.",
         str,
         _choice("delete", "dead_letter"),
         "ACTION",
@@ -144,14 +144,14 @@ SETTINGS: Final = (
     Setting(
         "queue_messages_max",
         "--queue-messages-max",
-        "Most messages of one queue; 0 is no limit.",
+        "Maximum messages of one queue; 0 for no limit.",
         int,
         show=_off_or(units.count),
     ),
     Setting(
         "queue_bytes_max",
         "--queue-bytes-max",
-        "Most bytes of one queue; 0 is no limit.",
+        "Maximum bytes of one queue; 0 for no limit.",
         int,
         size_bytes,
         "SIZE",
@@ -160,16 +160,16 @@ SETTINGS: Final = (
     Setting(
         "fairness_weights",
         "--weight",
-        "Weight of a fairness key, 1 to 100; repeat it to name them all.",
-        list[str],  # may be repeated; the parser makes pairs
-        reads(_weight),
+        "Weight of a fairness key, 1 to 100; repeatable.",
+        list[str],  # repeatable; the parser makes pairs
+        parser_of(_weight),
         "KEY=N",
         _off_or(lambda weights: " ".join(f"{key}={weights[key]}" for key in sorted(weights))),
     ),
     Setting(
         "default_ttl_ms",
         "--default-ttl",
-        "Time to live of messages that name none; 0 is no limit.",
+        "Default time to live of messages; 0 for no limit.",
         int,
         duration_ms,
         _DURATION,
@@ -178,7 +178,7 @@ SETTINGS: Final = (
     Setting(
         "consumption_records_disabled",
         "--no-consumption-records/--consumption-records",
-        "Write no record of each settlement.",
+        "Do not record each settlement.",
         bool,
         show=_YES_NO.__getitem__,
     ),
@@ -186,7 +186,7 @@ SETTINGS: Final = (
 
 
 def with_settings(function: Callable[..., Any]) -> Command:
-    """Give a command an option per setting; it gets those that were named as `settings`."""
+    """Add an option per setting to a command; the given ones are passed as `settings`."""
 
     async def run(call: Call, **arguments: Any) -> None:
         named = {each.name: arguments.pop(each.name) for each in SETTINGS}

@@ -1,8 +1,8 @@
-"""Tables as lines of text: which columns fit, how wide each is, what is cut.
+"""Tables as lines of text: which columns fit, their widths, and what is truncated.
 
-Pure. A table that is too wide first loses the columns that matter least, then cuts the widest of
-those that may be cut; numbers are never cut and no line is ever wrapped. Without a width, as in a
-pipe, everything is shown whole.
+Pure. A table that is too wide first drops its least important columns, then truncates the widest
+ones that allow it. Numbers are never truncated and lines never wrap. Without a width, as in a pipe,
+everything is shown in full.
 """
 
 from collections.abc import Sequence
@@ -13,27 +13,27 @@ from rich.cells import cell_len, set_cell_size
 
 _GAP: Final = 2
 _CUT_MIN: Final = 8
-"""Least cells of a column that is cut."""
+"""Minimum width of a truncated column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How one column behaves."""
+    """How one column is laid out."""
 
     title: str
     right: bool = False
-    """Numbers are aligned at their end."""
+    """Right-aligned, for numbers."""
     importance: int = 0
-    """0 always stays; of the others the highest number leaves first."""
+    """0 is always shown; of the others, the highest number is dropped first."""
     cut: bool = False
-    """Whether long values may be cut."""
+    """Whether long values may be truncated."""
 
 
 Row = Sequence[str]
 
 
 class Layout:
-    """Widths for a table, found from a sample of its rows; further rows are set in the same."""
+    """Column widths, computed from a sample of rows and used for all further rows."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row], width: int | None) -> None:
         self._width = width
@@ -52,7 +52,7 @@ class Layout:
         return self.line([each.title for each in self._columns])
 
     def line(self, row: Row) -> str:
-        """One row, without spaces at its end."""
+        """One row, without trailing spaces."""
         cells = (self._cell(at, row[at]) for at in self._shown)
         line = (" " * _GAP).join(cells).rstrip()
         if self._width is not None and cell_len(line) > self._width:  # wider than the sample
@@ -71,7 +71,7 @@ class Layout:
         return sum(self._widths[at] for at in self._shown) + _GAP * (len(self._shown) - 1)
 
     def _drop(self, width: int) -> None:
-        """Let columns go while the others would have to be cut to nothing."""
+        """Drop columns while truncation alone would leave too little of the others."""
         while True:
             excess = self._needed() - width
             spare = sum(

@@ -1,8 +1,8 @@
-"""Where answers go: tables and sentences for people, JSON for programs.
+"""The output of a command: tables and sentences for people, JSON for programs.
 
-Owns stdout and stderr of a command. On a terminal tables fit its width; in a pipe they are plain
-and whole. With `--json`, stdout carries JSON and nothing else: one document, or one object per line
-for streams. Progress and notes go to stderr, progress only if that is a terminal.
+On a terminal, tables fit its width; in a pipe they are plain and complete. With `--json`, stdout
+carries only JSON: one document, or one object per line for streams. Notes go to stderr, and so does
+progress if stderr is a terminal.
 """
 
 import json
@@ -18,7 +18,7 @@ from tidemark.cli.display.texts import without_bytes
 T = TypeVar("T")
 
 _STREAM_ROWS = 1000
-"""Rows of a stream that are looked at before the widths of its columns are fixed."""
+"""Rows of a stream that are sampled to compute column widths."""
 
 
 class Output:
@@ -29,7 +29,7 @@ class Output:
         self.on_terminal = sys.stdout.isatty()
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show it
+                stream.reconfigure(errors="backslashreplace")  # not all can show all text
 
     # --- results -------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Output:
         *,
         limit: int = 0,
     ) -> int:
-        """A list of any length: JSON lines, or a table that begins before its end is known."""
+        """A list of any length: JSON lines, or a table printed as rows arrive."""
         shown = 0
         layout: Layout | None = None
         sample: list[Row] = []
@@ -94,7 +94,7 @@ class Output:
         return layout
 
     def pairs(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Names and values, a line each."""
+        """Names and values, one pair per line."""
         pairs = list(pairs)
         widest = max(len(name) for name, _ in pairs)
         for name, value in pairs:
@@ -109,17 +109,17 @@ class Output:
             print(line)
 
     def note(self, line: str) -> None:
-        """Something beside the result, which programs do not read."""
+        """A remark for people, on stderr."""
         print(line, file=sys.stderr)
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal; None where there is none."""
+        """Width of the terminal; None if there is none."""
         return self._console().width if self.on_terminal else None
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """A bar on stderr; the function given moves it on."""
+        """A progress bar on stderr; the yielded function advances it."""
         if not sys.stderr.isatty():
             yield lambda _: None
             return

@@ -1,4 +1,4 @@
-"""The terminal: one rich console per stream, made when it is first needed."""
+"""The terminal: one rich console per stream, created on first use."""
 
 from functools import cache
 

@@ -1,6 +1,6 @@
-"""Payloads and names as text that is safe to show: what comes from others cannot steer a terminal.
+"""Payloads and names as text that is safe on a terminal: no control characters.
 
-Pure. Text stays text, other bytes become base64 (for programs) or escapes (for people).
+Pure. UTF-8 stays text; other bytes become base64 (for programs) or escapes (for people).
 """
 
 import base64
@@ -17,7 +17,7 @@ def payload_fields(payload: bytes) -> dict[str, str]:
 
 
 def payload_line(payload: bytes) -> str:
-    """A payload on one line, whatever is in it."""
+    """A payload on one line, with escapes where needed."""
     return printable(payload.decode("utf-8", "backslashreplace"))
 
 
@@ -26,7 +26,7 @@ def header_line(headers: Mapping[str, str]) -> str:
 
 
 def printable(text: str) -> str:
-    """The same text with escapes for whatever moves the cursor or cannot be seen."""
+    """The text with escapes for control and invisible characters."""
     if text.isprintable():
         return text
     return "".join(
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def without_bytes(value: Any) -> Any:
-    """A value made of dicts and lists, ready for JSON: payloads become text or base64."""
+    """A value of dicts and lists for JSON: payloads become text or base64."""
     if isinstance(value, Mapping):
         plain: dict[str, Any] = {}
         for key, each in value.items():

@@ -1,6 +1,6 @@
-"""Durations, moments, sizes and counts, as people type and read them.
+"""Durations, moments, sizes and counts as people type and read them.
 
-Pure: text in, numbers out, and back. What cannot be read raises ValueError with a sentence.
+Pure. Invalid text raises ValueError with a message for the user.
 """
 
 import re
@@ -34,7 +34,7 @@ def parse_duration_ms(text: str) -> int:
     """`250`, `250ms`, `1.5s`, `10m`, `2h`, `7d`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no duration: 500ms, 30s, 10m, 2h and 7d are")
+        raise ValueError(f"{text!r} is not a duration, such as 500ms, 30s, 10m, 2h or 7d")
     return _bounded(round(float(match[1]) * _UNITS_MS[match[2]]), text)
 
 
@@ -50,12 +50,12 @@ def parse_size_bytes(text: str) -> int:
     """`4096`, `64KiB`, `1GiB`."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no size: 4096, 64KiB, 10MiB and 1GiB are")
+        raise ValueError(f"{text!r} is not a size, such as 4096, 64KiB, 10MiB or 1GiB")
     return _bounded(int(match[1]) * _SIZES[match[2]], text)
 
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
-    """`2h` (that long ago), or `2026-01-31T12:00:00Z`, in UTC unless it says otherwise."""
+    """`2h` (ago), or `2026-01-31T12:00:00Z`; UTC unless the text has an offset."""
     try:
         return now_ms - parse_duration_ms(text)
     except ValueError:
@@ -63,7 +63,9 @@ def parse_moment_ms(text: str, now_ms: int) -> int:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"{text!r} is no moment: 2h (ago) and 2026-01-31T12:00:00Z are") from None
+        raise ValueError(
+            f"{text!r} is not a time, such as 2h (ago) or 2026-01-31T12:00:00Z"
+        ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
@@ -100,7 +102,7 @@ def duration(duration_ms: int) -> str:
 
 
 def ago(moment_ms: int | None, now_ms: int) -> str:
-    """How long ago, `-` for never."""
+    """The time since a moment; `-` for never."""
     return "-" if not moment_ms else duration(max(0, now_ms - moment_ms))
 
 

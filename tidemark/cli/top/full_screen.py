@@ -1,4 +1,4 @@
-"""A full screen and a keyboard for live views; both give way where there is no terminal."""
+"""Full screen and keyboard for live views; neither has an effect without a terminal."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tidemark.cli.top.screen import Line
 
 
 class Display:
-    """The full screen; does nothing where there is none."""
+    """The full screen; does nothing without a terminal."""
 
     def __init__(self, live: Any) -> None:
         self._live = live
@@ -45,7 +45,7 @@ def display(live: bool) -> Iterator[Display]:
 
 @contextmanager
 def key_pressed(key: str, live: bool) -> Iterator[asyncio.Event]:
-    """An event that is set when the key is pressed, without Enter."""
+    """An event that is set when the key is pressed; Enter is not needed."""
     pressed = asyncio.Event()
     if not live or not sys.stdin.isatty():
         yield pressed

@@ -1,7 +1,7 @@
-"""How `tidemark top` looks: a view as lines of text for a screen of a given size.
+"""The screen of `tidemark top`: a view as lines of text for a given size.
 
-Pure. The head shows the whole cluster; below it is a line per partition, those that need attention
-first. What does not fit is counted, never wrapped.
+Pure. The head shows the whole cluster; below it is one line per partition, unhealthy ones first.
+Partitions that do not fit are counted.
 """
 
 from collections.abc import Sequence
@@ -38,14 +38,14 @@ COLUMNS: Final = (
 
 
 class Line(NamedTuple):
-    """A line and how it is to be shown, in rich's words."""
+    """A line and its rich style."""
 
     text: str
     style: str = ""
 
 
 class Screen:
-    """Draws views one after the other; remembers rates for the small charts."""
+    """Draws one view after the other and keeps rates for the small charts."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -58,7 +58,7 @@ class Screen:
     def lines(
         self, view: View, width: int | None, height: int | None, *, clock: str, trouble: str = ""
     ) -> list[Line]:
-        """The screen; without a size everything is shown."""
+        """The lines of a screen; without a size, all of them."""
         lines = self._head(view, width or 100, clock)
         room = None if height is None else height - len(lines) - 2 - bool(trouble)
         lines += _table(view.partitions, width, room)
@@ -127,7 +127,7 @@ def _row(view: PartitionView) -> tuple[str, ...]:
 
 def _sweeps(view: View) -> tuple[str, str]:
     if view.sweeps_unknown:
-        return "not known", printable(view.sweeps_unknown)
+        return "unknown", printable(view.sweeps_unknown)
     sweepers = [each.sweeper for each in view.partitions if each.sweeper is not None]
     failing = sum(each.failures > 0 for each in sweepers)
     if not sweepers:
@@ -142,7 +142,7 @@ def _figures(label: str, figure: str, more: str) -> str:
 
 
 def _share(view: View, width: int) -> str:
-    """Loaded against idle queues; one loaded queue in a million is still seen."""
+    """A bar of loaded and idle queues; one loaded queue in a million is still visible."""
     full = -(-view.loaded * width // view.queues) if view.queues else 0
     return "█" * full + "░" * (width - full)
 

@@ -1,7 +1,7 @@
-"""What `tidemark top` shows: figures and rates from two samples of the partitions.
+"""The figures of `tidemark top`, with rates from two samples of the partitions.
 
-Pure. Rates come from counters that storage keeps, so a sample costs the same for ten queues and for
-a million. A counter that went back, as after a restart, gives no rate rather than a wrong one.
+Pure. Rates are derived from counters in storage, so a sample costs the same for ten queues and for
+a million. A counter that went back gives no rate rather than a wrong one.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ class Sample:
     """The partitions and their sweepers at one moment."""
 
     at_ms: int
-    """Monotonic: only for differences."""
+    """By the monotonic clock."""
     partitions: Sequence[Partition]
     sweepers: Mapping[int, Sweeper]
     sweeps_unknown: str = ""
-    """Why there are no sweepers to show."""
+    """Why the sweepers are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second; None where it is not known."""
+    """Rates per second; None if unknown."""
 
     published: float | None = None
     delivered: float | None = None
@@ -70,7 +70,7 @@ class View:
 
 
 def view_of(before: Sample | None, after: Sample) -> View:
-    """What there is now, with rates since the sample before."""
+    """The current figures, with rates since the previous sample."""
     earlier = {each.partition: each for each in before.partitions} if before is not None else {}
     seconds = (after.at_ms - before.at_ms) / 1000 if before is not None else 0.0
     partitions = tuple(
@@ -111,7 +111,7 @@ def _rates(before: Partition | None, after: Partition, seconds: float) -> Rates:
 
 
 def _sum(rates: Sequence[Rates]) -> Rates:
-    """Of those that are known; None if none is."""
+    """The sums of the known rates; None if none is known."""
 
     def total(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -126,7 +126,7 @@ def _sum(rates: Sequence[Rates]) -> Rates:
 
 
 class History:
-    """The last values of one rate, drawn as a line of bars."""
+    """The last values of one rate, drawn as a row of bars."""
 
     def __init__(self, size_max: int = 500) -> None:
         self._values: deque[float] = deque(maxlen=size_max)
@@ -136,12 +136,12 @@ class History:
             self._values.append(value)
 
     def bars(self, width: int) -> str:
-        """The newest at the right; the highest of those shown has the full height."""
+        """The newest value is on the right; the highest one shown has full height."""
         shown = list(self._values)[-width:] if width > 0 else []
         highest = max(shown, default=0)
         if not highest:
             return (" " * len(shown)).rjust(max(0, width))
         steps = len(_BARS) - 1
-        # Whatever is not nothing is seen.
+        # Rounded up, so that every non-zero value is visible.
         line = "".join(_BARS[min(steps, int(-(-value * steps // highest)))] for value in shown)
         return line.rjust(width)
