@@ -13,21 +13,21 @@ from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.delegation_service import OwnerService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
-from broker_svc.components import Workshop
+from broker_svc.components import BrokerComponents
 from broker_svc.consume.deliveries import DeliveryDirectory
-from broker_svc.consume.dispatcher import Feeds
-from broker_svc.consume.settlements import Settling
+from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.markers import EvictionMarkers
 from broker_svc.exclusive.ownership import Ownerships
 from broker_svc.exclusive.subscriptions import Subscriptions
-from broker_svc.idle.activity_leases import Leases
+from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
-from broker_svc.links.link_events import LinkListener
+from broker_svc.links.link_events import LinkEvents
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
-from broker_svc.publish.publish_path import Publishing
+from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
 from tidemark.api.broker.v1.broker_pb2_grpc import add_BrokerServiceServicer_to_server
 from tidemark.api.broker.v1.topic_pb2_grpc import add_TopicServiceServicer_to_server
@@ -41,7 +41,7 @@ from tidemark.settings import BrokerSettings
 from tidemark.system_metrics.sampler import Sampler, recorder
 
 EXPIRE_EVERY_MS = 1_000
-LAST_WORDS_MS = 5_000
+LINK_DRAIN_TIMEOUT_MS = 5_000
 """How long a broker that stops waits for storage to hear what its sessions gave back."""
 
 _log = logging.getLogger(__name__)
@@ -54,16 +54,18 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
     server = RpcServer(settings.listen, clock=clock)
     async with open_channel(settings.storage_address) as channel:
         storage = StorageServiceStub(channel)
-        workshop, timers = build_workshop(settings, storage, clock)
-        clients = UnaryClients(workshop.directory, workshop.settling, workshop.subscriptions)
+        components, timers = build_components(settings, storage, clock)
+        clients = UnaryClients(
+            components.directory, components.settlements, components.subscriptions
+        )
         # Ids of an earlier life of this broker must not mean anything in this one.
-        service = BrokerService(workshop, clients, first_session_id=random.getrandbits(48) << 12)
+        service = BrokerService(components, clients, first_session_id=random.getrandbits(48) << 12)
         server.add(add_BrokerServiceServicer_to_server, service)
-        server.add(add_TopicServiceServicer_to_server, TopicService(workshop, storage))
-        server.add(add_OwnerServiceServicer_to_server, OwnerService(workshop.links))
+        server.add(add_TopicServiceServicer_to_server, TopicService(components, storage))
+        server.add(add_OwnerServiceServicer_to_server, OwnerService(components.links))
         server.set_serving(_BROKER_SERVICE, False)
-        metrics.offer(workshop, service)
-        links = list(workshop.links.values())
+        metrics.offer(components, service)
+        links = list(components.links.values())
         tasks: list[asyncio.Task[None]] = []
         link_tasks: list[asyncio.Task[None]] = []
         try:
@@ -73,11 +75,11 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
             _log.info("broker listens", extra={"address": server.address})
             running = [
                 *(timer.run() for timer in timers),
-                workshop.cleanup.run(),
+                components.cleanup.run(),
                 _expire(service, clock),
                 _report_health(server, links),
                 _drain(server, service),
-                _sampler(settings, workshop, service, channel).run(clock),
+                _sampler(settings, components, service, channel).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
             link_tasks = [asyncio.create_task(_run_link(link, service)) for link in links]
@@ -87,13 +89,13 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
             await server.stop(0)
             await _cancel(tasks)
             # The links go last: what the sessions gave back must reach storage (V6, S5).
-            await asyncio.gather(*(link.finish(LAST_WORDS_MS) for link in links))
+            await asyncio.gather(*(link.finish(LINK_DRAIN_TIMEOUT_MS) for link in links))
             await _cancel(link_tasks)
 
 
-def build_workshop(
+def build_components(
     settings: BrokerSettings, storage: StorageServiceStub, clock: Clock
-) -> tuple[Workshop, Sequence[ExpiryTimer]]:
+) -> tuple[BrokerComponents, Sequence[ExpiryTimer]]:
     """The parts of a broker, connected to each other and to nothing else yet."""
     incarnation = random.getrandbits(63)
     links = {
@@ -101,12 +103,12 @@ def build_workshop(
         for number in range(settings.partitions)
     }
     tracking = Tracking()
-    leases = Leases(links, tracking, clock)
     topics = TopicCache(storage, links)
+    leases = ActivityLeases(links, topics, tracking, clock)
     directory = DeliveryDirectory()
-    feeds = Feeds(links)
-    ownerships = Ownerships(links, feeds, directory)
-    workshop = Workshop(
+    dispatcher = Dispatcher(links)
+    ownerships = Ownerships(links, dispatcher, directory)
+    components = BrokerComponents(
         settings=settings,
         clock=clock,
         links=links,
@@ -115,27 +117,27 @@ def build_workshop(
         leases=leases,
         cleanup=Cleanup(links, tracking, clock),
         publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
-        publishing=Publishing(links, topics, leases, feeds, clock),
+        publish_path=PublishPath(links, topics, leases, dispatcher, clock),
         directory=directory,
-        settling=Settling(links, directory, feeds),
-        feeds=feeds,
+        settlements=Settlements(links, directory, dispatcher),
+        dispatcher=dispatcher,
         subscriptions=Subscriptions(
-            settings, links, topics, leases, feeds, ownerships, EvictionMarkers()
+            settings, links, topics, leases, dispatcher, ownerships, EvictionMarkers()
         ),
     )
     timers = {number: ExpiryTimer(link, clock) for number, link in links.items()}
-    listener = LinkListener(
+    listener = LinkEvents(
         leases,
-        feeds,
-        workshop.subscriptions,
+        dispatcher,
+        components.subscriptions,
         tracking,
         directory,
-        workshop.settling,
+        components.settlements,
         timers,
     )
     for link in links.values():
         link.listen(listener)
-    return workshop, list(timers.values())
+    return components, list(timers.values())
 
 
 async def _run_link(link: PartitionLink, service: BrokerService) -> None:
@@ -164,17 +166,20 @@ async def _report_health(server: RpcServer, links: Sequence[PartitionLink]) -> N
 
 
 def _sampler(
-    settings: BrokerSettings, workshop: Workshop, service: BrokerService, channel: grpc.aio.Channel
+    settings: BrokerSettings,
+    components: BrokerComponents,
+    service: BrokerService,
+    channel: grpc.aio.Channel,
 ) -> Sampler:
     """The key figures of the broker, for `system_metrics` (R12)."""
 
     def figures() -> dict[str, float]:
         return {
             "sessions": service.sessions,
-            "subscriptions": len(workshop.subscriptions),
-            "publishers": len(workshop.publishers),
-            "deliveries": len(workshop.directory),
-            "queues.tracked": len(workshop.tracking),
+            "subscriptions": len(components.subscriptions),
+            "publishers": len(components.publishers),
+            "deliveries": len(components.directory),
+            "queues.tracked": len(components.tracking),
         }
 
     return Sampler(figures, recorder(RetentionServiceStub(channel), settings.broker_id))

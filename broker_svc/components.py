@@ -1,25 +1,25 @@
-"""The workshop: what all connections of a broker share, in one place to hand around."""
+"""The components: what all connections of a broker share, in one place to hand around."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker_svc.consume.deliveries import DeliveryDirectory
-from broker_svc.consume.dispatcher import Feeds
-from broker_svc.consume.settlements import Settling
+from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.subscriptions import Subscriptions
-from broker_svc.idle.activity_leases import Leases
+from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
-from broker_svc.publish.publish_path import Publishing
+from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
 from tidemark.clock import Clock
 from tidemark.settings import BrokerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class BrokerComponents:
     """The parts of one broker."""
 
     settings: BrokerSettings
@@ -27,11 +27,11 @@ class Workshop:
     links: Mapping[int, PartitionLink]
     topics: TopicCache
     tracking: Tracking
-    leases: Leases
+    leases: ActivityLeases
     cleanup: Cleanup
     publishers: PublisherRegistry
-    publishing: Publishing
+    publish_path: PublishPath
     directory: DeliveryDirectory
-    settling: Settling
-    feeds: Feeds
+    settlements: Settlements
+    dispatcher: Dispatcher
     subscriptions: Subscriptions

@@ -6,52 +6,56 @@ Names them and reads them; counts nothing itself. Reading never walks over queue
 from collections.abc import Callable, Iterator
 
 from broker_svc.api.broker_service import BrokerService
-from broker_svc.components import Workshop
+from broker_svc.components import BrokerComponents
 from tidemark.telemetry import observe
 from tidemark.telemetry.metrics import Reading
 
 
-def offer(shop: Workshop, service: BrokerService) -> None:
+def offer(components: BrokerComponents, service: BrokerService) -> None:
     """Offer the figures of a broker, for as long as the process lives."""
     observe(
         "counter",
         "tidemark.broker.published_messages",
         "Messages that were stored for publishers",
-        shop.publishing.published.read,
+        components.publish_path.published.read,
     )
     observe(
         "counter",
         "tidemark.broker.delivered_messages",
         "Messages that were handed to consumers",
-        shop.feeds.delivered.read,
+        components.dispatcher.delivered.read,
     )
     observe(
         "counter",
         "tidemark.broker.settled_messages",
         "Messages that consumers settled, by action",
-        shop.settling.settled.read,
+        components.settlements.settled.read,
     )
     _gauge("tidemark.broker.sessions", "Open sessions", lambda: service.sessions)
-    _gauge("tidemark.broker.publishers", "Publishers", lambda: len(shop.publishers))
-    _gauge("tidemark.broker.subscriptions", "Subscriptions", lambda: len(shop.subscriptions))
-    _gauge("tidemark.broker.deliveries", "Reservations held here", lambda: len(shop.directory))
+    _gauge("tidemark.broker.publishers", "Publishers", lambda: len(components.publishers))
+    _gauge("tidemark.broker.subscriptions", "Subscriptions", lambda: len(components.subscriptions))
+    _gauge(
+        "tidemark.broker.deliveries", "Reservations held here", lambda: len(components.directory)
+    )
     _gauge(
         "tidemark.broker.activity_leases",
         "Publisher and subscriber leases",
-        lambda: shop.leases.active,
+        lambda: components.leases.active,
     )
-    _gauge("tidemark.broker.tracked_queues", "Queues in use lately", lambda: len(shop.tracking))
+    _gauge(
+        "tidemark.broker.tracked_queues", "Queues in use lately", lambda: len(components.tracking)
+    )
     _gauge(
         "tidemark.broker.idle_queues",
         "Tracked queues without a lease, that wait to be unloaded",
-        lambda: max(0, len(shop.tracking) - shop.leases.busy_queues),
+        lambda: max(0, len(components.tracking) - components.leases.busy_queues),
     )
     _gauge(
         "tidemark.broker.eviction_markers",
         "Evictions from exclusive queues that are remembered",
-        lambda: shop.subscriptions.eviction_markers,
+        lambda: components.subscriptions.eviction_markers,
     )
-    links = shop.links.values()
+    links = components.links.values()
     _gauge(
         "tidemark.broker.partitions_connected",
         "Partitions that this broker owns and reaches",

@@ -1,6 +1,6 @@
 """The broker API: sessions, and unary calls for clients that do not stay.
 
-Translates and checks; what the calls mean is in the modules of the workshop.
+Translates and checks; what the calls mean is in the modules of the components.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import grpc
 from broker_svc.api.pull import Pull
 from broker_svc.api.session import DEFAULT_GROUP, Session, check_held
 from broker_svc.api.unary_clients import UnaryClients
-from broker_svc.components import Workshop
+from broker_svc.components import BrokerComponents
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.publish.publishers import PublisherCache
 from tidemark import limits
@@ -36,10 +36,12 @@ R = TypeVar("R")
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     """What clients call."""
 
-    def __init__(self, workshop: Workshop, clients: UnaryClients, first_session_id: int) -> None:
-        self._shop = workshop
+    def __init__(
+        self, components: BrokerComponents, clients: UnaryClients, first_session_id: int
+    ) -> None:
+        self._components = components
         self._clients = clients
-        self._unary_publishers = PublisherCache(workshop.publishers, UNARY_PUBLISHERS_MAX)
+        self._unary_publishers = PublisherCache(components.publishers, UNARY_PUBLISHERS_MAX)
         self._sessions: dict[int, Session] = {}
         self._last_session_id = first_session_id
         self._draining = False
@@ -63,7 +65,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
     def expire(self, now_ms: int) -> None:
         """Drop what was idle or silent for too long. Called now and then."""
-        settings = self._shop.settings
+        settings = self._components.settings
         self._unary_publishers.expire(now_ms, settings.unary_publisher_idle_timeout_ms)
         self._clients.expire(now_ms, settings.client_timeout_ms)
         for session in list(self._sessions.values()):
@@ -80,7 +82,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if len(self._sessions) >= limits.OPEN_STREAMS_MAX:
             raise QuotaExceeded(f"at most {limits.OPEN_STREAMS_MAX} sessions a broker")
         self._last_session_id += 1
-        session = Session(self._last_session_id, self._shop)
+        session = Session(self._last_session_id, self._components)
         self._sessions[session.session_id] = session
         try:
             async with aclosing(session.frames(request_iterator)) as frames:
@@ -101,7 +103,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             validate_producer_id(producer_id)
         collected = _Collected[message_pb2.PublishResult](len(request.runs))
         for at, run in enumerate(request.runs):
-            self._shop.publishing.submit(run, self._unary_publishers, producer_id, collected.at(at))
+            self._components.publish_path.submit(
+                run, self._unary_publishers, producer_id, collected.at(at)
+            )
         return broker_pb2.PublishResponse(results=await collected.all())
 
     async def Pull(
@@ -126,14 +130,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if left_ms is not None:
             left_ms = max(0, left_ms - _DEADLINE_MARGIN_MS)
             wait_ms = min(wait_ms, left_ms)
-        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
-        pull = Pull(self._shop, client)
+        client = self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+        pull = Pull(self._components, client)
         client.calls += 1
         try:
             deliveries, state = await pull.messages(request, group, messages_max, wait_ms, left_ms)
         finally:
             client.calls -= 1
-            self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+            self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
         return broker_pb2.PullResponse(deliveries=deliveries, subscription_state=state)
 
     async def Settle(
@@ -144,10 +148,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise InvalidArgument(
                 f"1 to {limits.SETTLEMENTS_PER_FRAME_MAX} settlements a call", field="settlements"
             )
-        self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
         collected = _Collected[message_pb2.SettleResult](len(request.settlements))
         for at, settlement in enumerate(request.settlements):
-            self._shop.settling.submit(settlement, None, collected.at(at))
+            self._components.settlements.submit(settlement, None, collected.at(at))
         return broker_pb2.SettleResponse(results=await collected.all())
 
     async def SyncSubscriptions(
@@ -156,15 +160,15 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         validate_client_id(request.client_id)
         group = request.sync.group or DEFAULT_GROUP
         validate_group(group)
-        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        client = self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
         client.calls += 1
         try:
-            result = await self._shop.subscriptions.sync(
+            result = await self._components.subscriptions.sync(
                 client.subscriber, request.sync, group, consumer=None
             )
         finally:
             client.calls -= 1
-            self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+            self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
         return broker_pb2.SyncSubscriptionsResponse(result=result)
 
     async def Heartbeat(
@@ -172,21 +176,21 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.HeartbeatResponse:
         validate_client_id(request.client_id)
         check_held(request.held)
-        client = self._clients.heard(request.client_id, self._shop.clock.monotonic_ms())
+        client = self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
         response = broker_pb2.HeartbeatResponse(
-            client_timeout_ms=self._shop.settings.client_timeout_ms
+            client_timeout_ms=self._components.settings.client_timeout_ms
         )
         for held in request.held:
             group = held.group or DEFAULT_GROUP
             response.unsubscribed.extend(
-                self._shop.subscriptions.heartbeat(client.subscriber, group, held.entries)
+                self._components.subscriptions.heartbeat(client.subscriber, group, held.entries)
             )
         return response
 
     async def DestroyPublisher(
         self, request: broker_pb2.DestroyPublisherRequest, context: Context
     ) -> broker_pb2.DestroyPublisherResponse:
-        self._shop.publishers.destroy(request.publisher_id)
+        self._components.publishers.destroy(request.publisher_id)
         return broker_pb2.DestroyPublisherResponse()
 
 

@@ -13,7 +13,7 @@ _PART_BYTES: Final = 16
 """What a part takes besides itself: its field and its length."""
 
 
-def fitting(
+def split_to_fit(
     frame: broker_pb2.SessionResponse, frame_bytes: int
 ) -> Iterator[broker_pb2.SessionResponse]:
     """The frame as it is, or in pieces that gRPC takes; at least one part in each."""

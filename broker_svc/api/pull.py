@@ -8,7 +8,7 @@ import asyncio
 from contextlib import suppress
 
 from broker_svc.api.unary_clients import UnaryClient
-from broker_svc.components import Workshop
+from broker_svc.components import BrokerComponents
 from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
 from broker_svc.consume.deliveries import HeldDelivery, fill_delivery
 from broker_svc.exclusive.subscriptions import ACTIVE, State
@@ -25,8 +25,8 @@ _CONSUMER_ID = 0
 class Pull:
     """One call of a unary client."""
 
-    def __init__(self, workshop: Workshop, client: UnaryClient) -> None:
-        self._shop = workshop
+    def __init__(self, components: BrokerComponents, client: UnaryClient) -> None:
+        self._components = components
         self._client = client
         self._deliveries: list[message_pb2.Delivery] = []
         self._held: list[HeldDelivery] = []
@@ -46,43 +46,45 @@ class Pull:
         The call is cut off after `left_ms`: what is there by then is the answer. Whoever does not
         own an exclusive queue gets the same "none", after the same wait (E3).
         """
-        topic = await self._shop.topics.get(LmqName.parse(request.lmq_name).topic)
-        partitions = partitions_of(request.lmq_name, topic, self._shop.settings.partitions)
-        links = [self._shop.links[partition] for partition in partitions]
+        topic = await self._components.topics.get(LmqName.parse(request.lmq_name).topic)
+        partitions = partitions_of(request.lmq_name, topic, self._components.settings.partitions)
+        links = [self._components.links[partition] for partition in partitions]
         if not any(link.connected.is_set() for link in links):
             raise links[0].refusal()
-        lease = await self._shop.topics.lease(self._shop.leases, request.lmq_name, topic)
+        lease = await self._components.leases.acquire(request.lmq_name, topic)
         key = (partitions[0], request.lmq_name, group)
         epoch = 0
         if topic.settings.exclusive:
-            state = self._shop.subscriptions.door(self._client.subscriber, key)
+            state = self._components.subscriptions.access_state(self._client.subscriber, key)
             if state != ACTIVE:
                 lease.release()
-                await self._shop.clock.sleep_ms(wait_ms)
-                return [], self._shop.subscriptions.door(self._client.subscriber, key)
-            epoch = self._shop.subscriptions.epoch(key)
+                await self._components.clock.sleep_ms(wait_ms)
+                return [], self._components.subscriptions.access_state(self._client.subscriber, key)
+            epoch = self._components.subscriptions.epoch(key)
         room = Room(min(request.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX))
         consumer = Consumer(
             _CONSUMER_ID, group, 0, request.visibility_ms, self._deliver, self._refuse, room
         )
         consumer.credit = messages_max
-        self._shop.feeds.subscribe(consumer, lease, epoch)
+        self._components.dispatcher.subscribe(consumer, lease, epoch)
         try:
             await self._hear_all(consumer, left_ms)
             with suppress(TimeoutError):
-                await self._shop.clock.wait_for(self._answered.wait(), wait_ms)
+                await self._components.clock.wait_for(self._answered.wait(), wait_ms)
         except asyncio.CancelledError:
             self._give_back()
             raise
         finally:
-            self._shop.feeds.close(consumer)
+            self._components.dispatcher.close(consumer)
         if not self._deliveries and self._refusal is not None:
             raise self._refusal
         if not self._deliveries and not any(link.connected.is_set() for link in links):
             raise links[0].refusal()  # nobody was there to say that there is none
         if not topic.settings.exclusive:
             return self._deliveries, UNSPECIFIED
-        return self._deliveries, self._shop.subscriptions.door(self._client.subscriber, key)
+        return self._deliveries, self._components.subscriptions.access_state(
+            self._client.subscriber, key
+        )
 
     async def _hear_all(self, consumer: Consumer, left_ms: int | None) -> None:
         """Whatever the wait, every partition is heard first: "none" must be true.
@@ -90,7 +92,7 @@ class Pull:
         Something is true without those that do not answer in time.
         """
         with suppress(TimeoutError):
-            await self._shop.clock.wait_for(consumer.quiet.wait(), left_ms)
+            await self._components.clock.wait_for(consumer.quiet.wait(), left_ms)
         if not self._deliveries:
             await consumer.quiet.wait()
 
@@ -98,7 +100,7 @@ class Pull:
         """The client is gone before its answer: it has tried nothing."""
         for each in self._held:
             self._client.deliveries.drop(each.key)
-        self._shop.settling.give_back(self._held, failed=False)
+        self._components.settlements.give_back(self._held, failed=False)
 
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
         for each in slices:

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from broker_svc.api.frames import fitting
-from broker_svc.components import Workshop
+from broker_svc.api.frames import split_to_fit
+from broker_svc.components import BrokerComponents
 from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, fill_delivery
 from broker_svc.exclusive.registry import Subscriber
@@ -52,15 +52,15 @@ T = TypeVar("T")
 class Session:
     """One client's connection. `frames` serves it until either side ends it."""
 
-    def __init__(self, session_id: int, workshop: Workshop) -> None:
+    def __init__(self, session_id: int, components: BrokerComponents) -> None:
         self.session_id = session_id
         self.client_id = ""
         self._producer_id = ""
-        self._shop = workshop
+        self._components = components
         self._publishers = PublisherCache(
-            workshop.publishers, workshop.settings.publishers_per_connection_max
+            components.publishers, components.settings.publishers_per_connection_max
         )
-        self._deliveries = Deliveries(workshop.directory)
+        self._deliveries = Deliveries(components.directory)
         self._consumers: dict[int, Consumer] = {}
         self._subscriber = Subscriber("", session_id, self._notify)
         self._out = broker_pb2.SessionResponse()
@@ -71,7 +71,7 @@ class Session:
         self._unanswered_bytes = 0
         self._read_on = asyncio.Event()
         self._read_on.set()
-        self._last_heard_ms = workshop.clock.monotonic_ms()
+        self._last_heard_ms = components.clock.monotonic_ms()
         self._syncing = asyncio.Lock()
         self._closing: Exception | None = None
         self._draining = False
@@ -98,10 +98,10 @@ class Session:
                 frame, self._out = self._out, broker_pb2.SessionResponse()
                 if frame_bytes := frame.ByteSize():
                     sent_bytes, self._unsent_bytes = self._unsent_bytes, 0
-                    for piece in fitting(frame, frame_bytes):
+                    for piece in split_to_fit(frame, frame_bytes):
                         yield piece
                     self._room.taken_bytes -= sent_bytes
-                    self._shop.feeds.room_made(self._room)
+                    self._components.dispatcher.room_made(self._room)
                     self._make_room()
                 if self._may_end(reader) and not self._something.is_set():
                     return
@@ -118,10 +118,10 @@ class Session:
         """
         self._draining = True
         for consumer in self._consumers.values():
-            self._shop.feeds.close(consumer)
+            self._components.dispatcher.close(consumer)
         self._out.go_aways.add(grace_ms=grace_ms)
         self._something.set()
-        self._grace = asyncio.create_task(self._shop.clock.sleep_ms(grace_ms))
+        self._grace = asyncio.create_task(self._components.clock.sleep_ms(grace_ms))
         self._grace.add_done_callback(lambda _: self._something.set())
 
     def _may_end(self, reader: asyncio.Task[None]) -> bool:
@@ -140,7 +140,7 @@ class Session:
         """End the session of a client that was silent for too long."""
         if self._unanswered_bytes > UNANSWERED_BYTES_MAX:
             self._last_heard_ms = now_ms  # storage is slow: what the client says is not read
-        if now_ms - self._last_heard_ms > self._shop.settings.client_timeout_ms:
+        if now_ms - self._last_heard_ms > self._components.settings.client_timeout_ms:
             self._closing = InvalidArgument(
                 f"client {self.client_id} sent nothing, not even a heartbeat", field="heartbeat"
             )
@@ -154,8 +154,8 @@ class Session:
     ) -> broker_pb2.SessionRequest | None:
         """The first frame; a stream that sends none does not hold a session for ever."""
         try:
-            timeout_ms = self._shop.settings.client_timeout_ms
-            return await self._shop.clock.wait_for(anext(requests, None), timeout_ms)
+            timeout_ms = self._components.settings.client_timeout_ms
+            return await self._components.clock.wait_for(anext(requests, None), timeout_ms)
         except TimeoutError:
             return None
 
@@ -165,14 +165,14 @@ class Session:
             validate_producer_id(hello.producer_id)
         self.client_id = self._subscriber.client_id = hello.client_id
         self._producer_id = hello.producer_id or hello.client_id
-        self._shop.subscriptions.attach(self._subscriber)
-        settings = self._shop.settings
+        self._components.subscriptions.attach(self._subscriber)
+        settings = self._components.settings
         self._out.welcome.session_id = self.session_id
         self._out.welcome.broker_id = settings.broker_id
         self._out.welcome.cluster_id = settings.cluster_id
         self._out.welcome.partitions = settings.partitions
         self._out.welcome.client_timeout_ms = settings.client_timeout_ms
-        for link in self._shop.links.values():
+        for link in self._components.links.values():
             if link.fenced:
                 self.partition_moved(link)
         self._something.set()
@@ -183,11 +183,11 @@ class Session:
             self._grace.cancel()
         for task in self._tasks:
             task.cancel()
-        self._shop.subscriptions.detach(self._subscriber)
+        self._components.subscriptions.detach(self._subscriber)
         for consumer in self._consumers.values():
-            self._shop.feeds.close(consumer)
+            self._components.dispatcher.close(consumer)
         held = self._deliveries.take_all()
-        self._shop.settling.give_back(held, failed=not self._draining)
+        self._components.settlements.give_back(held, failed=not self._draining)
         self._publishers.close()
 
     async def _read(
@@ -198,7 +198,7 @@ class Session:
         try:
             self._take(first)
             async for request in requests:
-                self._last_heard_ms = self._shop.clock.monotonic_ms()
+                self._last_heard_ms = self._components.clock.monotonic_ms()
                 if request.HasField("hello"):
                     raise InvalidArgument("hello comes once, in the first frame", field="hello")
                 self._take(request)
@@ -218,7 +218,9 @@ class Session:
         for opened in request.open_publishers:
             self._start(self._open_publisher(opened))
         for publisher_id in request.destroy_publishers:
-            self._guard(self._shop.publishers.destroy, publisher_id, publisher_id=publisher_id)
+            self._guard(
+                self._components.publishers.destroy, publisher_id, publisher_id=publisher_id
+            )
         for sync in request.syncs:
             self._start(self._sync(sync))
         for credit in request.credits:
@@ -232,7 +234,9 @@ class Session:
             size = settlement.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
             self._unanswered_bytes += size
-            self._shop.settling.submit(settlement, self._deliveries, partial(self._settled, size))
+            self._components.settlements.submit(
+                settlement, self._deliveries, partial(self._settled, size)
+            )
         if request.HasField("heartbeat"):
             self._heartbeat(request.heartbeat)
         if len(request.runs) > limits.FRAME_RUNS_MAX:
@@ -241,7 +245,7 @@ class Session:
             size = run.batch.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
             self._unanswered_bytes += size
-            self._shop.publishing.submit(
+            self._components.publish_path.submit(
                 run, self._publishers, self._producer_id, _Published(self, size)
             )
         self._make_room()
@@ -283,9 +287,9 @@ class Session:
     async def _open_publisher(self, opened: broker_pb2.OpenPublisher) -> None:
         result = broker_pb2.OpenPublisherResult(request_id=opened.request_id)
         try:
-            publisher = await self._shop.publishing.open(opened.lmq_name, self._publishers)
+            publisher = await self._components.publish_path.open(opened.lmq_name, self._publishers)
             result.publisher_id = publisher.publisher_id
-            result.partitions.extend(self._shop.publishing.healthy(publisher.partitions))
+            result.partitions.extend(self._components.publish_path.healthy(publisher.partitions))
         except TidemarkError as error:
             result.error.CopyFrom(to_status(error))
         self._out.publishers.append(result)
@@ -330,12 +334,12 @@ class Session:
     def _credit(self, given: broker_pb2.ConsumerCredit) -> None:
         consumer = self._consumer(given.consumer_id)
         if given.close:
-            self._shop.subscriptions.close_consumer(self._subscriber, consumer)
-            self._shop.feeds.close(consumer)
+            self._components.subscriptions.close_consumer(self._subscriber, consumer)
+            self._components.dispatcher.close(consumer)
             del self._consumers[given.consumer_id]
             return
         consumer.credit = min(consumer.credit + given.messages, limits.CREDIT_MAX)
-        self._shop.feeds.pump(consumer)
+        self._components.dispatcher.reserve_for(consumer)
 
     def _consumer(self, consumer_id: int) -> Consumer:
         consumer = self._consumers.get(consumer_id)
@@ -347,7 +351,7 @@ class Session:
         try:
             consumer = self._consumer(sync.consumer_id)
             async with self._syncing:  # in the order in which they came
-                result = await self._shop.subscriptions.sync(
+                result = await self._components.subscriptions.sync(
                     self._subscriber, sync, consumer.group, consumer
                 )
         except TidemarkError as error:
@@ -364,7 +368,9 @@ class Session:
         """Tell again what the client reports and does not own (E5)."""
         for held in heartbeat.held:
             group = held.group or DEFAULT_GROUP
-            notices = self._shop.subscriptions.heartbeat(self._subscriber, group, held.entries)
+            notices = self._components.subscriptions.heartbeat(
+                self._subscriber, group, held.entries
+            )
             self._out.unsubscribed.extend(notices)
         self._something.set()
 

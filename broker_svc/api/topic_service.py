@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from broker_svc.api import queue_totals as queue_views
-from broker_svc.components import Workshop
+from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.placement import partitions_of
 from tidemark import limits, topics
@@ -43,8 +43,10 @@ _UNREACHABLE = topic_pb2.PARTITION_STATE_UNSPECIFIED
 class TopicService(topic_pb2_grpc.TopicServiceServicer):
     """Everything about topics that is not publishing or consuming."""
 
-    def __init__(self, workshop: Workshop, storage: storage_pb2_grpc.StorageServiceStub) -> None:
-        self._shop = workshop
+    def __init__(
+        self, components: BrokerComponents, storage: storage_pb2_grpc.StorageServiceStub
+    ) -> None:
+        self._components = components
         self._storage = storage
 
     # --- topics --------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.CreateTopicRequest, context: Context
     ) -> topic_pb2.CreateTopicResponse:
         topic = Topic(request.name, settings_from_proto(request.settings))
-        topics.validate(topic, self._shop.settings.partitions)
+        topics.validate(topic, self._components.settings.partitions)
         stored = await self._put(topic, create=True)
         return topic_pb2.CreateTopicResponse(topic=topic_to_proto(stored))
 
@@ -63,7 +65,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         validate_topic(request.name)
         if not request.update_mask.paths:
             raise InvalidArgument("name the settings to change", field="update_mask")
-        topic = await self._shop.topics.renew(request.name)
+        topic = await self._components.topics.renew(request.name)
         merged = settings_to_proto(topic.settings)
         for path in request.update_mask.paths:
             if path not in topics.SETTING_NAMES:
@@ -78,7 +80,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         if changed.settings.subscription is not topic.settings.subscription:
             # Its groups have owners, or consumers who would have to hear that there are some now.
             raise InvalidArgument("a topic stays shared or exclusive", field="subscription")
-        topics.validate(changed, self._shop.settings.partitions)
+        topics.validate(changed, self._components.settings.partitions)
         version = request.expected_version or topic.version
         stored = await self._put(changed, create=False, expected_version=version)
         return topic_pb2.UpdateTopicResponse(topic=topic_to_proto(stored))
@@ -87,7 +89,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.GetTopicRequest, context: Context
     ) -> topic_pb2.GetTopicResponse:
         validate_topic(request.name)
-        topic = await self._shop.topics.renew(request.name)
+        topic = await self._components.topics.renew(request.name)
         return topic_pb2.GetTopicResponse(topic=topic_to_proto(topic))
 
     async def ListTopics(
@@ -106,9 +108,9 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.DeleteTopicRequest, context: Context
     ) -> topic_pb2.DeleteTopicResponse:
         validate_topic(request.name)
-        topic = await self._shop.topics.renew(request.name)
+        topic = await self._components.topics.renew(request.name)
         deleted = 0
-        partitions = range(self._shop.settings.partitions)
+        partitions = range(self._components.settings.partitions)
         if not request.force:  # all of them before the first is deleted
             for number in partitions:
                 await self._check_empty(number, request.name)
@@ -118,9 +120,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             gone = await self._storage.DeleteTopic(
                 storage_pb2.DeleteTopicRequest(name=request.name)
             )
-            await self._shop.topics.fan_out(replace(topic, version=gone.version), deleted=True)
+            await self._components.topics.fan_out(
+                replace(topic, version=gone.version), deleted=True
+            )
         finally:  # also of half a deletion
-            self._shop.subscriptions.topic_deleted(request.name)
+            self._components.subscriptions.topic_deleted(request.name)
         return topic_pb2.DeleteTopicResponse(queues=deleted)
 
     async def _put(self, topic: Topic, *, create: bool, expected_version: int = 0) -> Topic:
@@ -131,11 +135,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             )
         )
         current = topic_from_proto(stored.topic)
-        await self._shop.topics.fan_out(current)
-        self._shop.tracking.topic_changed(current)
-        await self._shop.subscriptions.topic_changed(current)
+        await self._components.topics.fan_out(current)
+        self._components.tracking.topic_changed(current)
+        await self._components.subscriptions.topic_changed(current)
         if create:
-            self._shop.feeds.topic_created(current.name)
+            self._components.dispatcher.topic_created(current.name)
         return current
 
     async def _check_empty(self, partition: int, topic: str) -> None:
@@ -167,7 +171,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
                 try:
                     await self._call(partition, exchange_pb2.Operation(remove_queue=remove))
                 finally:
-                    self._shop.tracking.queue_deleted(queue.lmq_name, [partition])
+                    self._components.tracking.queue_deleted(queue.lmq_name, [partition])
             deleted += len(page.queues)
             if not page.next_page_token:
                 return deleted
@@ -177,15 +181,15 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def ListQueues(
         self, request: topic_pb2.ListQueuesRequest, context: Context
     ) -> topic_pb2.ListQueuesResponse:
-        await self._shop.topics.get(request.topic)
+        await self._components.topics.get(request.topic)
         limit = request.page_size or limits.PAGE_SIZE_DEFAULT
         if limit > limits.PAGE_SIZE_MAX:
             raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
         partition, token = queue_views.read_token(
-            request.page_token, self._shop.settings.partitions
+            request.page_token, self._components.settings.partitions
         )
         response = topic_pb2.ListQueuesResponse()
-        while partition < self._shop.settings.partitions:
+        while partition < self._components.settings.partitions:
             page = await self._storage.ListQueues(
                 storage_pb2.ListQueuesRequest(
                     partition=partition,
@@ -201,7 +205,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
                 partition += 1
             if len(response.queues) >= limit:
                 break
-        if partition < self._shop.settings.partitions:
+        if partition < self._components.settings.partitions:
             response.next_page_token = queue_views.page_token(partition, token)
         return response
 
@@ -223,8 +227,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         try:
             results = await self._change(request.lmq_name, operation)
         finally:  # it may be gone from some partitions, also if others could not be reached
-            self._shop.tracking.queue_deleted(request.lmq_name, self._shop.links)
-            self._shop.feeds.queue_forgotten(request.lmq_name)
+            self._components.tracking.queue_deleted(request.lmq_name, self._components.links)
+            self._components.dispatcher.queue_forgotten(request.lmq_name)
         messages = sum(result.removed.messages for result in results)
         return topic_pb2.DeleteQueueResponse(messages=messages)
 
@@ -342,7 +346,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         validate_group(request.group)
         remove = exchange_pb2.RemoveGroup(lmq_name=request.lmq_name, group=request.group)
         await self._change(request.lmq_name, exchange_pb2.Operation(remove_group=remove))
-        self._shop.feeds.queue_forgotten(request.lmq_name)
+        self._components.dispatcher.queue_forgotten(request.lmq_name)
         return topic_pb2.DeleteGroupResponse()
 
     # --- diagnostics ---------------------------------------------------------------------------
@@ -353,7 +357,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         response = topic_pb2.TryEvictInactiveQueueResponse()
         overall = EvictionOutcome.EVICTED
         for partition in await self._partitions(request.lmq_name):
-            outcome = await self._shop.cleanup.evict((partition, request.lmq_name))
+            outcome = await self._components.cleanup.evict((partition, request.lmq_name))
             response.partitions.add(partition=partition, outcome=_outcome(outcome))
             if overall is EvictionOutcome.EVICTED:
                 overall = outcome
@@ -367,19 +371,19 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         try:
             described = await self._storage.DescribeStorage(storage_pb2.DescribeStorageRequest())
         except TidemarkError:
-            for number in range(self._shop.settings.partitions):
+            for number in range(self._components.settings.partitions):
                 response.partitions.add(partition=number, state=_UNREACHABLE)
             return response
         for info in described.held:
-            info.storage_address = self._shop.settings.storage_address
+            info.storage_address = self._components.settings.storage_address
             response.partitions.append(info)
         return response
 
     # --- asking --------------------------------------------------------------------------------
 
     async def _partitions(self, lmq_name: str) -> Sequence[int]:
-        topic = await self._shop.topics.get(LmqName.parse(lmq_name).topic)
-        return partitions_of(lmq_name, topic, self._shop.settings.partitions)
+        topic = await self._components.topics.get(LmqName.parse(lmq_name).topic)
+        return partitions_of(lmq_name, topic, self._components.settings.partitions)
 
     async def _found(self, lmq_name: str) -> Sequence[storage_pb2.GetQueueResponse]:
         async def get(partition: int) -> storage_pb2.GetQueueResponse:
@@ -421,7 +425,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def _call(
         self, partition: int, operation: exchange_pb2.Operation
     ) -> exchange_pb2.OperationResult:
-        return await self._shop.links[partition].call(operation)
+        return await self._components.links[partition].call(operation)
 
 
 def _outcome(outcome: EvictionOutcome) -> topic_pb2.EvictionOutcome.ValueType:

@@ -4,7 +4,7 @@ What a unary client has pulled and not settled goes back when it was silent for 
 """
 
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory
-from broker_svc.consume.settlements import Settling
+from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.registry import Subscriber
 from broker_svc.exclusive.subscriptions import Subscriptions
 
@@ -27,10 +27,10 @@ class UnaryClients:
     """The unary clients that hold something or were heard lately."""
 
     def __init__(
-        self, directory: DeliveryDirectory, settling: Settling, subscriptions: Subscriptions
+        self, directory: DeliveryDirectory, settlements: Settlements, subscriptions: Subscriptions
     ) -> None:
         self._directory = directory
-        self._settling = settling
+        self._settlements = settlements
         self._subscriptions = subscriptions
         self._clients: dict[str, UnaryClient] = {}
 
@@ -57,5 +57,5 @@ class UnaryClients:
         for client_id in silent:
             client = self._clients.pop(client_id)
             self._subscriptions.detach(client.subscriber)
-            self._settling.give_back(client.deliveries.take_all(), failed=True)
+            self._settlements.give_back(client.deliveries.take_all(), failed=True)
         return len(silent)

@@ -1,4 +1,4 @@
-"""Feeds: from queues with ready messages to consumers with credit, driven by demand alone.
+"""Dispatcher: from queues with ready messages to consumers with credit, driven by demand alone.
 
 A feed is one (partition, queue, group). It is ready until a reserve comes back short, and again
 when storage says so, or when a run for its queue leaves, or something that a consumer gives back:
@@ -37,7 +37,7 @@ class _Asked(NamedTuple):
     wakeups: int
 
 
-class Feeds:
+class Dispatcher:
     """All feeds of a broker."""
 
     def __init__(self, links: Mapping[int, PartitionLink]) -> None:
@@ -46,7 +46,7 @@ class Feeds:
         self._by_queue: dict[QueueKey, list[Feed]] = {}
         """The feeds of each queue, one for each group."""
         self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
-        """Feeds that get something with the next frame of a partition, and do not ask in it yet."""
+        """Feeds that get messages with the next frame of a partition and have no reserve in it."""
         self.delivered = Tally()
         """Messages that were handed to consumers."""
         self.fenced: Callable[[FeedKey, int], None] = lambda _key, _epoch: None
@@ -68,7 +68,7 @@ class Feeds:
             feed.owner_epoch = owner_epoch
             feed.ready = True
             consumer.ready_feeds[key] = feed
-        self.pump(consumer)
+        self.reserve_for(consumer)
 
     def pause(self, key: FeedKey) -> None:
         """Ownership is being transferred: wake-ups and answers wait, or go back."""
@@ -127,17 +127,17 @@ class Feeds:
 
     # --- what happens --------------------------------------------------------------------------
 
-    def messages_coming(self, queue: QueueKey) -> None:
+    def on_append_queued(self, queue: QueueKey) -> None:
         """A run for the queue goes to storage with the next frame."""
         for feed in self._by_queue.get(queue, ()):
             self._coming[feed.partition][feed.key] = None
 
-    def messages_return(self, key: FeedKey) -> None:
+    def on_return_queued(self, key: FeedKey) -> None:
         """A consumer of the feed gives something back with the next frame."""
         if key in self._feeds:
             self._coming[key[0]][key] = None
 
-    def frame_leaves(self, partition: int) -> None:
+    def before_frame_sent(self, partition: int) -> None:
         """Whoever waits for what the frame carries asks for it at its end, once for all of it."""
         coming, self._coming[partition] = self._coming[partition], {}
         for key in coming:
@@ -170,7 +170,7 @@ class Feeds:
                 feed.ready = True
                 self._offer(feed)
 
-    def pump(self, consumer: Consumer) -> None:
+    def reserve_for(self, consumer: Consumer) -> None:
         """Reserve for a consumer for as long as it has credit and something may be ready."""
         room = consumer.room
         while consumer.credit > 0 and consumer.ready_feeds and room.left_bytes > 0:
@@ -199,7 +199,7 @@ class Feeds:
             return
         waiting, room.waiting = room.waiting, {}
         for consumer in waiting:
-            self.pump(consumer)
+            self.reserve_for(consumer)
 
     def _offer(self, feed: Feed) -> None:
         """Give a ready feed to the next consumer with credit, or to all for whoever gets some."""
@@ -210,11 +210,13 @@ class Feeds:
             feed.consumers.rotate(-1)
             if consumer.credit > 0 and consumer.room.left_bytes > 0:
                 consumer.ready_feeds[feed.key] = feed
-                self.pump(consumer)
+                self.reserve_for(consumer)
                 return
         for consumer in feed.consumers:
             consumer.ready_feeds[feed.key] = feed
-            self.pump(consumer)  # it can do nothing but wait for room, if that is what it lacks
+            self.reserve_for(
+                consumer
+            )  # it can do nothing but wait for room, if that is what it lacks
 
     def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
         consumer.room.taken_bytes -= asked.charged_bytes
@@ -225,50 +227,59 @@ class Feeds:
             consumer.quiet.set()
 
     def _answered(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
-        error = answer.exception()
-        if error is not None:  # the link broke; it asks again when it is up
+        """Settle the accounts of one reserve: credit, deliveries, and whether to ask again."""
+        if answer.exception() is not None:  # the link broke; the feed asks again when it is up
             consumer.credit += asked.messages
-            self.pump(consumer)  # its other feeds may have waited for the credit
-            return
-        result = answer.result()
-        if result.HasField("error"):
+        elif answer.result().HasField("error"):
             consumer.credit += asked.messages
-            error = from_status(result.error)
-            self._refused(feed, error)
-            if isinstance(error, QuotaExceeded):
-                consumer.refuse(error)
-            self.pump(consumer)
-            return
-        slices = result.reserve.slices
-        feed.learn(sum(len(each.body) for each in slices), more=result.reserve.more)
+            self._refused(consumer, feed, from_status(answer.result().error))
+        else:
+            reserved = answer.result().reserve
+            accepted = self._hand_over(consumer, feed, asked, reserved)
+            self._ask_again(consumer, feed, asked, more=reserved.more, accepted=accepted)
+        self.reserve_for(consumer)  # its other feeds may have waited for the credit
+
+    def _hand_over(
+        self, consumer: Consumer, feed: Feed, asked: "_Asked", reserved: exchange_pb2.ReserveResult
+    ) -> bool:
+        """Deliver what was reserved; False if the consumer lost the feed while it was asked for."""
+        slices = reserved.slices
+        feed.learn(sum(len(each.body) for each in slices), more=reserved.more)
+        if self._is_lost(consumer, feed, slices):
+            consumer.credit += asked.messages
+            self._release(feed, slices)
+            return False
         messages = sum(each.count for each in slices)
         consumer.credit += asked.messages - messages
-        gone = (
+        if slices:
+            self.delivered.add(messages, feed.lmq_name)
+            consumer.deliver(consumer, feed, slices)
+        return True
+
+    def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:
+        return (
             consumer.closed
             or feed.paused
             or feed.lmq_name not in consumer.leases
             or self._feeds.get(feed.key) is not feed
             or any(each.owner_epoch != feed.owner_epoch for each in slices)
         )
-        if gone:
-            consumer.credit += messages  # it got nothing for it
-            self._release(feed, slices)
-        elif slices:
-            self.delivered.add(messages, feed.lmq_name)
-            consumer.deliver(consumer, feed, slices)
+
+    def _ask_again(
+        self, consumer: Consumer, feed: Feed, asked: "_Asked", *, more: bool, accepted: bool
+    ) -> None:
+        """Offer the feed again if it has more, or was woken while the reserve was under way."""
         if self._feeds.get(feed.key) is not feed:
-            self.pump(consumer)
             return
-        if not gone:
-            feed.ready = result.reserve.more or feed.wakeups != asked.wakeups
+        if accepted:
+            feed.ready = more or feed.wakeups != asked.wakeups
         if feed.ready:
-            if not gone:
+            if accepted:
                 consumer.ready_feeds[feed.key] = feed
             self._offer(feed)
-        self.pump(consumer)
 
-    def _refused(self, feed: Feed, error: TidemarkError) -> None:
-        """Whatever it is, asking again at once would not help: the next event does."""
+    def _refused(self, consumer: Consumer, feed: Feed, error: TidemarkError) -> None:
+        """Asking again at once would not help: the next event of the feed does."""
         current = self._feeds.get(feed.key) is feed
         if isinstance(error, QueueNotFound) and current:  # deleted under its consumers: create it
             materialize = exchange_pb2.Materialize(lmq_name=feed.lmq_name, create=True)
@@ -279,6 +290,8 @@ class Feeds:
             feed.ready = False
             if isinstance(error, Fenced) and current and feed.owner_epoch:
                 self.fenced(feed.key, feed.owner_epoch)
+        if isinstance(error, QuotaExceeded):
+            consumer.refuse(error)
 
     def _created(self, feed: Feed, answer: Answer) -> None:
         if answer.exception() is None and not answer.result().HasField("error"):

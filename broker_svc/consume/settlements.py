@@ -1,4 +1,4 @@
-"""Settling: what clients say about their deliveries, on its way to storage.
+"""Settlements: what clients say about their deliveries, on its way to storage.
 
 Resolves tags to receipts, counts settlements under way on their queue, and drops a delivery once
 storage has ended it. A settlement is answered after its commit, never before.
@@ -17,7 +17,7 @@ from broker_svc.consume.deliveries import (
     HeldDelivery,
     ReservationKey,
 )
-from broker_svc.consume.dispatcher import Feeds
+from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
@@ -62,15 +62,18 @@ _UNDECIDED = (CommitOutcomeUnknown, PartitionFaulty, ShuttingDown, Unavailable)
 """Answers that say nothing about the reservation."""
 
 
-class Settling:
+class Settlements:
     """What all settling of a broker shares."""
 
     def __init__(
-        self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory, feeds: Feeds
+        self,
+        links: Mapping[int, PartitionLink],
+        directory: DeliveryDirectory,
+        dispatcher: Dispatcher,
     ) -> None:
         self._links = links
         self._directory = directory
-        self._feeds = feeds
+        self._dispatcher = dispatcher
         self.settled = Tally("action")
         """Messages that clients settled."""
         self._returning: dict[ReservationKey, tuple[HeldDelivery, Action]] = {}
@@ -116,7 +119,7 @@ class Settling:
         link.send(operation).add_done_callback(answered)
         at_once = operation.settle.action in _AT_ONCE and not settlement.nack.delay_ms
         if held is not None and at_once:
-            self._feeds.messages_return(held.feed_key)
+            self._dispatcher.on_return_queued(held.feed_key)
 
     def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
         """What a client held goes back at once; an attempt that failed if it is gone (V6, V8).
@@ -148,7 +151,7 @@ class Settling:
         answer = self._links[held.queue.partition].send(operation)
         answer.add_done_callback(partial(self._returned, held))
         if action == exchange_pb2.SETTLE_ACTION_DISCONNECT:
-            self._feeds.messages_return(held.feed_key)
+            self._dispatcher.on_return_queued(held.feed_key)
 
     def _returned(self, held: HeldDelivery, answer: Answer) -> None:
         held.queue.pending_settlements -= 1

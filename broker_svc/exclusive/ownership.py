@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from broker_svc.consume.consumer import FeedKey
 from broker_svc.consume.deliveries import DeliveryDirectory
-from broker_svc.consume.dispatcher import Feeds
+from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.exclusive import takeover
 from broker_svc.exclusive.takeover import Owned, Owner, State, Transferring, Vacant
 from broker_svc.links.partition_link import PartitionLink
@@ -93,11 +93,11 @@ class Ownerships:
     def __init__(
         self,
         links: Mapping[int, PartitionLink],
-        feeds: Feeds,
+        dispatcher: Dispatcher,
         directory: DeliveryDirectory,
     ) -> None:
         self._links = links
-        self._feeds = feeds
+        self._dispatcher = dispatcher
         self._directory = directory
         self._queues: dict[FeedKey, ExclusiveQueue] = {}
         self.evicted: Callable[[ExclusiveQueue, Owner], None] = _nobody_listens
@@ -137,7 +137,7 @@ class Ownerships:
         await self.resolve(queue)
         before = queue.owner
         queue.state = takeover.transfer_began(queue.state, client_id)
-        self._feeds.pause(queue.key)
+        self._dispatcher.pause(queue.key)
         operation = exchange_pb2.Operation()
         operation.take_ownership.lmq_name = queue.lmq_name
         operation.take_ownership.group = queue.group
@@ -151,7 +151,7 @@ class Ownerships:
             raise
         except TidemarkError:
             queue.state = takeover.refused(queue.state)
-            self._feeds.resume(queue.key)
+            self._dispatcher.resume(queue.key)
             raise
         queue.state = takeover.transferred(queue.state, taken.epoch)
         if taken.matched:
@@ -220,11 +220,11 @@ class Ownerships:
         self._learn(queue, await self._ask(queue, "", 0))
         self._revoke_older(queue)
         if queue.state == state.before:
-            self._feeds.resume(queue.key)
+            self._dispatcher.resume(queue.key)
         elif isinstance(state.before, Owned) and queue.owner != state.before.owner:
             self.evicted(queue, state.before.owner)
         else:
-            self._feeds.evict(queue.key)
+            self._dispatcher.evict(queue.key)
 
     def _learn(self, queue: ExclusiveQueue, found: exchange_pb2.OwnershipResult) -> None:
         """Storage was asked: whoever it names owns."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from broker_svc.consume.consumer import Consumer
-from broker_svc.consume.dispatcher import Feeds
+from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.exclusive.ownership import ExclusiveQueue
 from broker_svc.idle.activity_leases import Lease
 from tidemark import limits
@@ -48,9 +48,9 @@ class Subscriber:
 class Subscribers:
     """All incarnations of all clients of a broker."""
 
-    def __init__(self, settings: BrokerSettings, feeds: Feeds) -> None:
+    def __init__(self, settings: BrokerSettings, dispatcher: Dispatcher) -> None:
         self._settings = settings
-        self._feeds = feeds
+        self._dispatcher = dispatcher
         self._by_client: dict[str, dict[Subscriber, None]] = {}
         self._per_group: Counter[str] = Counter()
         self._joining: Counter[str] = Counter()
@@ -122,7 +122,7 @@ class Subscribers:
         if subscription.exclusive is not None:
             subscription.exclusive.subscriptions += 1
         if consumer is not None:
-            self._feeds.subscribe(consumer, subscription.lease, subscription.epoch)
+            self._dispatcher.subscribe(consumer, subscription.lease, subscription.epoch)
 
     def end(self, subscriber: Subscriber, key: SubscriptionKey) -> None:
         """A second time is harmless."""
@@ -133,7 +133,7 @@ class Subscribers:
         if not self._per_group[key[0]]:
             del self._per_group[key[0]]
         if subscription.consumer is not None:
-            self._feeds.unsubscribe(subscription.consumer, key[1])
+            self._dispatcher.unsubscribe(subscription.consumer, key[1])
         subscription.lease.release()
         if subscription.exclusive is not None:
             subscription.exclusive.subscriptions -= 1

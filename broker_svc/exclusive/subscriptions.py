@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from broker_svc.consume.consumer import Consumer, FeedKey
-from broker_svc.consume.dispatcher import Feeds
+from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.exclusive.markers import EvictionMarkers
 from broker_svc.exclusive.ownership import ExclusiveQueue, Ownerships
 from broker_svc.exclusive.registry import Subscriber, Subscribers, Subscription, SubscriptionKey
 from broker_svc.exclusive.takeover import Owner, Transferring
-from broker_svc.idle.activity_leases import Lease, Leases
+from broker_svc.idle.activity_leases import ActivityLeases, Lease
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
@@ -61,8 +61,8 @@ class Subscriptions:
         settings: BrokerSettings,
         links: Mapping[int, PartitionLink],
         topics: TopicCache,
-        leases: Leases,
-        feeds: Feeds,
+        leases: ActivityLeases,
+        dispatcher: Dispatcher,
         ownerships: Ownerships,
         markers: EvictionMarkers,
     ) -> None:
@@ -70,13 +70,13 @@ class Subscriptions:
         self._links = links
         self._topics = topics
         self._leases = leases
-        self._feeds = feeds
+        self._dispatcher = dispatcher
         self._ownerships = ownerships
         self._markers = markers
-        self._subscribers = Subscribers(settings, feeds)
+        self._subscribers = Subscribers(settings, dispatcher)
         self._looking: set[asyncio.Task[None]] = set()
         ownerships.evicted = self._evict
-        feeds.fenced = self._fenced
+        dispatcher.fenced = self._fenced
 
     def __len__(self) -> int:
         return self._subscribers.subscriptions
@@ -115,7 +115,7 @@ class Subscriptions:
         partitions = partitions_of(topic.name, topic, self._settings.partitions)
         for subscriber, key, narrow in self._subscribers.consuming(topic.name):
             if len(narrow.lease.queues) < len(partitions):
-                lease = await self._topics.lease(self._leases, topic.name, topic)
+                lease = await self._leases.acquire(topic.name, topic)
                 if subscriber.subscriptions.get(key) is not narrow:
                     lease.release()  # it has ended meanwhile
                     continue
@@ -179,7 +179,7 @@ class Subscriptions:
                 change = self._remove
             case subscription_pb2.SYNC_MODE_COMPLETE_ADD:
                 self._markers.keep_only(subscriber.client_id, group, names)
-                await self._remove_all(subscriber, group, except_for=names, at_any_rate=True)
+                await self._remove_all(subscriber, group, except_for=names, ignore_unavailable=True)
                 change = self._confirm
             case subscription_pb2.SYNC_MODE_COMPLETE_REMOVE:
                 self._markers.keep_only(subscriber.client_id, group, ())
@@ -204,7 +204,7 @@ class Subscriptions:
                 notices.append(_notice(group, entry.lmq_name, RESYNC_REQUIRED, 0))
         return notices
 
-    def door(self, subscriber: Subscriber, key: FeedKey) -> State:
+    def access_state(self, subscriber: Subscriber, key: FeedKey) -> State:
         """Whether a client may consume an exclusive queue, answered without storage (E3).
 
         It may in the incarnation that has subscribed: an earlier or another one has to resync.
@@ -265,7 +265,7 @@ class Subscriptions:
         if not topic.settings.exclusive:
             if key not in subscriber.subscriptions:
                 with self._subscribers.joins(subscriber, key):
-                    lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
+                    lease = await self._leases.acquire(entry.lmq_name, topic)
                     await self._place(lease, group, start)
                     self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
                 current = self._topics.known(topic.name)
@@ -287,7 +287,7 @@ class Subscriptions:
         topic: Topic,
         start: subscription_pb2.StartPosition | None,
     ) -> tuple[State, int]:
-        lease = await self._topics.lease(self._leases, queue.lmq_name, topic)
+        lease = await self._leases.acquire(queue.lmq_name, topic)
         try:
             before, owner = await self._ownerships.take(queue, subscriber.client_id, start)
         except BaseException:
@@ -299,7 +299,7 @@ class Subscriptions:
         held = subscriber.subscriptions.get(key)
         if held is not None and held.epoch == owner.epoch and held.consumer is consumer:
             lease.release()  # it owned already: whoever of it waits for messages waits on
-            self._feeds.resume(queue.key)
+            self._dispatcher.resume(queue.key)
         else:
             self._own(subscriber, key, Subscription(lease, consumer, queue, owner.epoch))
         return ACTIVE, owner.epoch
@@ -331,7 +331,7 @@ class Subscriptions:
             held = subscriber.subscriptions.get(key)
             if held is None or held.consumer is not consumer:
                 with self._subscribers.joins(subscriber, key):
-                    lease = await self._topics.lease(self._leases, entry.lmq_name, topic)
+                    lease = await self._leases.acquire(entry.lmq_name, topic)
                     self._own(subscriber, key, Subscription(lease, consumer, queue, entry.epoch))
             return ACTIVE, entry.epoch
 
@@ -361,9 +361,9 @@ class Subscriptions:
         group: str,
         except_for: Iterable[str],
         *,
-        at_any_rate: bool = False,
+        ignore_unavailable: bool = False,
     ) -> None:
-        """`at_any_rate`: what storage can not be told now is consumed no longer all the same.
+        """`ignore_unavailable`: end the subscription even where storage cannot be reached.
 
         The client stays its owner there until another takes it, or it comes back itself.
         """
@@ -374,7 +374,7 @@ class Subscriptions:
                     topic = await self._topics.get(LmqName.parse(lmq_name).topic)
                     await self._remove(subscriber, group, Entry(lmq_name=lmq_name), None, topic)
                 except (*_NOT_HERE, Unavailable) as error:
-                    if isinstance(error, Unavailable) and not at_any_rate:
+                    if isinstance(error, Unavailable) and not ignore_unavailable:
                         raise
                     self._subscribers.end(subscriber, (group, lmq_name))
 
@@ -408,7 +408,7 @@ class Subscriptions:
         assert subscription.exclusive is not None, "only exclusive queues are owned"
         for other in self._subscribers.of(subscriber.client_id):
             self._subscribers.end(other, key)
-        self._feeds.evict(subscription.exclusive.key)
+        self._dispatcher.evict(subscription.exclusive.key)
         self._subscribers.begin(subscriber, key, subscription)
 
     def _evict(self, queue: ExclusiveQueue, old: Owner) -> None:
@@ -433,7 +433,7 @@ class Subscriptions:
         """The client has lost the queue, in every incarnation; each is told."""
         owner = queue.owner
         epoch = 0 if owner is None or owner.client_id == client_id else owner.epoch
-        self._feeds.evict(queue.key)
+        self._dispatcher.evict(queue.key)
         for subscriber in self._subscribers.of(client_id):
             self._subscribers.end(subscriber, (queue.group, queue.lmq_name))
             subscriber.notify(_notice(queue.group, queue.lmq_name, why, epoch))

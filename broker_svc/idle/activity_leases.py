@@ -11,10 +11,19 @@ from collections.abc import Mapping
 
 from broker_svc.idle.tracking import TrackedQueue, Tracking
 from broker_svc.links.partition_link import Answer, PartitionLink
+from broker_svc.links.placement import partitions_of
+from broker_svc.links.topic_cache import TopicCache
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
-from tidemark.errors import NotOwner, PartitionFaulty, TidemarkError, Unavailable
+from tidemark.errors import (
+    NotOwner,
+    PartitionFaulty,
+    TidemarkError,
+    TopicNotFound,
+    Unavailable,
+)
 from tidemark.rpc.statuses import from_status
+from tidemark.topics import Topic
 
 
 class Lease:
@@ -22,8 +31,8 @@ class Lease:
 
     __slots__ = ("_leases", "queues")
 
-    def __init__(self, leases: "Leases", queues: tuple[TrackedQueue, ...]) -> None:
-        self._leases: Leases | None = leases
+    def __init__(self, leases: "ActivityLeases", queues: tuple[TrackedQueue, ...]) -> None:
+        self._leases: ActivityLeases | None = leases
         self.queues = queues
 
     @property
@@ -60,19 +69,36 @@ class Lease:
             leases.drop(self.queues)
 
 
-class Leases:
+class ActivityLeases:
     """Makes and drops leases."""
 
     def __init__(
-        self, links: Mapping[int, PartitionLink], tracking: Tracking, clock: Clock
+        self,
+        links: Mapping[int, PartitionLink],
+        topics: TopicCache,
+        tracking: Tracking,
+        clock: Clock,
     ) -> None:
         self._links = links
+        self._topics = topics
         self._tracking = tracking
         self._clock = clock
         self.active = 0
         """Publisher and subscriber leases, counted per partition."""
         self.busy_queues = 0
         """Queues that have any."""
+
+    async def acquire(self, lmq_name: str, topic: Topic) -> Lease:
+        """A lease on a queue, also in partitions that do not know its topic yet."""
+        partitions = partitions_of(lmq_name, topic, len(self._links))
+        idle_after_ms = topic.settings.idle_after_ms
+        try:
+            return await self.create(lmq_name, partitions, idle_after_ms)
+        except TopicNotFound:
+            topic = await self._topics.renew(topic.name)
+            reachable = [each for each in partitions if self._links[each].connected.is_set()]
+            await asyncio.gather(*(self._topics.bring(number, topic) for number in reachable))
+            return await self.create(lmq_name, partitions, idle_after_ms)
 
     async def create(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease:
         """A lease on a queue that storage has loaded, created if it did not exist."""

@@ -4,31 +4,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from broker_svc.consume.deliveries import DeliveryDirectory
-from broker_svc.consume.dispatcher import Feeds
-from broker_svc.consume.settlements import Settling
+from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.subscriptions import Subscriptions
-from broker_svc.idle.activity_leases import Leases
+from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
 
 
 @dataclass(frozen=True, slots=True)
-class LinkListener:
+class LinkEvents:
     """Implements `partition_link.Listener`."""
 
-    leases: Leases
-    feeds: Feeds
+    leases: ActivityLeases
+    dispatcher: Dispatcher
     subscriptions: Subscriptions
     tracking: Tracking
     directory: DeliveryDirectory
-    settling: Settling
+    settlements: Settlements
     timers: Mapping[int, ExpiryTimer]
 
-    def frame_leaves(self, partition: int) -> None:
-        self.feeds.frame_leaves(partition)
+    def before_frame_sent(self, partition: int) -> None:
+        self.dispatcher.before_frame_sent(partition)
 
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None:
-        self.feeds.queue_ready((partition, lmq_name, group))
+        self.dispatcher.queue_ready((partition, lmq_name, group))
 
     def next_deadline(self, partition: int, in_ms: int | None) -> None:
         self.timers[partition].next_deadline(in_ms)
@@ -40,11 +40,11 @@ class LinkListener:
     def link_up(self, partition: int) -> None:
         self.leases.reload(partition)
         self.subscriptions.link_up(partition)
-        self.settling.link_up(partition)
-        self.feeds.link_up(partition)
+        self.settlements.link_up(partition)
+        self.dispatcher.link_up(partition)
 
     def link_down(self, partition: int) -> None:
         self.tracking.link_lost(partition)
 
     def held_receipts(self, partition: int) -> Iterable[bytes]:
-        return [*self.directory.receipts(partition), *self.settling.returning(partition)]
+        return [*self.directory.receipts(partition), *self.settlements.returning(partition)]

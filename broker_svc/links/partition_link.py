@@ -50,7 +50,7 @@ def refusal_of(result: exchange_pb2.OperationResult) -> str:
 class Listener(Protocol):
     """Who is told what happens on a link."""
 
-    def frame_leaves(self, partition: int) -> None: ...
+    def before_frame_sent(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
     def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
@@ -243,7 +243,7 @@ class PartitionLink:
         while True:
             await self._may_leave.wait()
             if self._listener is not None:
-                self._listener.frame_leaves(self.partition)  # it may add to the frame
+                self._listener.before_frame_sent(self.partition)  # it may add to the frame
             await stream.write(exchange_pb2.ExchangeRequest(operations=self._next_frame()))
 
     def _next_frame(self) -> list[exchange_pb2.Operation]:

@@ -7,11 +7,8 @@ elsewhere is brought to the partition that lacks it. Names that do not exist are
 import asyncio
 from collections.abc import Mapping
 
-from broker_svc.idle.activity_leases import Lease, Leases
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.links.placement import partitions_of
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
-from tidemark.errors import TopicNotFound
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
 
@@ -45,18 +42,6 @@ class TopicCache:
 
     def forget(self, name: str) -> None:
         self._topics.pop(name, None)
-
-    async def lease(self, leases: Leases, lmq_name: str, topic: Topic) -> Lease:
-        """A lease on a queue, also in a partition that has not heard of its topic yet."""
-        partitions = partitions_of(lmq_name, topic, len(self._links))
-        idle_after_ms = topic.settings.idle_after_ms
-        try:
-            return await leases.create(lmq_name, partitions, idle_after_ms)
-        except TopicNotFound:
-            topic = await self.renew(topic.name)
-            reachable = [each for each in partitions if self._links[each].connected.is_set()]
-            await asyncio.gather(*(self.bring(number, topic) for number in reachable))
-            return await leases.create(lmq_name, partitions, idle_after_ms)
 
     async def fan_out(self, topic: Topic, *, deleted: bool = False) -> None:
         """Bring a version to every partition this broker owns."""

@@ -1,1 +1,1 @@
-"""Publishing: publishers and the path of a run to its partition."""
+"""PublishPath: publishers and the path of a run to its partition."""

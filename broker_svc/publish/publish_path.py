@@ -1,4 +1,4 @@
-"""Publishing: runs from clients to the partitions of their queues.
+"""PublishPath: runs from clients to the partitions of their queues.
 
 Checks a run without looking at single messages where it can, finds or makes its publisher, and
 hands it to the link. Runs of one connection and queue leave in the order in which they came.
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from opentelemetry.trace import Span
 
-from broker_svc.consume.dispatcher import Feeds
-from broker_svc.idle.activity_leases import Leases
+from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
@@ -56,21 +56,21 @@ class _Attempt(NamedTuple):
     span: Span | None = None
 
 
-class Publishing:
+class PublishPath:
     """What all publishing of a broker shares."""
 
     def __init__(
         self,
         links: Mapping[int, PartitionLink],
         topics: TopicCache,
-        leases: Leases,
-        feeds: Feeds,
+        leases: ActivityLeases,
+        dispatcher: Dispatcher,
         clock: Clock,
     ) -> None:
         self._links = links
         self._topics = topics
         self._leases = leases
-        self._feeds = feeds
+        self._dispatcher = dispatcher
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
@@ -108,7 +108,7 @@ class Publishing:
                     await publisher.lease.loaded()  # a first publish may just have begun it
                     return publisher
             cache.destroy(publisher)
-        lease = await self._topics.lease(self._leases, lmq_name, topic)
+        lease = await self._leases.acquire(lmq_name, topic)
         return cache.add(lmq_name, lease, self._clock.monotonic_ms())
 
     def healthy(self, partitions: Sequence[int]) -> list[int]:
@@ -196,7 +196,7 @@ class Publishing:
         attempt.publisher.unanswered += 1
         link.send(operation).add_done_callback(partial(self._answered, attempt, link, again))
         if not run.delay_ms:
-            self._feeds.messages_coming((link.partition, run.lmq_name))
+            self._dispatcher.on_append_queued((link.partition, run.lmq_name))
 
     def _answered(
         self, attempt: "_Attempt", link: PartitionLink, again: bool, answer: Answer

@@ -13,8 +13,8 @@ from typing import Any, Final
 from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
-from broker_svc.app import EXPIRE_EVERY_MS, build_workshop
-from broker_svc.components import Workshop
+from broker_svc.app import EXPIRE_EVERY_MS, build_components
+from broker_svc.components import BrokerComponents
 from storage_svc.api.storage_service import Partitions, StorageService
 from storage_svc.engines.engine import Engine, Identity
 from storage_svc.engines.rocksdb import RocksEngines
@@ -67,7 +67,7 @@ class SimulatedCluster:
         self._storage_service: StorageService
         self._link = Wire(None, self._storage, clock, chance)
         self._service: BrokerService
-        self._shop: Workshop
+        self._components: BrokerComponents
         self._topics: TopicService
         self._client_wires: dict[Wire, None] = {}
         self._hurting = asyncio.Lock()
@@ -88,7 +88,7 @@ class SimulatedCluster:
 
     async def ready(self) -> None:
         async with self._hurting:
-            for link in self._shop.links.values():
+            for link in self._components.links.values():
                 await link.connected.wait()
 
     async def hurt(self, chance: random.Random, disturbed: Callable[[str], None]) -> None:
@@ -158,14 +158,16 @@ class SimulatedCluster:
             partitions=PARTITIONS, cluster_id=CLUSTER_ID, client_timeout_ms=CLIENT_TIMEOUT_MS
         )
         link: Any = self._link
-        self._shop, timers = build_workshop(settings, link, self.clock)
-        clients = UnaryClients(self._shop.directory, self._shop.settling, self._shop.subscriptions)
+        self._components, timers = build_components(settings, link, self.clock)
+        clients = UnaryClients(
+            self._components.directory, self._components.settlements, self._components.subscriptions
+        )
         first_session_id = self.chance.getrandbits(40)
-        self._service = BrokerService(self._shop, clients, first_session_id)
-        self._topics = TopicService(self._shop, link)
-        running = [link.run() for link in self._shop.links.values()]
+        self._service = BrokerService(self._components, clients, first_session_id)
+        self._topics = TopicService(self._components, link)
+        running = [link.run() for link in self._components.links.values()]
         running += [timer.run() for timer in timers]
-        for each in (*running, self._shop.cleanup.run(), self._expire(self._service)):
+        for each in (*running, self._components.cleanup.run(), self._expire(self._service)):
             self._broker.spawn(each)
 
     async def _expire(self, service: BrokerService) -> None:
@@ -182,13 +184,13 @@ class SimulatedCluster:
 
     def remembered(self) -> dict[str, int]:
         """What the broker still keeps of anybody (E6, I9); nothing once everybody has gone."""
-        shop = self._shop
+        components = self._components
         kept = {
-            "exclusive queues": shop.subscriptions.exclusive_queues,
-            "subscriptions": len(shop.subscriptions),
-            "eviction markers": shop.subscriptions.eviction_markers,
-            "feeds": len(shop.feeds),
-            "deliveries": len(shop.directory),
+            "exclusive queues": components.subscriptions.exclusive_queues,
+            "subscriptions": len(components.subscriptions),
+            "eviction markers": components.subscriptions.eviction_markers,
+            "feeds": len(components.dispatcher),
+            "deliveries": len(components.directory),
         }
         return {what: count for what, count in kept.items() if count}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker_svc.idle.activity_leases import Lease, Leases
+from broker_svc.idle.activity_leases import ActivityLeases, Lease
 from broker_svc.idle.tracking import Tracking
 from broker_svc.publish.publishers import Publisher, PublisherCache, PublisherRegistry
 from tidemark.clock import ManualClock
@@ -23,7 +23,8 @@ class Made:
     def __init__(self, publishers_max: int = 3) -> None:
         self.clock = ManualClock()
         self.tracking = Tracking()
-        self.leases = Leases({}, self.tracking, self.clock)
+        no_topics: Any = None  # leases that need no storage ask for no topic
+        self.leases = ActivityLeases({}, no_topics, self.tracking, self.clock)
         self.registry = PublisherRegistry(FIRST_ID)
         self.cache = PublisherCache(self.registry, publishers_max)
 

@@ -12,7 +12,7 @@ import pytest
 
 import tidemark
 from broker_svc import app
-from broker_svc.components import Workshop
+from broker_svc.components import BrokerComponents
 from tests.rpc.broker.conftest import StartBroker
 from tests.rpc.broker.local_broker import (
     LocalBroker,
@@ -53,17 +53,17 @@ NUMBERS = [0, 1, 2, 3, 10, 50, 1000, 2**32 - 1, 2**63, 2**64 - 1]
 
 
 @pytest.fixture
-def workshops(monkeypatch: pytest.MonkeyPatch) -> list[Workshop]:
+def built(monkeypatch: pytest.MonkeyPatch) -> list[BrokerComponents]:
     """The inside of every broker that is started."""
-    built: list[Workshop] = []
-    build = app.build_workshop
+    built: list[BrokerComponents] = []
+    build = app.build_components
 
     def remember(*args: Any) -> Any:
         parts = build(*args)
         built.append(parts[0])
         return parts
 
-    monkeypatch.setattr(app, "build_workshop", remember)
+    monkeypatch.setattr(app, "build_components", remember)
     return built
 
 
@@ -249,7 +249,7 @@ class Fuzzer:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_random_frames_neither_kill_the_broker_nor_leave_anything_behind(
-    start: StartBroker, workshops: list[Workshop], seed: int
+    start: StartBroker, built: list[BrokerComponents], seed: int
 ) -> None:
     """S3, I3, I4."""
     clock = SystemClock()
@@ -259,7 +259,7 @@ async def test_random_frames_neither_kill_the_broker_nor_leave_anything_behind(
         topic={"visibility_timeout_ms": 60_000, "partitions": 2},
     )
     await local.create_topic("owned", subscription=topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE)
-    (shop,) = workshops
+    (components,) = built
     fuzzer = Fuzzer(seed)
     until_ms = clock.monotonic_ms() + FUZZ_MS
 
@@ -277,14 +277,14 @@ async def test_random_frames_neither_kill_the_broker_nor_leave_anything_behind(
 
     def left() -> dict[str, int]:
         return {
-            "leases": shop.tracking.leases,
-            "deliveries": len(shop.directory),
-            "publishers": len(shop.publishers),
-            "feeds": len(shop.feeds),
-            "subscriptions": len(shop.subscriptions),
-            "held": sum(queue.deliveries for queue in shop.tracking),
-            "settling": sum(queue.pending_settlements for queue in shop.tracking),
-            "asked": sum(link.waiting for link in shop.links.values()),
+            "leases": components.tracking.leases,
+            "deliveries": len(components.directory),
+            "publishers": len(components.publishers),
+            "feeds": len(components.dispatcher),
+            "subscriptions": len(components.subscriptions),
+            "held": sum(queue.deliveries for queue in components.tracking),
+            "settling": sum(queue.pending_settlements for queue in components.tracking),
+            "asked": sum(link.waiting for link in components.links.values()),
         }
 
     async def nothing_is_left() -> bool:

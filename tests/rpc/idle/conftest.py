@@ -16,8 +16,8 @@ import pytest
 from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
-from broker_svc.app import build_workshop as wire
-from broker_svc.components import Workshop
+from broker_svc.app import build_components as wire
+from broker_svc.components import BrokerComponents
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.cleanup import EvictionOutcome
 from storage_svc.app import storage
@@ -62,7 +62,7 @@ def run_of(payload: bytes, lmq_name: str = QUEUE) -> message_pb2.PublishRun:
 class IdleBroker:
     """A broker as its clients see it, and what is inside."""
 
-    shop: Workshop
+    components: BrokerComponents
     service: BrokerService
     clock: ManualClock
     calls: BrokerServiceStub
@@ -118,7 +118,7 @@ class IdleBroker:
     # --- what happens inside -------------------------------------------------------------------
 
     async def lease(self, lmq_name: str = QUEUE, idle_after_ms: int = IDLE_MS) -> Lease:
-        return await self.shop.leases.create(lmq_name, (QUEUE_PARTITION,), idle_after_ms)
+        return await self.components.leases.create(lmq_name, (QUEUE_PARTITION,), idle_after_ms)
 
     async def idle_queue(self) -> None:
         """The queue holds the message "kept", nobody uses it, and its window has elapsed."""
@@ -152,29 +152,29 @@ class IdleBroker:
 
     async def until_answered(self) -> None:
         """Return in the turn in which the last answer came, before whoever asked has seen it."""
-        while self.shop.links[QUEUE_PARTITION].waiting:
+        while self.components.links[QUEUE_PARTITION].waiting:
             await self.clock.sleep_ms(0)
 
     async def until_disconnected(self, partition: int = QUEUE_PARTITION) -> None:
-        while self.shop.links[partition].connected.is_set():
+        while self.components.links[partition].connected.is_set():
             await self.clock.sleep_ms(0)
 
     async def reconnect(self, partition: int = QUEUE_PARTITION) -> None:
         """Let the time pass after which a broken link is tried again."""
-        link = self.shop.links[partition]
+        link = self.components.links[partition]
         while not link.connected.is_set():
             await self.clock.advance_ms(50)
 
 
 def leases_of(broker: IdleBroker) -> int:
-    return broker.shop.tracking.leases
+    return broker.components.tracking.leases
 
 
 async def cleaning(broker: IdleBroker, link: GatedLink) -> asyncio.Task[EvictionOutcome]:
     """A cleanup of the idle queue whose answer waits at the gate."""
     await broker.idle_queue()
     link.answers.close()
-    cleanup = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    cleanup = asyncio.create_task(broker.components.cleanup.evict(KEY))
     await link.answers.until_held()
     return cleanup
 
@@ -258,20 +258,22 @@ async def _broker(gates: GatedStorage, **settings: Any) -> AsyncIterator[IdleBro
     clock = ManualClock()
     async with open_channel(gates.address) as upstream:
         stub = StorageServiceStub(upstream)
-        shop, _ = wire(chosen, stub, clock)
-        clients = UnaryClients(shop.directory, shop.settling, shop.subscriptions)
-        service = BrokerService(shop, clients, first_session_id=0)
+        components, _ = wire(chosen, stub, clock)
+        clients = UnaryClients(
+            components.directory, components.settlements, components.subscriptions
+        )
+        service = BrokerService(components, clients, first_session_id=0)
         server = RpcServer(chosen.listen, unary_deadline_ms=None)
         server.add(add_BrokerServiceServicer_to_server, service)
-        server.add(add_TopicServiceServicer_to_server, TopicService(shop, stub))
+        server.add(add_TopicServiceServicer_to_server, TopicService(components, stub))
         await server.start()
-        running = [asyncio.create_task(link.run()) for link in shop.links.values()]
+        running = [asyncio.create_task(link.run()) for link in components.links.values()]
         try:
-            for link in shop.links.values():
+            for link in components.links.values():
                 await link.connected.wait()
             async with open_channel(server.address) as channel:
                 calls, topics = BrokerServiceStub(channel), TopicServiceStub(channel)
-                yield IdleBroker(shop, service, clock, calls, topics)
+                yield IdleBroker(components, service, clock, calls, topics)
         finally:
             await server.stop(0)
             for task in running:

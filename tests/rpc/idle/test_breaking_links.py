@@ -23,7 +23,7 @@ async def test_a_link_that_breaks_in_a_direct_cleanup_is_unavailable_and_no_outc
 
     with pytest.raises(Unavailable):
         await cleanup
-    assert broker.shop.tracking.find(KEY) is not None
+    assert broker.components.tracking.find(KEY) is not None
     link.answers.let_go()
     await broker.reconnect()
     assert await broker.try_evict() is EvictionOutcome.NOT_MATERIALIZED
@@ -35,17 +35,17 @@ async def test_a_link_that_breaks_in_an_automatic_cleanup_is_tried_again_after_a
     """I2, I3"""
     await broker.idle_queue()
     link.requests.close()
-    cleanup = asyncio.create_task(broker.shop.cleanup.run_once())
+    cleanup = asyncio.create_task(broker.components.cleanup.run_once())
     await link.requests.until_held()
 
     await link.break_now()
 
     assert await cleanup == []
-    assert broker.shop.tracking.find(KEY) is not None
+    assert broker.components.tracking.find(KEY) is not None
     link.requests.let_go()
     await broker.reconnect()
     await broker.clock.advance_ms(IDLE_MS)
-    assert EvictionOutcome.EVICTED in await broker.shop.cleanup.run_once()
+    assert EvictionOutcome.EVICTED in await broker.components.cleanup.run_once()
 
 
 async def test_a_lease_that_waits_for_a_cleanup_whose_link_breaks_is_unavailable(
@@ -91,7 +91,7 @@ async def test_a_link_that_breaks_while_another_partition_is_waited_for_takes_no
     await broker.create_topic("wide", partitions=2)
     for each in gates.links.values():
         each.answers.close()
-    lease = asyncio.create_task(broker.shop.leases.create("wide", (1, 0), IDLE_MS))
+    lease = asyncio.create_task(broker.components.leases.create("wide", (1, 0), IDLE_MS))
     for each in gates.links.values():
         await each.answers.until_held()
 
@@ -100,7 +100,7 @@ async def test_a_link_that_breaks_while_another_partition_is_waited_for_takes_no
     gates.links[1 - broken].answers.let_go()
     held = await lease
 
-    queue = broker.shop.tracking.find((broken, "wide"))
+    queue = broker.components.tracking.find((broken, "wide"))
     assert queue is not None
     assert (queue.leases, queue.loading) == (1, None)
     gates.links[broken].answers.let_go()
@@ -118,7 +118,7 @@ async def test_a_lease_whose_links_all_break_is_unavailable_and_leaves_none(
     await broker.create_topic("wide", partitions=2)
     for each in gates.links.values():
         each.answers.close()
-    lease = asyncio.create_task(broker.shop.leases.create("wide", (1, 0), IDLE_MS))
+    lease = asyncio.create_task(broker.components.leases.create("wide", (1, 0), IDLE_MS))
     for each in gates.links.values():
         await each.answers.until_held()
 

@@ -49,12 +49,12 @@ async def test_not_tracked_is_the_automatic_answer_when_the_record_went_away_mea
     """I4, I6"""
     await broker.idle_queue()
     gates.links[QUEUE_PARTITION].answers.close()
-    direct = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    direct = asyncio.create_task(broker.components.cleanup.evict(KEY))
     await gates.links[QUEUE_PARTITION].answers.until_held()
     gates.links[QUEUE_PARTITION].answers.let_go()
     await broker.until_answered()
 
-    automatic = await broker.shop.cleanup.run_once()
+    automatic = await broker.components.cleanup.run_once()
 
     assert automatic == [EvictionOutcome.NOT_TRACKED]
     assert await direct is EvictionOutcome.EVICTED
@@ -66,9 +66,9 @@ async def test_not_tracked_is_the_automatic_answer_after_waiting_for_a_direct_ca
     """I4, I6: the direct call has unloaded it; storage is not asked again."""
     await broker.idle_queue()
     gates.links[QUEUE_PARTITION].answers.close()
-    direct = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    direct = asyncio.create_task(broker.components.cleanup.evict(KEY))
     await gates.links[QUEUE_PARTITION].answers.until_held()
-    automatic = asyncio.create_task(broker.shop.cleanup.run_once())
+    automatic = asyncio.create_task(broker.components.cleanup.run_once())
     await broker.clock.advance_ms(0)
 
     gates.links[QUEUE_PARTITION].answers.let_go()
@@ -85,7 +85,9 @@ async def test_a_queue_with_a_lease_is_active_even_long_after_its_window(
     await broker.clock.advance_ms(10 * IDLE_MS)
 
     assert await broker.try_evict() is EvictionOutcome.ACTIVE
-    assert await broker.shop.cleanup.run_once() == []  # its record waits for the lease to drop
+    assert (
+        await broker.components.cleanup.run_once() == []
+    )  # its record waits for the lease to drop
     assert await broker.is_loaded()
 
 
@@ -96,7 +98,7 @@ async def test_a_lease_that_comes_after_the_candidates_were_taken_makes_the_queu
     await broker.idle_queue()
     lease = asyncio.create_task(broker.lease())  # runs before what run_once starts
 
-    outcomes = await broker.shop.cleanup.run_once()
+    outcomes = await broker.components.cleanup.run_once()
 
     assert outcomes == [EvictionOutcome.ACTIVE]
     (await lease).release()
@@ -123,17 +125,17 @@ async def test_the_automatic_path_finds_a_queue_not_idle_enough_that_is_used_mea
     lease = await broker.lease()
     lease.release()
     await broker.clock.advance_ms(IDLE_MS)
-    passing = asyncio.create_task(broker.shop.cleanup.run_once())
-    again = broker.shop.leases.begin(QUEUE, (QUEUE_PARTITION,), IDLE_MS)
+    passing = asyncio.create_task(broker.components.cleanup.run_once())
+    again = broker.components.leases.begin(QUEUE, (QUEUE_PARTITION,), IDLE_MS)
     assert again is not None
     again.release()
     (queue,) = lease.queues
     queue.look_at_ms = None
-    broker.shop.tracking.watch(queue, broker.clock.monotonic_ms())
+    broker.components.tracking.watch(queue, broker.clock.monotonic_ms())
 
     assert await passing == [EvictionOutcome.NOT_IDLE_ENOUGH]
     await broker.clock.advance_ms(IDLE_MS)
-    assert EvictionOutcome.EVICTED in await broker.shop.cleanup.run_once()
+    assert EvictionOutcome.EVICTED in await broker.components.cleanup.run_once()
 
 
 @pytest.mark.parametrize("path", ["direct", "automatic"])
@@ -182,11 +184,11 @@ async def test_deliveries_that_an_operator_has_taken_away_keep_no_queue_loaded(
 
     await take_away(broker, what)
 
-    while len(broker.shop.directory):  # told with the answer, or just after it
+    while len(broker.components.directory):  # told with the answer, or just after it
         await broker.clock.sleep_ms(0)
     await broker.clock.advance_ms(IDLE_MS)
-    await broker.shop.cleanup.run_once()
-    assert len(broker.shop.tracking) == 0
+    await broker.components.cleanup.run_once()
+    assert len(broker.components.tracking) == 0
 
 
 async def test_deliveries_of_one_queue_do_not_keep_another_loaded(broker: IdleBroker) -> None:
@@ -221,12 +223,17 @@ async def test_an_evicted_queue_is_forgotten_completely(broker: IdleBroker) -> N
     await broker.ack(delivery)
     await broker.clock.advance_ms(IDLE_MS)
 
-    assert EvictionOutcome.EVICTED in await broker.shop.cleanup.run_once()
+    assert EvictionOutcome.EVICTED in await broker.components.cleanup.run_once()
 
-    shop = broker.shop
-    left = [len(shop.tracking), len(shop.feeds), len(shop.publishers), len(shop.directory)]
+    components = broker.components
+    left = [
+        len(components.tracking),
+        len(components.dispatcher),
+        len(components.publishers),
+        len(components.directory),
+    ]
     assert left == [0, 0, 0, 0]
-    assert shop.tracking.next_candidate_ms() is None
+    assert components.tracking.next_candidate_ms() is None
 
 
 @pytest.mark.parametrize("path", ["direct", "automatic"])
@@ -238,7 +245,7 @@ async def test_a_queue_that_was_deleted_is_not_present(broker: IdleBroker, path:
     outcome = await tried(broker, path)
 
     assert outcome is EvictionOutcome.NOT_PRESENT
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0
 
 
 @pytest.mark.parametrize("path", ["direct", "automatic"])
@@ -247,14 +254,14 @@ async def test_a_queue_that_was_unloaded_behind_the_record_is_not_materialized(
 ) -> None:
     """I4: as after a link that broke between storage's eviction and its answer."""
     await broker.idle_queue()
-    link = broker.shop.links[QUEUE_PARTITION]
+    link = broker.components.links[QUEUE_PARTITION]
     unmaterialize = exchange_pb2.Unmaterialize(lmq_name=QUEUE)
     await link.call(exchange_pb2.Operation(unmaterialize=unmaterialize))
 
     outcome = await tried(broker, path)
 
     assert outcome is EvictionOutcome.NOT_MATERIALIZED
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0
 
 
 @pytest.mark.parametrize("path", ["direct", "automatic"])
@@ -278,7 +285,7 @@ async def test_reservations_of_an_earlier_broker_are_in_flight(
 async def test_a_change_in_the_same_commit_wins_the_race(broker: IdleBroker, path: str) -> None:
     """I4: what the commit changes could not be loaded again yet."""
     await broker.idle_queue()
-    link = broker.shop.links[QUEUE_PARTITION]
+    link = broker.components.links[QUEUE_PARTITION]
 
     attempt = asyncio.create_task(tried_inside(broker, path))
     if path == "automatic":
@@ -309,7 +316,7 @@ async def test_the_direct_call_reports_the_truth_about_a_queue_that_is_not_track
         EvictionOutcome.NOT_MATERIALIZED,
     ]
     assert await broker.try_evict("orders/never-used") is EvictionOutcome.NOT_PRESENT
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0
 
 
 async def test_the_direct_call_unloads_what_an_earlier_broker_left_loaded(
@@ -331,10 +338,10 @@ async def test_the_direct_call_about_an_unknown_topic_says_so(broker: IdleBroker
 async def test_a_queue_over_several_partitions_is_reported_for_each(broker: IdleBroker) -> None:
     """I9: cleanup covers every partition; the summary is the first that is not EVICTED."""
     await broker.create_topic("wide", partitions=2)
-    lease = await broker.shop.leases.create("wide", (1, 0), IDLE_MS)
+    lease = await broker.components.leases.create("wide", (1, 0), IDLE_MS)
     lease.release()
     await broker.clock.advance_ms(IDLE_MS)
-    await broker.shop.cleanup.evict((0, "wide"))
+    await broker.components.cleanup.evict((0, "wide"))
 
     answer = await broker.topics.TryEvictInactiveQueue(
         topic_pb2.TryEvictInactiveQueueRequest(lmq_name="wide")
@@ -345,7 +352,7 @@ async def test_a_queue_over_several_partitions_is_reported_for_each(broker: Idle
         0: topic_pb2.EVICTION_OUTCOME_NOT_MATERIALIZED,
         1: topic_pb2.EVICTION_OUTCOME_EVICTED,
     }
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0
 
 
 # --- how often storage is asked ---------------------------------------------------------------
@@ -356,15 +363,15 @@ async def test_the_automatic_path_does_not_ask_again_about_what_it_has_unloaded(
 ) -> None:
     """I6: a gate that stays closed shows that nothing is asked."""
     await broker.idle_queue()
-    assert await broker.shop.cleanup.run_once() == [EvictionOutcome.EVICTED]
+    assert await broker.components.cleanup.run_once() == [EvictionOutcome.EVICTED]
     gates.links[QUEUE_PARTITION].requests.close()
 
     for _ in range(3):
         await broker.clock.advance_ms(IDLE_MS)
-        assert await broker.shop.cleanup.run_once() == []
+        assert await broker.components.cleanup.run_once() == []
 
-    assert broker.shop.links[QUEUE_PARTITION].waiting == 0
-    assert broker.shop.tracking.next_candidate_ms() is None
+    assert broker.components.links[QUEUE_PARTITION].waiting == 0
+    assert broker.components.tracking.next_candidate_ms() is None
 
 
 async def test_use_after_an_eviction_makes_the_queue_a_candidate_again(
@@ -372,11 +379,11 @@ async def test_use_after_an_eviction_makes_the_queue_a_candidate_again(
 ) -> None:
     """I6: suppression ends when something happens."""
     await broker.idle_queue()
-    await broker.shop.cleanup.run_once()
+    await broker.components.cleanup.run_once()
 
     await broker.idle_queue()
 
-    assert await broker.shop.cleanup.run_once() == [EvictionOutcome.EVICTED]
+    assert await broker.components.cleanup.run_once() == [EvictionOutcome.EVICTED]
 
 
 async def test_every_outcome_has_a_name_on_the_wire() -> None:
@@ -397,6 +404,6 @@ async def tried(broker: IdleBroker, path: str) -> EvictionOutcome:
 
 async def tried_inside(broker: IdleBroker, path: str) -> EvictionOutcome:
     if path == "direct":
-        return await broker.shop.cleanup.evict(KEY)
-    (outcome,) = set(await broker.shop.cleanup.run_once())
+        return await broker.components.cleanup.evict(KEY)
+    (outcome,) = set(await broker.components.cleanup.run_once())
     return outcome

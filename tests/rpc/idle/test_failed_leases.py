@@ -39,8 +39,8 @@ async def test_a_lease_on_a_queue_whose_topic_was_deleted_says_so_and_leaves_non
 
     assert leases_of(broker) == 0
     await broker.clock.advance_ms(IDLE_MS)
-    assert set(await broker.shop.cleanup.run_once()) == {EvictionOutcome.NOT_PRESENT}
-    assert len(broker.shop.tracking) == 0
+    assert set(await broker.components.cleanup.run_once()) == {EvictionOutcome.NOT_PRESENT}
+    assert len(broker.components.tracking) == 0
 
 
 async def test_a_topic_deleted_while_its_queue_is_loaded_fails_all_who_wait(
@@ -102,7 +102,7 @@ async def test_a_publish_whose_queue_cannot_be_loaded_leaves_no_lease(
         await broker.publish(b"lost")
 
     assert leases_of(broker) == 0
-    assert len(broker.shop.publishers) == 0
+    assert len(broker.components.publishers) == 0
 
 
 async def test_a_topic_is_deleted_without_force_as_a_whole_or_not_at_all(
@@ -130,7 +130,7 @@ async def test_a_publish_that_comes_while_its_topic_is_deleted_without_force_is_
     await link.requests.until_held()
     call = broker.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC))
     deletion = asyncio.ensure_future(call)
-    while broker.shop.links[QUEUE_PARTITION].waiting < 2:
+    while broker.components.links[QUEUE_PARTITION].waiting < 2:
         await broker.clock.sleep_ms(0)
 
     link.requests.let_go()
@@ -153,7 +153,7 @@ async def test_a_publish_without_a_link_leaves_no_lease(
         await broker.publish(b"refused")
 
     assert leases_of(broker) == 0
-    assert len(broker.shop.publishers) == 0
+    assert len(broker.components.publishers) == 0
 
 
 async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_is_loaded(
@@ -161,10 +161,10 @@ async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_i
 ) -> None:
     """I2: the publish has made the publisher; that its queue is loaded, nobody knows yet."""
     link.requests.close()
-    cache = PublisherCache(broker.shop.publishers, publishers_max=10)
+    cache = PublisherCache(broker.components.publishers, publishers_max=10)
     results: asyncio.Queue[message_pb2.PublishResult] = asyncio.Queue()
-    broker.shop.publishing.submit(run_of(b"1"), cache, "", results.put_nowait)
-    opened = asyncio.create_task(broker.shop.publishing.open(QUEUE, cache))
+    broker.components.publish_path.submit(run_of(b"1"), cache, "", results.put_nowait)
+    opened = asyncio.create_task(broker.components.publish_path.open(QUEUE, cache))
     await link.requests.until_held()
     assert not opened.done()
 
@@ -202,7 +202,7 @@ async def test_a_consumer_that_is_closed_while_it_subscribes_leaves_no_lease(
     while not (await session.read()).synced:
         pass
     assert leases_of(broker) == 0
-    assert len(broker.shop.subscriptions) == 0
+    assert len(broker.components.subscriptions) == 0
 
 
 async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease(
@@ -222,9 +222,11 @@ async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease
 
     link.answers.let_go()
     await cleanup
-    await broker.shop.leases.create(QUEUE, (QUEUE_PARTITION,), IDLE_MS)  # behind the publisher's
+    await broker.components.leases.create(
+        QUEUE, (QUEUE_PARTITION,), IDLE_MS
+    )  # behind the publisher's
 
     async def given_back() -> bool:
-        return leases_of(broker) == 1 and len(broker.shop.publishers) == 0
+        return leases_of(broker) == 1 and len(broker.components.publishers) == 0
 
     await until(given_back)

@@ -43,9 +43,9 @@ async def test_releasing_a_lease_twice_releases_it_once(broker: IdleBroker) -> N
     first.release()
     first.release()
 
-    assert broker.shop.tracking.leases == 1
+    assert broker.components.tracking.leases == 1
     second.release()
-    assert broker.shop.tracking.leases == 0
+    assert broker.components.tracking.leases == 0
 
 
 async def test_each_topic_has_its_own_window(broker: IdleBroker) -> None:
@@ -63,7 +63,7 @@ async def test_the_default_window_is_ten_minutes(broker: IdleBroker) -> None:
     """I3, S7"""
     await broker.topics.CreateTopic(topic_pb2.CreateTopicRequest(name="plain"))
 
-    topic = await broker.shop.topics.get("plain")
+    topic = await broker.components.topics.get("plain")
 
     assert topic.settings.idle_after_ms == 600_000
 
@@ -87,7 +87,7 @@ async def test_a_shorter_window_makes_idle_queues_candidates_earlier(broker: Idl
 
     await change_window(broker, IDLE_MS // 2)
 
-    assert EvictionOutcome.EVICTED in await broker.shop.cleanup.run_once()
+    assert EvictionOutcome.EVICTED in await broker.components.cleanup.run_once()
 
 
 async def test_a_longer_window_holds_for_queues_that_are_idle_already(broker: IdleBroker) -> None:
@@ -117,14 +117,14 @@ async def test_the_window_that_counts_is_that_of_the_moment_and_not_of_the_lease
 
 async def test_cleanup_by_itself_unloads_a_queue_when_its_window_ends(broker: IdleBroker) -> None:
     """I3: the loop sleeps until the first candidate is due."""
-    running = asyncio.create_task(broker.shop.cleanup.run())
+    running = asyncio.create_task(broker.components.cleanup.run())
     await broker.publish_and_leave(b"a")
     await broker.clock.until_sleepers(1)
 
     await broker.clock.advance_ms(IDLE_MS - 1)
-    early = broker.shop.tracking.find(KEY)
+    early = broker.components.tracking.find(KEY)
     await broker.clock.advance_ms(1)
-    while broker.shop.tracking.find(KEY) is not None:
+    while broker.components.tracking.find(KEY) is not None:
         await broker.clock.sleep_ms(0)
 
     assert early is not None
@@ -139,8 +139,8 @@ async def test_a_queue_used_often_is_a_candidate_once(broker: IdleBroker) -> Non
 
     await broker.clock.advance_ms(IDLE_MS)
 
-    assert await broker.shop.cleanup.run_once() == [EvictionOutcome.EVICTED]
-    assert broker.shop.tracking.next_candidate_ms() is None
+    assert await broker.components.cleanup.run_once() == [EvictionOutcome.EVICTED]
+    assert broker.components.tracking.next_candidate_ms() is None
 
 
 async def test_a_queue_that_is_pulled_from_without_end_is_a_candidate_once(
@@ -150,6 +150,6 @@ async def test_a_queue_that_is_pulled_from_without_end_is_a_candidate_once(
     for _ in range(10):
         (await broker.lease()).release()
         await broker.clock.advance_ms(IDLE_MS // 2)
-        assert len(await broker.shop.cleanup.run_once()) <= 1
+        assert len(await broker.components.cleanup.run_once()) <= 1
 
-    assert broker.shop.tracking.find((0, QUEUE)) is not None
+    assert broker.components.tracking.find((0, QUEUE)) is not None

@@ -35,7 +35,7 @@ async def test_a_lease_asked_for_before_cleanup_looks_stops_it(
     lease = asyncio.create_task(broker.lease())
     await broker.clock.advance_ms(0)
 
-    outcome = await broker.shop.cleanup.evict(KEY)
+    outcome = await broker.components.cleanup.evict(KEY)
 
     assert outcome is EvictionOutcome.ACTIVE
     link.answers.let_go()
@@ -51,8 +51,8 @@ async def test_cleanup_while_the_first_load_of_a_queue_is_under_way_is_skipped(
     lease = asyncio.create_task(broker.lease())
     await link.answers.until_held()
 
-    assert await broker.shop.cleanup.evict(KEY) is EvictionOutcome.ACTIVE
-    assert await broker.shop.cleanup.run_once() == []
+    assert await broker.components.cleanup.evict(KEY) is EvictionOutcome.ACTIVE
+    assert await broker.components.cleanup.run_once() == []
 
     link.answers.let_go()
     await lease
@@ -70,13 +70,13 @@ async def test_cleanup_of_a_queue_whose_load_is_still_unanswered_leaves_nothing(
     await asyncio.wait({lease})
     assert leases_of(broker) == 0
     await broker.clock.advance_ms(IDLE_MS)
-    cleanup = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    cleanup = asyncio.create_task(broker.components.cleanup.evict(KEY))
     await broker.clock.advance_ms(0)
 
     link.answers.let_go()
 
     assert await cleanup is EvictionOutcome.EVICTED
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0
     await broker.lease()
     assert await broker.is_loaded()
 
@@ -92,7 +92,7 @@ async def test_a_lease_asked_for_while_storage_is_asked_waits_and_then_loads_the
     gate = link.requests if way == "requests" else link.answers
     await broker.idle_queue()
     gate.close()
-    cleanup = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    cleanup = asyncio.create_task(broker.components.cleanup.evict(KEY))
     await gate.until_held()
     lease = asyncio.create_task(broker.lease())
     await broker.clock.advance_ms(0)
@@ -120,7 +120,7 @@ async def test_a_lease_asked_for_after_the_answer_came_and_before_cleanup_saw_it
     lease = await broker.lease()
 
     assert await cleanup is EvictionOutcome.EVICTED
-    assert broker.shop.tracking.find(KEY) is lease.queues[0]
+    assert broker.components.tracking.find(KEY) is lease.queues[0]
     assert await broker.is_loaded()
 
 
@@ -137,7 +137,7 @@ async def test_a_lease_asked_for_in_the_turn_in_which_cleanup_saw_the_answer_loa
     await broker.clock.advance_ms(0)
 
     lease = await made[0]
-    assert broker.shop.tracking.find(KEY) is lease.queues[0]
+    assert broker.components.tracking.find(KEY) is lease.queues[0]
     assert await broker.is_loaded()
 
 
@@ -147,7 +147,7 @@ async def test_a_lease_asked_for_after_whoever_wanted_the_cleanup_gave_up_waits_
     """I2: a direct call that is cancelled has asked storage all the same."""
     await broker.idle_queue()
     link.requests.close()
-    cleanup = asyncio.create_task(broker.shop.cleanup.evict(KEY))
+    cleanup = asyncio.create_task(broker.components.cleanup.evict(KEY))
     await link.requests.until_held()
     cleanup.cancel()
     await asyncio.wait({cleanup})
@@ -184,10 +184,10 @@ async def test_a_publish_in_the_middle_of_a_cleanup_waits_and_keeps_the_order(
 ) -> None:
     """I2: publishers are made by first use."""
     cleanup = await cleaning(broker, link)
-    cache = PublisherCache(broker.shop.publishers, publishers_max=10)
+    cache = PublisherCache(broker.components.publishers, publishers_max=10)
     results: asyncio.Queue[message_pb2.PublishResult] = asyncio.Queue()
     for payload in (b"1", b"2"):
-        broker.shop.publishing.submit(run_of(payload), cache, "", results.put_nowait)
+        broker.components.publish_path.submit(run_of(payload), cache, "", results.put_nowait)
     assert results.empty()
 
     link.answers.let_go()
@@ -206,7 +206,7 @@ async def test_a_second_cleanup_does_not_unload_the_queue_under_a_lease_that_cam
     cleanup = await cleaning(broker, link)
     lease = asyncio.create_task(broker.lease())
     await broker.clock.advance_ms(0)
-    work = broker.try_evict() if second == "direct" else broker.shop.cleanup.run_once()
+    work = broker.try_evict() if second == "direct" else broker.components.cleanup.run_once()
     again = asyncio.ensure_future(work)
     await broker.clock.advance_ms(0)
 
@@ -228,12 +228,12 @@ async def test_a_lease_over_several_partitions_waits_for_the_cleanup_of_one(
 ) -> None:
     """I2, I9"""
     await broker.create_topic("wide", partitions=2)
-    (await broker.shop.leases.create("wide", (1, 0), IDLE_MS)).release()
+    (await broker.components.leases.create("wide", (1, 0), IDLE_MS)).release()
     await broker.clock.advance_ms(IDLE_MS)
     gates.links[0].answers.close()
-    cleanup = asyncio.create_task(broker.shop.cleanup.evict((0, "wide")))
+    cleanup = asyncio.create_task(broker.components.cleanup.evict((0, "wide")))
     await gates.links[0].answers.until_held()
-    asked = asyncio.create_task(broker.shop.leases.create("wide", (1, 0), IDLE_MS))
+    asked = asyncio.create_task(broker.components.leases.create("wide", (1, 0), IDLE_MS))
     await broker.clock.advance_ms(0)
     assert leases_of(broker) == 0  # none of them, or all
 
@@ -259,4 +259,4 @@ async def test_a_lease_that_gives_up_while_it_waits_for_a_cleanup_leaves_nothing
     link.answers.let_go()
 
     assert await cleanup is EvictionOutcome.EVICTED
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0

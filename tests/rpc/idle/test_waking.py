@@ -136,7 +136,7 @@ async def test_looking_at_a_queue_does_not_wake_it(broker: IdleBroker) -> None:
     assert [queue.activity for queue in listed.queues] == [topic_pb2.QUEUE_ACTIVITY_IDLE]
     assert listed.queues[0].messages == 1
     assert not await broker.is_loaded()
-    assert len(broker.shop.tracking) == 0
+    assert len(broker.components.tracking) == 0
 
 
 @pytest.mark.parametrize("asleep", [0, 1])
@@ -154,7 +154,7 @@ async def test_a_queue_over_several_partitions_is_shown_as_one(
         await broker.calls.Publish(broker_pb2.PublishRequest(runs=[run]))
     broker.service.expire(UNARY_PUBLISHER_IDLE_MS)  # the publisher leaves
     await broker.clock.advance_ms(IDLE_MS)
-    await broker.shop.cleanup.evict((asleep, "wide"))
+    await broker.components.cleanup.evict((asleep, "wide"))
 
     shown = await broker.topics.GetQueue(topic_pb2.GetQueueRequest(lmq_name="wide"))
 
@@ -183,10 +183,10 @@ async def test_a_consumer_that_waits_over_a_restart_of_storage_keeps_its_queue_l
     """I4, I9: storage must hear again that a broker tracks the queue, or it unloads it."""
     consumer = await broker.waiting_consumer()
     await stored.stop()
-    for partition in broker.shop.links:
+    for partition in broker.components.links:
         await broker.until_disconnected(partition)
     await stored.start()
-    for partition in broker.shop.links:
+    for partition in broker.components.links:
         await broker.reconnect(partition)
     while not await broker.is_loaded():
         await broker.clock.sleep_ms(0)
@@ -238,7 +238,7 @@ async def test_a_queue_that_somebody_waits_for_is_not_inactive(
     )
     dead = action_pb2.AppendFromOutbox(source_partition=1, entry=entry)
     action = action_pb2.Action(append_from_outbox=dead)
-    await broker.shop.links[QUEUE_PARTITION].call(exchange_pb2.Operation(action=action))
+    await broker.components.links[QUEUE_PARTITION].call(exchange_pb2.Operation(action=action))
 
     assert await got(consumer) == b"a"
     assert (applied.queues, applied.stale) == (0, 1)
