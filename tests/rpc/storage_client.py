@@ -46,6 +46,9 @@ from tidemark.rpc import open_channel
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import StorageSettings
 
+NO_LIFECYCLE = "127.0.0.1:1"
+"""Nothing listens here: a cluster on the default ports must not meet the tests."""
+
 CLUSTER_ID = "cluster-a"
 INCARNATION = 7
 
@@ -296,6 +299,7 @@ class RunningStorage(StorageClient):
             "partitions": 1,
             "disk_free_bytes_min": 0,
             "await_sweep": False,
+            "lifecycle_address": NO_LIFECYCLE,
             **settings,
         }
         self._running = AsyncExitStack()
@@ -329,6 +333,7 @@ def storage_process(data_dir: Path, log_file: Path, **settings: str) -> ServiceP
     environment = {
         "TIDEMARK_CLUSTER_ID": CLUSTER_ID,
         "TIDEMARK_STORAGE_AWAIT_SWEEP": "false",
+        "TIDEMARK_LIFECYCLE_ADDRESS": NO_LIFECYCLE,
         "TIDEMARK_STORAGE_LISTEN": address,
         "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
         **{f"TIDEMARK_{name.upper()}": value for name, value in settings.items()},

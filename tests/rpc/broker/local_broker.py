@@ -14,6 +14,7 @@ import grpc
 from broker_svc.app import broker
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
+from tests.rpc.storage_client import NO_LIFECYCLE
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
@@ -49,7 +50,11 @@ class LocalBroker:
         self.partitions = partitions
         self._clock = clock
         self._data_dir = data_dir
-        self._storage_settings = {"await_sweep": False, **settings.pop("storage", {})}
+        self._storage_settings = {
+            "await_sweep": False,
+            "lifecycle_address": NO_LIFECYCLE,
+            **settings.pop("storage", {}),
+        }
         self.wrap: Callable[[Engines], Engines] = lambda same: same
         """What is put around the engines of storage, to break them."""
         self._settings = settings

@@ -24,6 +24,7 @@ from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
 from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.idle.gated_storage import GatedLink, GatedStorage, gated_storage
+from tests.rpc.storage_client import NO_LIFECYCLE
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import (
     BrokerServiceStub,
@@ -196,6 +197,7 @@ class RestartableStorage:
 
     async def start(self) -> None:
         settings = StorageSettings(
+            lifecycle_address=NO_LIFECYCLE,
             await_sweep=False,
             listen=self.address,
             data_dir=self._data_dir,
