@@ -1,7 +1,7 @@
 """Wires the scheduler together: the only place that constructs its parts.
 
-Spark starts when the schedule is first held and is kept until the end; it starts and passes run in
-threads, so that the service goes on answering, and stops without waiting for them.
+Spark starts when this scheduler first gets the lease, and runs until the process ends. Spark starts
+and passes run in threads, so that the service keeps answering calls and can stop without waiting.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _STOP_SPARK_MS: Final = 5_000
 _HOLD_TIMEOUT_S: Final = 5.0
-"""Storage that does not answer must not keep the scheduler from stopping."""
+"""Bounded, so that the scheduler can stop while storage does not answer."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class SparkHost:
-    """Storage and Spark, as the scheduler needs them."""
+    """Storage and Spark, as the scheduler uses them."""
 
     def __init__(
         self, settings: RetentionSettings, retention: Any, holder: str, clock: Clock
@@ -72,7 +72,7 @@ class SparkHost:
                 self._jobs = await _in_thread(self._start)
 
     def _start(self) -> "Jobs":
-        from spark_batch.passes.jobs import Jobs  # PySpark is there by now
+        from spark_batch.passes.jobs import Jobs  # needs PySpark
 
         self._spark = start_session(self._settings)
         _log.info("Spark runs", extra={"master": self._settings.spark_master})
@@ -90,21 +90,21 @@ class SparkHost:
         return self._jobs
 
     async def close(self) -> None:
-        """End Spark; a pass that runs fails, and the next scheduler does what is left."""
+        """Stop Spark; a running pass fails, and the next scheduler does the rest."""
         if self._spark is not None:
-            with suppress(TimeoutError):  # it ends with this process anyway
+            with suppress(TimeoutError):  # it dies with this process anyway
                 await self._clock.wait_for(_in_thread(self._spark.stop), _STOP_SPARK_MS)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """The result of blocking work; a process that stops does not wait for it.
+    """Run blocking work in a thread that does not delay the end of the process.
 
-    The threads of asyncio would be waited for, and starting Spark takes longer than a stop may.
+    asyncio joins its own threads on exit, and starting Spark takes longer than a stop may take.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
-    def tell(value: T | None, error: Exception | None) -> None:
+    def set_outcome(value: T | None, error: Exception | None) -> None:
         if result.cancelled():
             return
         if error is not None:
@@ -118,8 +118,8 @@ async def _in_thread(work: Callable[[], T]) -> T:
             value = work()
         except Exception as error:
             failure = error
-        with suppress(RuntimeError):  # the loop has ended: nobody asks any more
-            loop.call_soon_threadsafe(tell, value, failure)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(set_outcome, value, failure)
 
     Thread(target=run, daemon=True).start()
     return await result
@@ -127,7 +127,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What one pass of the metrics job came to."""
+    """The outcome of one pass of the metrics job."""
 
     pass_id: str
     counts: Mapping[str, int]
@@ -136,9 +136,9 @@ class Stored:
 
 @asynccontextmanager
 async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A scheduler that answers at once, and runs its jobs as soon as it may."""
+    """A scheduler that answers calls at once, and runs its jobs as soon as it can."""
     holder = process_identity()
-    # A pass takes as long as it takes.
+    # A pass has no time limit.
     server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
     async with open_channel(addresses(settings.storage_address)[0]) as channel:
         stub: Any = RetentionServiceStub(channel)
@@ -208,7 +208,7 @@ def _figures(scheduler: Scheduler) -> dict[str, float]:
 
 
 async def _sample(sampler: Sampler, clock: Clock) -> None:
-    """The metrics job stores; this only samples."""
+    """Only sample; the metrics job stores."""
     while True:
         await clock.sleep_ms(SAMPLE_EVERY_MS)
         sampler.sample()

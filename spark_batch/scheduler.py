@@ -1,8 +1,8 @@
 """The scheduler: runs metrics, retention and eviction, each on its interval (R11).
 
-Nothing runs before storage is reachable, its format is known, and no other scheduler holds the
-schedule; until then it says why and asks again. The next pass of a job is timed from the end of its
-last, so that a job never overlaps itself. What a pass does is the matter of `jobs`.
+No job runs until storage is reachable, its format is supported, and no other scheduler holds the
+lease; until then the scheduler logs why and retries. The next pass of a job is timed from the end
+of the last, so a job never overlaps itself.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobName(StrEnum):
-    """In the order of starting."""
+    """The jobs, in start order."""
 
     METRICS = "metrics"
     RETENTION = "retention"
@@ -34,7 +34,7 @@ class JobName(StrEnum):
 
 
 class JobState(StrEnum):
-    """What a job does."""
+    """The state of a job."""
 
     BLOCKED = "blocked"
     STANDING_BY = "standing_by"
@@ -43,7 +43,7 @@ class JobState(StrEnum):
 
 
 class Outcome(Protocol):
-    """What a pass came to, as far as the scheduler cares."""
+    """The outcome of a pass, as the scheduler sees it."""
 
     @property
     def pass_id(self) -> str: ...
@@ -54,7 +54,7 @@ class Outcome(Protocol):
 
 
 Run = Callable[[bool], Awaitable[Outcome]]
-"""Runs a pass; True plans and changes nothing."""
+"""Runs a pass; with True, a dry run that changes nothing."""
 
 
 _passes = counter(
@@ -66,12 +66,12 @@ _passes = counter(
         for outcome in ("done", "failed")
     ],
 )
-_durations = seconds("tidemark.retention.pass.duration", "How long passes took, by job")
+_durations = seconds("tidemark.retention.pass.duration", "Duration of passes by job")
 
 
 @dataclass(slots=True)
 class Job:
-    """One job, and how it is."""
+    """One job and its state."""
 
     name: JobName
     interval_ms: int
@@ -88,23 +88,23 @@ class Job:
 
 
 class SchedulerHost(Protocol):
-    """What the scheduler needs before any job may run."""
+    """What the scheduler needs from its environment before a job can run."""
 
     async def check(self) -> None:
-        """Raises a TidemarkError while storage cannot be reached or understood."""
+        """Raises a TidemarkError while storage is unreachable or has an unsupported format."""
         ...
 
     async def hold(self, hold_ms: int) -> tuple[bool, str]:
-        """Whether this is the scheduler, and else which one is."""
+        """Take or renew the scheduler lease; returns whether it is held, and by which scheduler."""
         ...
 
     async def prepare(self) -> None:
-        """Start what the jobs need; called again it does nothing."""
+        """Start Spark; repeated calls have no effect."""
         ...
 
 
 class Scheduler:
-    """The jobs of one process. `run` it; ask `jobs` how they are."""
+    """Runs the jobs of one process; `jobs` has their state."""
 
     def __init__(self, jobs: list[Job], host: SchedulerHost, clock: Clock) -> None:
         self.jobs = {job.name: job for job in jobs}
@@ -113,7 +113,7 @@ class Scheduler:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Schedule until cancelled; gives the schedule up at the end."""
+        """Run jobs until cancelled, then give up the lease."""
         try:
             while True:
                 if await self._may_run():
@@ -125,7 +125,7 @@ class Scheduler:
                 await self._host.hold(0)
 
     async def run_now(self, name: JobName, dry_run: bool) -> Outcome:
-        """One pass at once. Raises JobRunning, or what the pass failed with."""
+        """Run one pass now. Raises JobRunning, or the error of the pass."""
         job = self.jobs[name]
         if job.state is JobState.BLOCKED:
             raise Unavailable(f"the {name} job is blocked: {job.last_error or 'starting'}")
@@ -134,16 +134,16 @@ class Scheduler:
         await self._host.prepare()
         if dry_run:
             return await job.run(True)
-        # A caller that goes away does not end the pass.
+        # The pass continues if the caller goes away.
         return await asyncio.shield(asyncio.ensure_future(self._pass(job)))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds; it is looked at whenever a job changes."""
+        """Return once the condition holds; it is checked whenever a job changes."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
 
-    # --- may jobs run? -------------------------------------------------------------------------
+    # --- whether jobs may run ------------------------------------------------------------------
 
     async def _may_run(self) -> bool:
         try:
@@ -166,7 +166,7 @@ class Scheduler:
         return False
 
     async def _prepare(self) -> None:
-        """Start what the jobs need, and go on holding the schedule meanwhile."""
+        """Start Spark, and keep renewing the lease in the meantime."""
         preparing = asyncio.ensure_future(self._host.prepare())
         while not preparing.done():
             with suppress(TimeoutError):
@@ -180,31 +180,31 @@ class Scheduler:
                 _log.info("%s job: %s", job.name, state, extra={"why": why})
             job.state = state
             job.last_error = why
-        self._tell()
+        self._notify()
 
-    # --- jobs that run -------------------------------------------------------------------------
+    # --- running jobs --------------------------------------------------------------------------
 
     async def _run_jobs(self) -> None:
-        """Run every job on its interval until the schedule is lost."""
+        """Run every job on its interval until the lease is lost."""
         tasks = []
         for job in self.jobs.values():
             _log.info(job.started_line)
             job.state, job.last_error = JobState.WAITING, ""
             tasks.append(asyncio.create_task(self._repeat(job)))
         try:
-            await self._keep_schedule()
+            await self._keep_lease()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_schedule(self) -> None:
+    async def _keep_lease(self) -> None:
         while True:
             await self._clock.sleep_ms(RENEW_MS)
             try:
                 held, holder = await self._host.hold(HOLD_MS)
             except TidemarkError as error:
-                _log.warning("the schedule was not renewed", extra={"why": error.detail})
+                _log.warning("the scheduler lease was not renewed", extra={"why": error.detail})
                 return
             if not held:
                 _log.warning("scheduler %s has taken over", holder)
@@ -212,7 +212,7 @@ class Scheduler:
 
     async def _repeat(self, job: Job) -> None:
         while True:
-            with suppress(Exception):  # kept in the status, and logged
+            with suppress(Exception):  # in the status and in the log
                 await asyncio.shield(asyncio.ensure_future(self._pass(job)))
             await self._clock.sleep_ms(job.interval_ms)
 
@@ -222,7 +222,7 @@ class Scheduler:
         before, job.state, job.busy = job.state, JobState.RUNNING, True
         job.last_pass_ms = self._clock.wall_ms()
         began_ms = self._clock.monotonic_ms()
-        self._tell()
+        self._notify()
         outcome = "failed"
         try:
             done = await job.run(False)
@@ -232,7 +232,7 @@ class Scheduler:
             return done
         except Exception as error:
             job.last_error = error.detail if isinstance(error, TidemarkError) else str(error)
-            _log.exception("a %s pass failed; the next one does what is left", job.name)
+            _log.exception("a %s pass failed; the next one does the rest", job.name)
             raise
         finally:
             now_ms = self._clock.monotonic_ms()
@@ -243,7 +243,7 @@ class Scheduler:
             if job.state is JobState.RUNNING:
                 job.state = before
             job.busy = False
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()

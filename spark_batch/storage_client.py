@@ -1,7 +1,7 @@
-"""Storage as the driver and the executors call it: plain blocking gRPC, one channel per use.
+"""The storage client of the driver and the executors: blocking gRPC, one channel per use.
 
-Spark runs Python in threads of its own making, so that there is no event loop to share. Every
-failure is a `TidemarkError`; nothing is repeated here, because a pass that fails is run again.
+Spark runs Python in its own threads, so there is no event loop to share. Every failure is a
+`TidemarkError`; calls are not repeated, because a failed pass is run again.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,19 +25,19 @@ from tidemark.telemetry.traces import Metadata, inject
 from tidemark.topics import Topic
 
 FORMAT_VERSION: Final = 3
-"""Of stored data: rules and plans are written for what it means."""
+"""The format of stored data that rules and plans are written for."""
 
 PendingApply = Callable[[], retention_pb2.ApplyRetentionResponse]
-"""A call that is under way; calling it waits for the answer."""
+"""A call in progress; calling it waits for the response."""
 
 _CALL_TIMEOUT_S: Final = 60.0
 _HOME: Final = 0
-"""The partition in which topics have their home."""
+"""The home partition of topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAddress:
-    """A partition, and the address of the storage service that holds it."""
+    """A partition and the address of the storage service that holds it."""
 
     partition: int
     address: str
@@ -47,10 +47,10 @@ class StorageClient:
     """One storage service. Close it, or use it as a context manager."""
 
     def __init__(self, address: str, traceparent: str = "") -> None:
-        """Calls belong to the trace of `traceparent`, or to that in which they are made."""
+        """Calls belong to the trace of `traceparent`, or else to the current one."""
         self._traceparent = traceparent
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        # The generated types know asynchronous channels alone.
+        # The generated types only know asynchronous channels.
         self._storage: Any = StorageServiceStub(self._channel)  # type: ignore[arg-type]
         self._retention: Any = RetentionServiceStub(self._channel)  # type: ignore[arg-type]
 
@@ -76,7 +76,7 @@ class StorageClient:
         return described
 
     def topics(self) -> Iterator[Topic]:
-        """All topics, as their home partition knows them."""
+        """All topics, from their home partition."""
         request = storage_pb2.ListTopicsRequest(partition=_HOME, page_size=PAGE_SIZE_MAX)
         while True:
             page = self._call(self._storage.ListTopics, request)
@@ -86,14 +86,14 @@ class StorageClient:
             request.page_token = page.next_page_token
 
     def scan(self, request: retention_pb2.ScanTableRequest) -> Iterator[pa.RecordBatch]:
-        """The batches of one table of one partition, as they come."""
+        """The batches of one table of one partition, as they arrive."""
         with _revived():
             for piece in self._retention.ScanTable(request):
                 with pa.ipc.open_stream(piece.arrow) as stream:
                     yield from stream
 
     def apply(self, request: retention_pb2.ApplyRetentionRequest) -> PendingApply:
-        """Begin a call; what is returned waits for its answer."""
+        """Start a call; the result waits for its response."""
         begun = self._retention.ApplyRetention.future(
             request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata()
         )
@@ -119,12 +119,12 @@ def addresses(option: str) -> list[str]:
     """The addresses of a comma-separated list."""
     found = [each.strip() for each in option.split(",") if each.strip()]
     if not found:
-        raise ValueError("the address of storage is missing")
+        raise ValueError("no storage address given")
     return found
 
 
 def find_partitions(storage: str) -> list[PartitionAddress]:
-    """Where every partition of the cluster is; raises for one that nobody holds."""
+    """The address of every partition of the cluster; raises if one is missing."""
     found: dict[int, PartitionAddress] = {}
     partitions = 0
     for address in addresses(storage):
@@ -133,14 +133,14 @@ def find_partitions(storage: str) -> list[PartitionAddress]:
         if described.format_version != FORMAT_VERSION:
             raise FormatNotSupported(
                 f"storage at {address} has format {described.format_version}, "
-                f"these jobs know {FORMAT_VERSION}"
+                f"these jobs support {FORMAT_VERSION}"
             )
         partitions = max(partitions, described.partitions)
         for held in described.held:
             found.setdefault(held.partition, PartitionAddress(held.partition, address))
     missing = [number for number in range(partitions) if number not in found]
     if missing or not found:
-        raise PartitionNotFound(f"nobody at {storage} holds partitions {missing}")
+        raise PartitionNotFound(f"no storage service at {storage} holds partitions {missing}")
     return [found[number] for number in sorted(found)]
 
 
@@ -153,7 +153,7 @@ def find_topics(storage: str) -> list[Topic]:
 
 @contextmanager
 def _revived() -> Iterator[None]:
-    """Errors of gRPC's blocking calls are Tidemark's; they have the same parts as asyncio's."""
+    """Raise TidemarkErrors for blocking calls; their errors have the same parts as asyncio's."""
     try:
         yield
     except grpc.RpcError as error:

@@ -1,7 +1,7 @@
-"""The daemon that Spark forks Python workers from, with everything imported that a pass needs.
+"""The daemon that Spark forks Python workers from, with all imports of a pass done.
 
-Idle workers end after a minute, so that nearly every pass starts new ones: a fork is milliseconds,
-the imports are most of a second. Imports only: a channel of gRPC would not survive the fork.
+Idle workers end after a minute, so nearly every pass starts new ones: a fork takes milliseconds,
+the imports most of a second. It only imports: a gRPC channel would not survive the fork.
 """
 
 import pyspark.sql.pandas.serializers

@@ -13,7 +13,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class JobService(jobs_pb2_grpc.JobServiceServicer):
-    """How the jobs are, and passes on demand."""
+    """The state of the jobs, and passes on demand."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
@@ -30,7 +30,7 @@ class JobService(jobs_pb2_grpc.JobServiceServicer):
         try:
             name = JobName(jobs_pb2.JobName.Name(request.name).removeprefix("JOB_NAME_").lower())
         except ValueError:
-            raise InvalidArgument("there is no such job", field="name") from None
+            raise InvalidArgument("unknown job", field="name") from None
         done = await self._scheduler.run_now(name, request.dry_run)
         response = jobs_pb2.RunJobResponse(pass_id=done.pass_id)
         for each in done.findings:

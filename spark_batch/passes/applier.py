@@ -1,7 +1,7 @@
-"""PendingApply: what the executors do with a plan, call by call, beside the data.
+"""The applier: executors send a plan to storage, call by call.
 
-A plan arrives in the order in which it was read, storage partition by storage partition; nothing is
-gathered or moved between machines. A task that dies may be run again: storage finds what is gone.
+A plan arrives in the order in which it was read, one storage partition after the other, and is not
+shuffled between machines. A task that dies can be run again: storage ignores what is already gone.
 """
 
 from collections import deque
@@ -16,13 +16,13 @@ import pyarrow as pa
 from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
 from spark_batch.storage_client import PendingApply, StorageClient
 
-CALLS_UNDER_WAY: Final = 2
-"""Calls of one task that storage has at a time: the next is there when one is done."""
+CALLS_IN_PROGRESS_MAX: Final = 2
+"""Concurrent calls of one task, so that storage always has the next one."""
 
 OUTCOME: Final = (
     "topic string, retention_type string, removed bigint, bytes bigint, stale bigint, calls bigint"
 )
-"""What a task reports per topic and type; `removed` counts messages, queues or records."""
+"""The report of a task per topic and type; `removed` counts messages, queues or records."""
 
 _Totals = dict[tuple[str, str], list[int]]
 
@@ -32,7 +32,7 @@ def applier(
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for `mapInArrow`; `addresses` are the addresses of storage by partition.
 
-    Executors are other processes: `traceparent` makes their calls part of the pass's trace.
+    `traceparent` makes the calls of the executors part of the trace of the pass.
     """
     return partial(_apply, dict(addresses), pass_id, batch_size, traceparent)
 
@@ -48,17 +48,17 @@ def _apply(
     clients: dict[str, StorageClient] = {}
     rows_max = min(batch_size, RUNS_PER_ROW_MAX)
     plan = chain.from_iterable(fold(batch, rows_max) for batch in batches)
-    under_way: deque[tuple[Call, StorageClient, PendingApply]] = deque()
+    in_progress: deque[tuple[Call, StorageClient, PendingApply]] = deque()
     with ExitStack() as opened:
         for call in pack(plan, pass_id, batch_size):
             address = addresses[call.request.partition]
             if address not in clients:
                 clients[address] = opened.enter_context(StorageClient(address, traceparent))
             client = clients[address]
-            under_way.append((call, client, client.apply(call.request)))
-            if len(under_way) == CALLS_UNDER_WAY:
-                _finish(*under_way.popleft(), totals)
-        for each in under_way:
+            in_progress.append((call, client, client.apply(call.request)))
+            if len(in_progress) == CALLS_IN_PROGRESS_MAX:
+                _finish(*in_progress.popleft(), totals)
+        for each in in_progress:
             _finish(*each, totals)
     if totals:
         rows = [(*key, *total) for key, total in totals.items()]
@@ -67,15 +67,15 @@ def _apply(
         yield pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
 
 
-def _finish(call: Call, client: StorageClient, applying: PendingApply, totals: _Totals) -> None:
-    """Wait for a call and count what it removed."""
+def _finish(call: Call, client: StorageClient, pending: PendingApply, totals: _Totals) -> None:
+    """Wait for a call and add what it removed to the totals."""
     total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
     while True:
-        applied = applying()
+        applied = pending()
         total[0] += applied.messages + applied.queues
         total[1] += applied.bytes
         total[2] += applied.stale
         total[3] += 1
         if not applied.more:
             return
-        applying = client.apply(call.request)  # old records leave in portions
+        pending = client.apply(call.request)  # old records are removed in portions

@@ -1,8 +1,8 @@
 """Calls: folds a plan and packs it into bounded requests to storage.
 
-Pure. Consecutive runs of one lane become one row of a request, because storage loads the queue once
-for all of them; a run that is not planned but lies between two that are is checked like the others.
-A plan has a row per run, so that folding is done by Arrow, column by column.
+Pure. Consecutive runs of one lane become one row of a request, because storage then loads the queue
+once for all of them. A run in between that is not planned is checked by storage like the others. A
+plan has a row per run, so folding is done by Arrow, column by column.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
 )
 
 RUNS_PER_ROW_MAX: Final = 100
-"""Runs that one row of a request names: storage puts up to 32 rows into one commit."""
+"""Runs in one row of a request; storage puts up to 32 rows into one commit."""
 
 _SHARED: Final = (
     "partition",
@@ -31,7 +31,7 @@ _SHARED: Final = (
     "queue_id",
     "fairness_key",
 )
-"""What the planned rows of one lane have in common."""
+"""The columns that planned rows of one lane share."""
 
 
 class Planned(NamedTuple):
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 
 
 def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
-    """The rows of a plan (`rules.PLAN`) in their order, at most so many folded into one."""
+    """Fold the rows of a plan (`rules.PLAN`), in order, at most `rows_max` into one."""
     count = plan.num_rows
     if not count:
         return
@@ -59,7 +59,7 @@ def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
         column = plan.column(name)
         return column.slice(1), column.slice(0, count - 1)
 
-    # Queues and records have no offsets, so that each begins anew.
+    # Queues and records have no offsets, so each starts a new row.
     begins = reduce(
         pc.or_,
         (pc.not_equal(*neighbours(name)) for name in _SHARED),
@@ -80,7 +80,7 @@ def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
 
 
 class Call(NamedTuple):
-    """A request, and what it is about."""
+    """A request, with the topic and type that it belongs to."""
 
     topic: str
     retention_type: str
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 def pack(plan: Iterable[Planned], pass_id: str, batch_size: int) -> Iterator[Call]:
     """Requests that cover the plan in its order, with at most `batch_size` planned rows each.
 
-    What was folded is not cut again: it must be no larger than that.
+    Folded rows are not split, so they must not be larger than `batch_size`.
     """
     call: Call | None = None
     about: tuple[object, ...] = ()

@@ -1,6 +1,6 @@
-"""Findings: what a pass removed, or would, per topic and rule, and why nothing was due (R11).
+"""Findings: what a pass removed or would remove per topic and rule, and why nothing was due (R11).
 
-Pure: it is given topics and counts.
+Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ Counts = Mapping[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rule found in one topic, or in one table of records."""
+    """The result of one rule for one topic, or for one table of records."""
 
     topic: str
     rule: str
@@ -31,9 +31,10 @@ class Finding:
 def explain(
     topics: Iterable[Topic], kinds: Iterable[str], counts: Counts, days: Mapping[str, int]
 ) -> list[Finding]:
-    """A finding per topic and kind, and per table of old records; `days` are the cluster's limits.
+    """A finding per topic and kind, and per table of old records; `days` are cluster-wide limits.
 
-    "Too young" is everything that a rule may take one day, but not now: unsettled and held too.
+    "Too young" covers everything that may become due later, including messages that are unsettled
+    or reserved.
     """
     names = [topic.name for topic in topics]
     findings = []

@@ -1,7 +1,7 @@
 """The jobs: read, plan by the rules, apply from the executors (R1-R9).
 
-A job is thin: what is due is said by `rules`, how it is asked for by `calls`, and storage has the
-last word on each row. A pass that breaks is not resumed: the next one finds what is left.
+A job is thin: `rules` decides what is due, `calls` forms the requests, and storage checks each row
+again. A pass that fails is not resumed: the next one finds what is left.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
 from spark_batch.passes import rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
@@ -34,7 +34,7 @@ EVICTION_TYPES: Final = (rules.MAX_WAIT_TIME_EVICTION,)
 RECORD_TIMES: Final = {
     name: TABLES[name].time for name in ("messages_consumed", "system_metrics", "history")
 }
-"""Tables of records, and the column by which they get old."""
+"""Tables of records, with the column that determines their age."""
 
 _RUN_COLUMNS: Final = (
     "partition,topic,lmq_name,queue_id,fairness_key,first_offset,messages,bytes,publish_time,"
@@ -49,7 +49,7 @@ _tracer = tracer(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass came to."""
+    """The outcome of one pass."""
 
     pass_id: str
     dry_run: bool
@@ -62,7 +62,7 @@ class Pass:
 
     @property
     def counts(self) -> dict[str, int]:
-        """By retention type, in the order of the rules."""
+        """Counts by retention type, in the order of the rules."""
         kinds = dict.fromkeys(each.rule for each in self.findings)
         return {kind: self.count(kind) for kind in kinds}
 
@@ -94,7 +94,7 @@ class Jobs:
         return done
 
     def eviction(self, dry_run: bool = False) -> Pass:
-        """Messages that waited too long (R5)."""
+        """Messages past the max wait of their topic (R5)."""
         done = self._pass(
             "eviction",
             EVICTION_TYPES,
@@ -112,7 +112,7 @@ class Jobs:
     # --- plans ---------------------------------------------------------------------------------
 
     def plan_retention(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
-        """What retention would remove, as rows of `rules.PLAN`; None if every rule is off."""
+        """The plan of a retention pass, as rows of `rules.PLAN`; None if every rule is off."""
         settings = self._settings
         parts = []
         kept = [topic for topic in topics if _shortest_s(topic.settings)]
@@ -134,7 +134,7 @@ class Jobs:
         return _union(parts) if parts else None
 
     def plan_eviction(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
-        """What eviction would remove; None if no topic limits the wait."""
+        """The plan of an eviction pass; None if no topic limits the wait."""
         limited = [topic for topic in topics if topic.settings.max_wait_time_seconds]
         if not limited:
             return None
@@ -144,14 +144,15 @@ class Jobs:
         return rules.capped(plan, self._settings.eviction_pass_limit)
 
     def _runs(self, topics: list[Topic], bound_ms: int) -> DataFrame:
-        """Runs that may be due: of these topics, published by then at the latest."""
+        """Runs that may be due: of these topics, published at or before `bound_ms`."""
         names = tuple(sorted(topic.name for topic in topics))
         return self._read("runs", _RUN_COLUMNS, ScanFilter(names, before_ms=bound_ms + 1))
 
     def _old_records(self, bound_ms: int) -> DataFrame | None:
-        """Partition, table and time of all records before then; counted together, moved once.
+        """Partition, table and time of all records before `bound_ms`, as one frame.
 
-        Storage keeps them in the order of time, so that the driver asks first: mostly none is old.
+        The driver first asks storage whether there are any: records are ordered by time, so that is
+        cheap, and mostly none is old.
         """
         scan_filter = ScanFilter(before_ms=bound_ms)
         frames = [
@@ -164,7 +165,7 @@ class Jobs:
         return _union(frames) if frames else None
 
     def _limits(self, topics: list[Topic]) -> DataFrame:
-        """As literals: a frame made of Python's objects would be a job of its own."""
+        """The limits as SQL literals: a frame of Python objects would cost a Spark job."""
         rows = [
             (
                 topic.name,
@@ -220,7 +221,7 @@ class Jobs:
         return Pass(pass_id, dry_run, findings, self._clock.monotonic_ms() - started_ms)
 
     def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
-        """Have the executors apply a plan; what was removed. May be repeated with the same id."""
+        """Have the executors apply a plan; returns what was removed. Safe to repeat."""
         addresses = {each.partition: each.address for each in self._partitions()}
         apply = applier(addresses, pass_id, batch_size, current_traceparent())
         outcomes = plan.mapInArrow(apply, OUTCOME).collect()

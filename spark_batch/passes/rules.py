@@ -1,14 +1,13 @@
 """The rules of retention, one function each: tables in, planned deletions out (R1-R5).
 
-Pure: a rule reads no clock, no setting and no storage, so that the same function serves a pass and
-a test on three rows. A planned deletion is one row of `PLAN`; storage checks it again before it
-deletes anything.
+Pure: a rule reads no clock, no settings and no storage, so a test can run it on three rows. A
+planned deletion is one row of `PLAN`; storage checks it again before it deletes anything.
 """
 
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
 EXPIRED: Final = "expired"
 COMPLETED: Final = "completed"
@@ -18,13 +17,13 @@ OLD_RECORDS: Final = "old_records"
 
 PLAN: Final = (
     "partition",
-    "topic",  # of old records: their table
+    "topic",  # for old records: their table
     "retention_type",
     "lmq_name",
     "queue_id",
     "fairness_key",
     "first_offset",
-    "messages",  # of queues 1, of old records their number
+    "messages",  # for queues 1, for old records their number
     "bytes",
     "before_ms",
 )
@@ -34,7 +33,7 @@ LIMITS: Final = (
     "topic string, retention_enabled boolean, retention_seconds bigint, "
     "completed_retention_seconds bigint, max_wait_time_seconds bigint"
 )
-"""The shape of `topics`: the limits that the rules of runs obey."""
+"""The columns of `topics`: the limits of the rules for runs."""
 
 _DAY_MS: Final = 86_400_000
 
@@ -50,13 +49,13 @@ def completed(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
 
 
 def expired_or_completed(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
-    """R1 and R2 in one reading; what both would take counts as expired."""
+    """R1 and R2 over one read; runs that match both count as expired."""
     kind = F.when(_is_expired(now_ms), EXPIRED).when(_is_completed(now_ms), COMPLETED)
     return _planned_runs(_with_limits(runs, topics), kind)
 
 
 def waiting_too_long(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
-    """R5: unsettled in some group, or nobody's at all, after `max_wait_time_seconds`."""
+    """R5: unsettled in some group, or without any group, after `max_wait_time_seconds`."""
     due = (
         _is_older(F.col("max_wait_time_seconds"), now_ms)
         & ((F.col("groups") == 0) | (F.col("waiting_groups") > 0))
@@ -66,7 +65,7 @@ def waiting_too_long(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFra
 
 
 def inactive_queues(queues: DataFrame, days: int, now_ms: int) -> DataFrame:
-    """R3: no messages, none scheduled, and nothing happened for so many days."""
+    """R3: no messages, none scheduled, and no activity for `days` days."""
     last_activity_ms = F.unix_millis("last_activity")
     due = (
         (F.col("messages") == 0)
@@ -88,7 +87,7 @@ def inactive_queues(queues: DataFrame, days: int, now_ms: int) -> DataFrame:
 
 
 def old_records(records: DataFrame, days: int, now_ms: int) -> DataFrame:
-    """R4: `records` (partition, table, time) older than so many days, a row per table there."""
+    """R4: `records` (partition, table, time) older than `days` days, one row per table."""
     before_ms = now_ms - days * _DAY_MS
     old = records.where(F.unix_millis("time") < before_ms)
     counted = old.groupBy("partition", "table").agg(F.count("*").alias("messages"))
@@ -107,9 +106,9 @@ def old_records(records: DataFrame, days: int, now_ms: int) -> DataFrame:
 
 
 def capped(plan: DataFrame, limit: int) -> DataFrame:
-    """The oldest rows of a plan of runs or queues, until they reach the limit; 0 is none.
+    """The oldest rows of a plan of runs or queues, up to the limit; 0 is no limit.
 
-    The row that reaches it is the last, so that a large run is not put off for ever.
+    The row that crosses the limit is included, so that a large run is not postponed indefinitely.
     """
     if not limit:
         return plan
@@ -120,7 +119,7 @@ def capped(plan: DataFrame, limit: int) -> DataFrame:
 
 
 def _with_limits(runs: DataFrame, topics: DataFrame) -> DataFrame:
-    """Runs of topics that exist; there are few topics, so that no run moves for the join."""
+    """Runs of existing topics. Topics are few, so they are broadcast and no run is shuffled."""
     return runs.join(F.broadcast(topics), "topic")
 
 
@@ -136,7 +135,7 @@ def _is_completed(now_ms: int) -> Column:
 
 
 def _is_older(limit_s: Column, now_ms: int) -> Column:
-    """At the limit counts; a limit of 0 is off."""
+    """Whether a run has reached the limit; 0 is no limit."""
     return (limit_s > 0) & (F.unix_millis("publish_time") <= F.lit(now_ms) - limit_s * 1000)
 
 

@@ -1,8 +1,8 @@
-"""Reading for the jobs: the tables of the data source, without its planning.
+"""The table reader of the jobs: reads tables of the data source without Spark's planning.
 
-For each step of planning a Python data source Spark starts a fresh Python process, several for each
-table: seconds in which a small pass would be over. The jobs know what they want of which partition,
-so the same reader runs inside ordinary tasks here, one for each partition of storage.
+Spark starts a new Python process for each planning step of a Python data source, several per table,
+which takes longer than a small pass. The jobs know what they need from which partition, so they run
+the same reader inside ordinary tasks, one per storage partition.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ def read(
     columns: str,
     scan_filter: ScanFilter,
 ) -> DataFrame:
-    """The rows of a table that storage chooses."""
+    """The rows of a table that match the filter."""
     names = columns.split(",")
     reader = TidemarkReader("", table, names, scan_filter)
 
@@ -35,7 +35,7 @@ def read(
 
 
 def has_rows(partitions: Sequence[PartitionAddress], table: str, scan_filter: ScanFilter) -> bool:
-    """Whether any partition has such a row; for tables in the order of time, at once."""
+    """Whether any partition has a matching row; immediate for tables ordered by time."""
     reader = TidemarkReader("", table, [TABLES[table].time], scan_filter, batch_rows=1)
     return any(
         next(reader.read(StoragePartition(partition)), None) is not None for partition in partitions
