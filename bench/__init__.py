@@ -1,5 +1,5 @@
-"""Benchmarks: `python -m bench NAME`. Ratios within one run on one machine, never across runs.
+"""Benchmarks: `python -m bench NAME`. They compare ratios within one run, never across runs.
 
-`bench.frame` is what they share. They use services and clients from the outside, as users do;
-where one part is measured alone, as a partition is, they call its public interface.
+`harness/` is shared. Benchmarks use services and clients from outside, as users do; to measure one
+part alone, such as a partition, they call its public interface.
 """

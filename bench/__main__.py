@@ -1,4 +1,4 @@
-"""`python -m bench NAME [--quick] [--json FILE]`, or `--list`. Exit code 1: a bar does not hold."""
+"""`python -m bench NAME [--quick] [--json FILE]`, or `--list`. Exits with 1 if a bar fails."""
 
 import argparse
 import asyncio
@@ -10,20 +10,20 @@ from typing import Final
 
 from rich.console import Console
 
-from bench.frame import BENCHMARKS, Bench, write_json
-from bench.machine import file_system
-from bench.tables import show
+from bench.harness.benchmark import BENCHMARKS, Bench, write_json
+from bench.harness.machine import file_system
+from bench.harness.tables import show
 
 MODULES: Final = (
-    "bench.rpc",
-    "bench.storage",
+    "bench.rpc.benchmark",
+    "bench.storage.benchmark",
     "bench.idle_queues",
     "bench.expiry",
     "bench.preempt",
-    "bench.cycle",
-    "bench.sweep",
+    "bench.cycle.benchmark",
+    "bench.sweep.benchmark",
     "bench.retention",
-    "bench.tracing",
+    "bench.tracing.benchmark",
 )
 """The modules that register benchmarks when imported."""
 
@@ -60,21 +60,27 @@ async def _run(bench: Bench) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Runs one benchmark.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="which benchmark")
-    what.add_argument("--list", action="store_true", help="say which there are")
-    parser.add_argument("--quick", action="store_true", help="less of everything, to try it out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
-    parser.add_argument("--no-bars", action="store_true", help="exit with 0 whatever the bars say")
-    parser.add_argument("--queues", type=int, metavar="N", help="how many are many queues")
-    parser.add_argument("--seed", type=int, default=1, help="of what is drawn at random")
+    what.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="the benchmark to run")
+    what.add_argument("--list", action="store_true", help="list the benchmarks")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds")
     parser.add_argument(
-        "--dir", type=Path, default=_disk(), help="where to write while measuring (%(default)s)"
+        "--json", type=Path, metavar="FILE", help="also write the report to this file"
+    )
+    parser.add_argument(
+        "--no-bars", action="store_true", help="exit with 0 even if a bar does not hold"
+    )
+    parser.add_argument(
+        "--queues", type=int, metavar="N", help="number of queues for benchmarks with many queues"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of random choices")
+    parser.add_argument(
+        "--dir", type=Path, default=_disk(), help="directory for data (%(default)s)"
     )
     return parser
 
 
 def _disk() -> Path:
-    """The directory for temporary files, unless that is memory, where syncing costs nothing."""
+    """The directory for temporary files, unless it is in memory, where a sync costs nothing."""
     temporary = Path(tempfile.gettempdir())
     return Path.cwd() if file_system(temporary) == "tmpfs" else temporary
 

@@ -1,8 +1,8 @@
 """Benchmark `expiry`: how late messages come back while many reservations are open, under traffic.
 
-One client holds many messages for long. Beside it, traffic runs without a pause, and a stream of
-messages is taken and never settled, so that each comes back when its reservation expires. What open
-reservations cost while none is due is measured before that, with and without traffic.
+One client holds many messages for a long time. Meanwhile traffic runs without a pause, and a stream
+of messages is reserved and never settled, so that each comes back when its reservation expires. The
+cost of open reservations that are not due is measured first, with and without traffic.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.broker import TOPIC, Broker, Stopwatch, broker_of, publish_each, take
-from bench.cluster import running_cluster
-from bench.figures import percentile
-from bench.frame import Bench, Result, benchmark, once
+from bench.harness.benchmark import Bench, Result, benchmark, once
+from bench.harness.broker import TOPIC, Broker, Stopwatch, broker_of, publish_each, take
+from bench.harness.cluster import running_cluster
+from bench.harness.figures import percentile
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.codec import receipt_of
@@ -23,7 +23,7 @@ from tidemark.client.transport.session import Consumer, Session
 
 LATENESS_P99_MS_MAX: Final = 100
 VISIBILITY_MS: Final = 500
-"""Of the messages that come back."""
+"""Visibility timeout of the messages that come back."""
 
 _HELD_VISIBILITY_MS = 3_600_000
 _HELD_PER_QUEUE = 100
@@ -70,7 +70,7 @@ async def expiry(bench: Bench) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything."""
+    """The sizes of the run."""
 
     held: int
     traffic_s: int
@@ -84,19 +84,19 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Seen:
-    """What became of the messages that nobody settles at first."""
+    """What happened to the messages whose first delivery is not settled."""
 
     published: int = 0
     first_ms: dict[Place, float] = field(default_factory=dict)
     """From the commit of a message to its first delivery."""
     late_ms: list[float] = field(default_factory=list)
-    """From its deadline to the second, as if it had been reserved in the commit that stored it."""
+    """From the deadline to the second delivery, if it was reserved in the commit that stored it."""
     late_min_ms: list[float] = field(default_factory=list)
-    """The same as if it had been reserved when it arrived. The truth lies between the two."""
+    """The same, if it was reserved when it arrived. The true value is between the two."""
 
 
 class Load:
-    """What goes on in the cluster while it is measured."""
+    """The load on the cluster during the measurement."""
 
     def __init__(self, broker: Broker, sizes: Sizes, payload: bytes) -> None:
         self.seen = Seen()
@@ -107,7 +107,7 @@ class Load:
         self._traffic_messages = 0
 
     async def hold(self, session: Session) -> None:
-        """Take many messages, a reservation each, and keep them."""
+        """Reserve many messages, one reservation each, and hold them."""
         consumer = session.open_consumer("holders", visibility_ms=_HELD_VISIBILITY_MS)
         queues = [f"{TOPIC}/held-{number}" for number in range(self._sizes.held // _HELD_PER_QUEUE)]
         names = queues * _HELD_PER_QUEUE
@@ -118,7 +118,7 @@ class Load:
         assert len(held) == self._sizes.held, "one reservation for each message"
 
     async def cost(self, name: str, *, expiring: bool) -> Result:
-        """What the services use: while nothing happens at all, and under traffic."""
+        """CPU time of the services: without any load, and under traffic."""
         figures = {} if expiring else await self._quiet()
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self._traffic())
@@ -192,7 +192,7 @@ class Load:
 
     @asynccontextmanager
     async def _expiring(self) -> AsyncIterator[None]:
-        """Publish what is taken and not settled; leave once all of it came back."""
+        """Publish messages that are reserved but not settled; return once all came back."""
         async with self._broker.session("expiring") as session:
             names = [f"{TOPIC}/expiring-{number}" for number in range(_EXPIRING_QUEUES)]
             consumer = session.open_consumer("late", credit=_CREDIT, visibility_ms=VISIBILITY_MS)
@@ -224,7 +224,7 @@ class Load:
         if delivery.attempt_count == 0:
             self.seen.first_ms[place] = waited_ms
             return
-        if delivery.attempt_count == 1:  # a settlement that comes too late is no measurement
+        if delivery.attempt_count == 1:  # a late settlement is not measured
             late_ms = waited_ms - VISIBILITY_MS
             self.seen.late_ms.append(late_ms)
             self.seen.late_min_ms.append(late_ms - self.seen.first_ms[place])
@@ -233,7 +233,7 @@ class Load:
 
 @asynccontextmanager
 async def _running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Work that goes on meanwhile; if some of it fails, so does this."""
+    """Run work in the background; if it fails, so does this."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield

@@ -1,9 +1,9 @@
 """Benchmark `idle-queues`: lite queues used once, then idle; then a second, different set.
 
-A real cluster, driven over sessions as users would: each queue gets a message, which a group
-consumes and acknowledges; then automatic cleanup unloads it. On the way it shows what an operation
-costs where few queues exist and where many do, beside a cluster that never has more than a few;
-then what is left in the memory of each process, and what the first message to a cold queue takes.
+A real cluster, driven over sessions: each queue gets a message, which a group consumes and
+acknowledges; then automatic cleanup unloads the queue. It measures the cost of an operation with
+few and with many queues, in alternation with a cluster that never has more than a few; then the
+memory left in each process, and the latency of the first message to a cold queue.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from functools import reduce
 from random import Random
 from typing import Final
 
-from bench.broker import (
+from bench.harness.benchmark import Bench, Result, benchmark, once
+from bench.harness.broker import (
     TOPIC,
     Broker,
     Stopwatch,
@@ -24,10 +25,9 @@ from bench.broker import (
     publish_each,
     take,
 )
-from bench.cluster import memory_of, running_cluster
-from bench.figures import percentile
-from bench.frame import Bench, Result, benchmark, once
-from bench.usage import unshared_bytes
+from bench.harness.cluster import memory_of, running_cluster
+from bench.harness.figures import percentile
+from bench.harness.usage import unshared_bytes
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.session import Session
@@ -35,16 +35,16 @@ from tidemark.local.cluster import SERVICES, ServiceName
 
 FEW: Final = 1000
 COST_RATIO_MAX: Final = 1.3
-"""The cost of an operation where many queues exist, as a multiple of that where few do."""
+"""The cost of an operation with many queues, relative to that with few."""
 
 GROWTH_BYTES_MAX: Final = 64
-"""Unshared memory of each process that a queue of the second set may leave behind."""
+"""Unshared memory per process that a queue of the second set may leave behind."""
 
 COLD_MIN: Final = 10_000
-"""Messages a second, one to each of many cold queues."""
+"""Messages per second, one to each of many cold queues."""
 
 COLD_P99_RATIO_MAX: Final = 10
-"""The first message to a cold queue, as a multiple of one to a warm queue, p99 of both."""
+"""Latency of the first message to a cold queue, relative to a warm one; p99 of both."""
 
 _CHUNK_QUEUES = 1000
 _SESSIONS = 4
@@ -81,7 +81,7 @@ async def idle_queues(bench: Bench) -> None:
         sets = {f"first {queues:,} queues": first, f"second {queues:,} queues": second}
         bench.tables.append([each.pace(name) for name, each in sets.items()])
         bench.tables.append([row for name, each in sets.items() for row in each.memory(name)])
-        if not bench.quick:  # a few queues do not fill the caches, which then still grow
+        if not bench.quick:  # with few queues the caches are still growing
             for service in SERVICES:
                 name = f"second {queues:,} queues: bytes left by each in {service}"
                 bench.at_most(name, second.left_bytes(service), GROWTH_BYTES_MAX)
@@ -89,7 +89,7 @@ async def idle_queues(bench: Bench) -> None:
 
 
 async def _first_set(bench: Bench, few: "Queues", many: "Queues", queues: int) -> "Used":
-    """Use the first set, pausing where it has reached each power of ten to measure."""
+    """Use the first set, and measure at each power of ten."""
     levels = [level for level in (FEW * 10**power for power in range(1, 4)) if level <= queues]
     if queues not in levels:
         levels.append(queues)
@@ -112,7 +112,7 @@ async def _cold_beside_warm(bench: Bench, many: "Queues") -> None:
     bench.at_most("cold / warm publish, p99", ratio, COLD_P99_RATIO_MAX)
     name = "one message to each of many queues"
     results = await bench.measure({name: many.publish_to_many})
-    if not bench.quick:  # a short burst does not keep everybody on its way busy
+    if not bench.quick:  # a short burst does not keep all processes busy
         cold_per_s = results[name]["cold_per_s"].median
         bench.at_least("one message to each of many cold queues, per second", cold_per_s, COLD_MIN)
 
@@ -139,7 +139,7 @@ class Used:
     after: Memory
 
     def then(self, other: "Used") -> "Used":
-        """Both, one after the other; what was done in between counts as theirs."""
+        """Both, one after the other; what was done in between is included."""
         peak = {name: max(self.peak[name], other.peak[name]) for name in SERVICES}
         return Used(
             self.queues + other.queues,
@@ -151,7 +151,7 @@ class Used:
         )
 
     def left_bytes(self, service: ServiceName) -> float:
-        """What each queue has left behind."""
+        """Memory that each queue has left behind."""
         return (self.after[service] - self.before[service]) / self.queues
 
     def pace(self, name: str) -> Result:
@@ -175,7 +175,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much one round does."""
+    """The sizes of one round."""
 
     idle_after_ms: int
     cycles: int
@@ -184,7 +184,7 @@ class Sizes:
 
 
 class Queues:
-    """The queues of one cluster. All are idle between any two calls."""
+    """The queues of one cluster; all are idle between two calls."""
 
     def __init__(self, broker: Broker, sizes: Sizes, random: Random) -> None:
         self._broker = broker
@@ -194,12 +194,12 @@ class Queues:
         self._batch = MessageBatch(messages=[Message(payload=random.randbytes(_MESSAGE_BYTES))])
 
     async def use_once(self, wave: str, queues: int) -> Used:
-        """Publish to and consume from queues of a wave that were not used, up to that many."""
+        """Publish to and consume from unused queues of a wave, up to that many in total."""
         cluster = self._broker.cluster
         before = await memory_of(cluster)
         begin = self._used.get(wave, 0)
         stopwatch = Stopwatch()
-        # Shared by all who take from it.
+        # Shared by all tasks.
         chunks = _chunks([_name(wave, number) for number in range(begin, queues)])
         async with AsyncExitStack() as opened:
             sessions = [
@@ -215,7 +215,7 @@ class Queues:
         return Used(queues - begin, used_s, unload_s, before, peak, await memory_of(cluster))
 
     async def cycle(self) -> dict[str, float]:
-        """Publish to, consume from and acknowledge in some idle queues, then let them go idle."""
+        """Publish, consume and acknowledge in some idle queues, then let them go idle."""
         names = self._some(self._sizes.cycles)
         cpu_begin_ns = self._broker.cpu_ns()
         async with self._broker.session("cycle") as session:
@@ -230,7 +230,7 @@ class Queues:
         }
 
     async def publish_singly(self) -> dict[str, float]:
-        """In turns: a message to a queue that is idle, and one to a queue that is in use."""
+        """Alternate between a message to an idle queue and one to a loaded queue."""
         cold, warm = self._some(self._sizes.publishes), self._some(_WARM_QUEUES)
         cold_ns, warm_ns = [], []
         async with self._broker.session("single") as session:
@@ -246,7 +246,7 @@ class Queues:
         }
 
     async def publish_to_many(self) -> dict[str, float]:
-        """A message to each of many idle queues at once, and once more while they are loaded."""
+        """A message to each of many idle queues, and again while they are loaded."""
         names = self._some(self._sizes.cold_queues)
         async with self._broker.session("many") as session:
             stopwatch = Stopwatch()
@@ -274,7 +274,7 @@ class Queues:
         consumer.close()
 
     def _some(self, count: int) -> list[str]:
-        """Queues of the first set, drawn at random: a cache holds them only if it holds all."""
+        """Random queues of the first set: a cache holds them only if it holds all."""
         drawn = self._random.sample(range(self._used["first"]), count)
         return [_name("first", number) for number in drawn]
 

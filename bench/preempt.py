@@ -1,7 +1,7 @@
-"""Benchmark `preempt`: exclusive queues that change their owner, again and again.
+"""Benchmark `preempt`: takeovers of exclusive queues.
 
-How many a second, when one client takes a thousand from another or one at a time; how soon a new
-owner has its first message while the old one is stalled, holding it; and the memory of a marker.
+Takeovers per second, a thousand at once and one at a time; how soon a new owner gets its first
+message while the old owner is stalled and holds it; and the memory of a marker.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from bench.broker import TOPIC, Broker, Stopwatch, ack_all, broker_of, publish_each, take
-from bench.cluster import running_cluster
-from bench.figures import percentile
-from bench.frame import Bench, Result, benchmark, once
+from bench.harness.benchmark import Bench, Result, benchmark, once
+from bench.harness.broker import TOPIC, Broker, Stopwatch, ack_all, broker_of, publish_each, take
+from bench.harness.cluster import running_cluster
+from bench.harness.figures import percentile
 from broker_svc.exclusive.markers import EvictionMarkers
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE, TopicSettings
 from tidemark.client.transport.session import Consumer, Session
 
 STALLED_VISIBILITY_MS: Final = 600_000
-"""Of what the stalled owner holds: nothing comes back by itself during the run."""
+"""Visibility timeout of the stalled owner: nothing expires during the run."""
 
 _GROUP = "group"
 _MESSAGE_BYTES = 100
@@ -80,7 +80,7 @@ class Sizes:
 
 
 class Takeovers:
-    """Two clients that take queues from each other, and pairs of which one is stalled."""
+    """Two clients that take queues from each other, and pairs with a stalled owner."""
 
     def __init__(
         self, broker: Broker, rivals: list[Consumer], sizes: Sizes, batch: MessageBatch
@@ -115,7 +115,7 @@ class Takeovers:
     async def from_stalled(self) -> dict[str, float]:
         """The old owner holds the only message of each queue, settles nothing and ignores notices.
 
-        The time runs from asking for the subscription to having the message.
+        Measured from the subscription request to the arrival of the message.
         """
         number = next(self._rounds)
         names = [f"{TOPIC}/stalled-{number}-{each}" for each in range(self._sizes.stalled)]
@@ -148,7 +148,7 @@ def _rate(queues: int, elapsed_s: float, cpu_ns: int) -> dict[str, float]:
 
 
 def _marker_memory(name: str, markers: int, *, clients: int) -> Result:
-    """What the broker's own record takes for each, the ids in it included; and what stays."""
+    """The size of the broker's record for each, ids included, and what remains afterwards."""
     gc.collect()
     tracemalloc.start()
     try:

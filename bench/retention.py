@@ -1,14 +1,13 @@
 """Benchmark `retention`: a pass over two million messages, beside the same deletion in PostgreSQL.
 
-Small passes with one batch due come first, until Spark is warm, and are measured then. Half of the
-messages leave in a quiet pass, the other half while somebody publishes. Planning and applying are
-measured apart; in service they overlap.
+Small passes with one batch due come first; they are measured once Spark is warm. Half of the
+messages are removed in a quiet pass, the other half while messages are published. Planning and
+applying are measured separately; in production they overlap.
 
-PostgreSQL keeps the same promise: it deletes the same number of rows, found by the limit of their
-topic, in batches of 1000 (`DELETE ... LIMIT 1000`), and each batch commits durably with its
-rows of history. A client (psql, on a socket) sends one batch after the other, as services do that
-clean up in loops. PostgreSQL finds and deletes in one statement; on our side only applying is
-compared, because a plan is made once and `plan_s` stands beside it.
+PostgreSQL gives the same guarantee: it deletes the same number of rows, found by the limit of their
+topic, in batches of 1000 (`DELETE ... LIMIT 1000`), and each batch commits durably with its history
+rows. A client (psql, on a socket) sends one batch after the other. PostgreSQL finds and deletes in
+one statement; for Tidemark only applying is compared, and planning is reported as `plan_s`.
 """
 
 import asyncio
@@ -19,12 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from bench.bodies import random_body
-from bench.figures import percentile
-from bench.frame import Bench, benchmark, once
-from bench.partition import ask, open_partition
-from bench.postgres import find_postgres, running_postgres
-from bench.usage import unshared_bytes
+from bench.harness.benchmark import Bench, benchmark, once
+from bench.harness.bodies import random_body
+from bench.harness.figures import percentile
+from bench.harness.partition import ask, open_partition
+from bench.harness.postgres import find_postgres, running_postgres
+from bench.harness.usage import unshared_bytes
 from spark_batch.session import start_session
 from spark_batch.storage_client import find_topics
 from storage_svc.operations import Append, PutTopic
@@ -91,7 +90,7 @@ async def retention(bench: Bench) -> None:
 
 
 async def _fill(data: Path, queues: int, body: bytes) -> None:
-    """Runs in turns over all queues, as they would come: half to each topic."""
+    """Runs over all queues in turn, half of them to each topic."""
     async with open_partition(data) as partition:
         for name in (_QUIET, _BUSY, _LIVE):
             await ask(partition, [PutTopic(Topic(name, _NO_LIMIT), create=True)])
@@ -186,7 +185,7 @@ async def _passes(
 
 
 def _plan(jobs: "Jobs") -> Any:
-    """A plan that was read and is held by Spark."""
+    """A plan that Spark has computed and cached."""
     topics = [each for each in find_topics(jobs.storage) if each.settings.retention_seconds]
     plan = jobs.plan_retention(topics, SystemClock().wall_ms())
     assert plan is not None
@@ -218,14 +217,14 @@ async def _warm_passes(storage: Storage, jobs: "Jobs") -> Figures:
 
 
 async def _limit(storage: Storage, name: str) -> None:
-    """From now on the messages of a topic are too old."""
+    """Make all messages of a topic too old."""
     await asyncio.sleep(1)
     topic = TopicProto(name=name, settings=settings_to_proto(_LIMIT))
     await storage.stub.PutTopic(storage_pb2.PutTopicRequest(topic=topic))
 
 
 async def _watched(storage: Storage, work: Callable[[], T]) -> tuple[T, float, int]:
-    """The result, the seconds it took, and the most memory that storage had meanwhile."""
+    """The result, its duration, and the peak memory of storage in the meantime."""
     peak = 0
     began = time.perf_counter()
     working = asyncio.ensure_future(asyncio.to_thread(work))
@@ -259,14 +258,14 @@ class _Publisher:
         return latencies
 
     async def publish_on_and_on(self) -> None:
-        """One message at a time, as fast as they are answered."""
+        """One message at a time, each after the response to the last."""
         while True:
             began_ns = time.perf_counter_ns()
             await self.publish([f"{_LIVE}/{self._number % 100}"])
             self._latencies_ns.append(time.perf_counter_ns() - began_ns)
 
     async def publish(self, lmq_names: Sequence[str]) -> None:
-        """A message to each queue, in one frame; returns when all are answered."""
+        """A message to each queue, in one frame; returns once all are stored."""
         frame = ExchangeRequest()
         for lmq_name in lmq_names:
             self._number += 1
@@ -290,7 +289,7 @@ def _latency(latencies_ns: list[int]) -> Figures:
 
 
 def _postgres_rate(bench: Bench, due: int, message_bytes: int) -> float:
-    """Rows deleted per second; 0 where there is no PostgreSQL, which the settings then say."""
+    """Rows deleted per second; 0 without PostgreSQL, which is noted in the settings."""
     programs = find_postgres()
     if programs is None:
         bench.settings["postgres"] = "not found on this machine: nothing to compare with"
@@ -307,7 +306,7 @@ def _postgres_rate(bench: Bench, due: int, message_bytes: int) -> float:
             """
         )
         postgres.run("vacuum analyze; checkpoint;")
-        # Until a batch comes back empty, as a service would that loops.
+        # Until a batch is empty, as a cleanup loop would do it.
         loop = _DELETE_BATCH * (-(-due // _POSTGRES_BATCH) + 1)
         began = time.perf_counter()
         postgres.run(loop)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.postgres import find_postgres, running_postgres
+from bench.harness.postgres import find_postgres, running_postgres
 from tests.bench.quick_bench import bars_of, figures_of, run_quickly
 
 

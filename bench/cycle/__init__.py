@@ -1,0 +1,1 @@
+"""Benchmark `cycle`: publish, deliver and acknowledge with the SDK, beside Redis Streams."""

@@ -1,0 +1,1 @@
+"""What every benchmark uses: rounds, figures, bars, reports, and the systems under test."""

@@ -1,0 +1,45 @@
+"""One partition inside the benchmark process: its writer, its engine, its disk, no network.
+
+For measuring the cost of storage alone.
+"""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from storage_svc.engines.engine import Identity
+from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
+from storage_svc.operations import Operation, PutTopic, Result
+from storage_svc.partition.partition import Partition
+from tidemark.clock import SystemClock
+from tidemark.errors import TidemarkError
+from tidemark.topics import Topic
+
+TOPIC: Final = "bench"
+
+
+@asynccontextmanager
+async def open_partition(directory: Path) -> AsyncIterator[Partition]:
+    """The only partition of a cluster, opened as the storage service opens it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    partition = Partition(RocksEngines(directory), Identity("bench", 0, 1), SystemClock())
+    await partition.open()
+    try:
+        if partition.state.topics.find(TOPIC) is None:
+            await ask(partition, [PutTopic(Topic(TOPIC), create=True)])
+        yield partition
+    finally:
+        await partition.close()
+        sys.setswitchinterval(before)
+
+
+async def ask(partition: Partition, operations: Sequence[Operation]) -> list[Result]:
+    """The results of one frame; raises the first that is an error."""
+    results = await partition.submit(operations)
+    for result in results:
+        if isinstance(result, TidemarkError):
+            raise result
+    return results

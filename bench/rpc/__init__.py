@@ -1,0 +1,1 @@
+"""Benchmark `rpc`: the cost of an empty call through one and two hops."""

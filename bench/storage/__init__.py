@@ -1,0 +1,1 @@
+"""Benchmark `storage`: appends and idle queues in storage."""

@@ -1,0 +1,1 @@
+"""Benchmark `sweep`: the cost, lateness and isolation of sweeps."""

@@ -1,0 +1,1 @@
+"""Benchmark `tracing`: the cost of tracing at default sampling."""
