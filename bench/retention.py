@@ -26,7 +26,8 @@ from bench.harness.postgres import find_postgres, running_postgres
 from bench.harness.usage import unshared_bytes
 from spark_batch.session import start_session
 from spark_batch.storage_client import find_topics
-from storage_svc.operations import Append, PutTopic
+from storage_svc.operations.publish import Append
+from storage_svc.operations.topics import PutTopic
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import Topic as TopicProto
 from tidemark.api.storage.v1 import storage_pb2

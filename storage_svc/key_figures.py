@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from storage_svc.operations import Measurement, RecordMetrics
+from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partition import Partition
 from tidemark.system_metrics.aggregates import Aggregate
 from tidemark.system_metrics.sampler import Sampler

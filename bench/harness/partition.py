@@ -7,17 +7,19 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
-from storage_svc.operations import Operation, PutTopic, Result
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.partition import Partition
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.topics import Topic
 
 TOPIC: Final = "bench"
+R = TypeVar("R")
 
 
 @asynccontextmanager
@@ -36,10 +38,11 @@ async def open_partition(directory: Path) -> AsyncIterator[Partition]:
         sys.setswitchinterval(before)
 
 
-async def ask(partition: Partition, operations: Sequence[Operation]) -> list[Result]:
+async def ask(partition: Partition, operations: Sequence[Operation[R]]) -> list[R]:
     """The results of one frame; raises the first that is an error."""
-    results = await partition.submit(operations)
-    for result in results:
+    results: list[R] = []
+    for result in await partition.submit(operations):
         if isinstance(result, TidemarkError):
             raise result
+        results.append(result)
     return results

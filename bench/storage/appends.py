@@ -28,7 +28,8 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64x2
 from storage_svc.engines.rocksdb import BLOCK_CACHE_BYTES, WRITE_BUFFER_BYTES
 from storage_svc.engines.rocksdb_files import Memory, open_database
-from storage_svc.operations import Append, Materialize
+from storage_svc.operations.loading import Materialize
+from storage_svc.operations.publish import Append
 from storage_svc.partition.partition import Partition
 
 RUN_MESSAGES: Final = (1, 10, 100, 1000)

@@ -17,16 +17,10 @@ from bench.harness.benchmark import Bench
 from bench.harness.bodies import random_body
 from bench.harness.figures import percentile
 from bench.harness.partition import TOPIC, ask, open_partition
-from storage_svc.operations import (
-    Append,
-    Eviction,
-    Materialize,
-    Materialized,
-    Reserve,
-    Reserved,
-    Settle,
-    Unmaterialize,
-)
+from storage_svc.operations.loading import Materialize, Materialized, UnloadOutcome, Unmaterialize
+from storage_svc.operations.publish import Append
+from storage_svc.operations.reserve import Reserve
+from storage_svc.operations.settle import Settle
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.reservation import Ending
 
@@ -80,7 +74,7 @@ class IdleQueues:
         elapsed_ns = time.perf_counter_ns() - begin_ns
         assert isinstance(loaded, Materialized), loaded
         assert loaded.was_cold
-        assert await ask(self.partition, [Unmaterialize(name)]) == [Eviction.EVICTED]
+        assert await ask(self.partition, [Unmaterialize(name)]) == [UnloadOutcome.EVICTED]
         return elapsed_ns
 
 
@@ -90,16 +84,11 @@ async def _fill(directory: Path, queues: int, body: bytes) -> None:
         for names in _frames(queues):
             await ask(partition, [Append(name, 2, body) for name in names])
             reserved = await ask(partition, [Reserve(name, _GROUP, 1) for name in names])
-            receipts = [
-                slice_.receipt
-                for each in reserved
-                if isinstance(each, Reserved)
-                for slice_ in each.slices
-            ]
+            receipts = [slice_.receipt for each in reserved for slice_ in each.slices]
             assert len(receipts) == len(names)
             await ask(partition, [Settle(receipt, Ending.ACK) for receipt in receipts])
             unloaded = await ask(partition, [Unmaterialize(name) for name in names])
-            assert set(unloaded) == {Eviction.EVICTED}
+            assert set(unloaded) == {UnloadOutcome.EVICTED}
 
 
 def _frames(queues: int) -> Iterator[list[str]]:

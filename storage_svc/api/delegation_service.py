@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from storage_svc.api import codec as wire
+from storage_svc.api import codec
 from storage_svc.api.storage_service import Partitions
 from tidemark import limits
 from tidemark.api.storage.v1 import action_pb2, action_pb2_grpc
@@ -34,5 +34,5 @@ class OwnerService(action_pb2_grpc.OwnerServiceServicer):
             raise NotOwner(
                 f"{claim.broker_id} owns partition {partition.number}", owner=claim.address
             )
-        results = await partition.submit([wire.action_of(each) for each in request.actions])
-        return action_pb2.DelegateActionsResponse(results=map(wire.action_result_to, results))
+        results = await partition.submit([codec.decode_action(each) for each in request.actions])
+        return action_pb2.DelegateActionsResponse(results=map(codec.encode_action_result, results))

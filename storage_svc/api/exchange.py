@@ -11,8 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
-from storage_svc.api import codec as wire
-from storage_svc.operations import Operation, Reserved, Result
+from storage_svc.api import codec
+from storage_svc.operations.operation import ExchangeResult, Operation
+from storage_svc.operations.reserve import Reserved
 from storage_svc.partition.exchange_events import Watcher
 from storage_svc.partition.partition import Partition
 from tidemark.api.storage.v1 import exchange_pb2
@@ -32,7 +33,7 @@ RESULT_BYTES = 512
 UNSENT_RESULTS_MAX = 20_000
 """Results that a broker may leave unread before it is read from no longer."""
 
-_Answered = tuple[int, Result]
+_Answered = tuple[int, ExchangeResult | TidemarkError]
 """A request id and what became of it."""
 
 
@@ -116,12 +117,12 @@ class Exchange:
     def _submit(self, request: exchange_pb2.ExchangeRequest) -> None:
         """Submit what can be done, refuse the rest at once; one bad operation spoils no other."""
         request_ids: list[int] = []
-        operations: list[Operation] = []
+        operations: list[Operation[ExchangeResult]] = []
         callers: list[str] = []
         refused: list[_Answered] = []
         for each in request.operations:
             try:
-                operations.append(wire.operation_of(each))
+                operations.append(codec.decode_operation(each))
             except TidemarkError as error:
                 refused.append((each.request_id, error))
                 continue
@@ -136,16 +137,15 @@ class Exchange:
         self,
         request_ids: list[int],
         refused: list[_Answered],
-        pending: asyncio.Future[list[Result]],
+        pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
     ) -> None:
         """The commit of a frame is durable, or has failed: its results go with the next frame."""
         error = pending.exception()
         if error is None:
-            results = pending.result()
+            self._unsent.add(zip(request_ids, pending.result(), strict=True))
         else:
             assert isinstance(error, TidemarkError), "a partition fails with errors of ours"
-            results = [error] * len(request_ids)
-        self._unsent.add(zip(request_ids, results, strict=True))
+            self._unsent.add((request_id, error) for request_id in request_ids)
         self._unsent.add(refused)
         self._under_way -= 1
         self._make_room()
@@ -176,7 +176,7 @@ class Exchange:
                 frame.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
         if watcher.health_changed:
             watcher.health_changed = False
-            frame.health.CopyFrom(wire.health_to(self._partition.health))
+            frame.health.CopyFrom(codec.encode_health(self._partition.health))
         return frame if frame.ListFields() else None
 
 
@@ -211,7 +211,7 @@ class _Unsent:
             self._results.popleft()
             frame_bytes += result_bytes
             # Written in place: a result that is appended is copied, bodies and all.
-            wire.write_result(frame.results.add(request_id=request_id), result)
+            codec.write_result(frame.results.add(request_id=request_id), result)
         self._bytes -= frame_bytes
 
 
@@ -222,7 +222,7 @@ def _set_if(event: asyncio.Event, condition: bool) -> None:
         event.clear()
 
 
-def _bytes_of(result: Result) -> int:
+def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """About what it takes on the wire, in about no time."""
     if isinstance(result, Reserved):
         return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)

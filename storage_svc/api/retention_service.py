@@ -6,11 +6,12 @@ from typing import Any
 
 import grpc
 
-from storage_svc import operations as op
 from storage_svc.api.storage_service import Partitions
 from storage_svc.engines.engine import Table
 from storage_svc.operations import history
-from storage_svc.operations import retain as retention
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.retention import ApplyRetention, RetentionRow
+from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.reads import tables
 from storage_svc.reads.tables import TableName
 from storage_svc.scheduler_lease import ScheduleHolder
@@ -68,17 +69,16 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         if not request.rows:
             raise InvalidArgument("there is nothing to apply", field="rows")
         partition = self._partitions.get(request.partition)
-        operation = op.ApplyRetention(
+        operation = ApplyRetention(
             request.pass_id, _type(request.type), tuple(map(_row, request.rows))
         )
-        retention.check(operation)
+        operation.check()
         response = retention_pb2.ApplyRetentionResponse()
-        step = 1 if operation.type is op.RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
+        step = 1 if operation.type is RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
         for start in range(0, len(operation.rows), step):
             # One after the other, so that others get their turn at the writer.
             part = operation._replace(rows=operation.rows[start : start + step])
             applied = await partition.call(part)
-            assert isinstance(applied, op.RetentionApplied)
             response.messages += applied.messages
             response.bytes += applied.body_bytes
             response.queues += applied.queues
@@ -129,7 +129,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         if len(request.rows) > MEASUREMENTS_MAX:
             raise BatchTooLarge(f"at most {MEASUREMENTS_MAX} rows a call")
         partition = self._partitions.get(min(self._partitions.held))
-        await partition.call(op.RecordMetrics(tuple(map(_measurement, request.rows))))
+        await partition.call(RecordMetrics(tuple(map(_measurement, request.rows))))
         return retention_pb2.RecordMetricsResponse()
 
     async def HoldSchedule(
@@ -152,10 +152,10 @@ def _check_name(name: str, field: str) -> None:
         )
 
 
-def _measurement(proto: retention_pb2.MetricRow) -> op.Measurement:
+def _measurement(proto: retention_pb2.MetricRow) -> Measurement:
     _check_name(proto.instance, "instance")
     _check_name(proto.name, "name")
-    return op.Measurement(
+    return Measurement(
         proto.instance,
         proto.name,
         proto.samples,
@@ -173,19 +173,19 @@ def _table(proto: retention_pb2.ScanTableName.ValueType) -> TableName:
         raise InvalidArgument("not a table that can be read", field="table") from None
 
 
-def _type(proto: retention_pb2.RetentionType.ValueType) -> op.RetentionType:
+def _type(proto: retention_pb2.RetentionType.ValueType) -> RetentionType:
     try:
-        return op.RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
+        return RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
     except (KeyError, ValueError):
         raise InvalidArgument("a retention type is one of the closed set", field="type") from None
 
 
-def _row(proto: retention_pb2.RetentionRow) -> op.RetentionRow:
+def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:
     try:
         table = retention_pb2.ScanTableName.Name(proto.table).removeprefix(_TABLE_PREFIX).lower()
     except ValueError:
         raise InvalidArgument("there is no such table", field="table") from None
-    return op.RetentionRow(
+    return RetentionRow(
         proto.queue_id,
         proto.lmq_name,
         proto.fairness_key,

@@ -10,10 +10,11 @@ from typing import Any
 
 import grpc
 
-from storage_svc import operations as op
-from storage_svc.api import codec as wire
+from storage_svc.api.codec import encode_health
 from storage_svc.api.exchange import Exchange
 from storage_svc.engines.engine import FORMAT_VERSION
+from storage_svc.operations.claim import ClaimPartition, ReleaseUnreported
+from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.reads import due_work as scanning
@@ -99,11 +100,10 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             request.incarnation,
             request.assignment_version,
         )
-        claimed = await partition.call(op.ClaimPartition(claim, request.held_epoch))
-        assert isinstance(claimed, op.Claimed)
+        claimed = await partition.call(ClaimPartition(claim, request.held_epoch))
         return storage_pb2.ClaimPartitionResponse(
             broker_epoch=claimed.broker_epoch,
-            health=wire.health_to(partition.health),
+            health=encode_health(partition.health),
             report_required=claimed.same_incarnation,
         )
 
@@ -121,8 +121,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             held |= _held(page)
             if len(held) > _HELD_MAX:
                 raise InvalidArgument(f"at most {_HELD_MAX} reservations", field="receipts")
-        reported = await partition.call(op.ReleaseUnreported(held), first.broker_epoch)
-        assert isinstance(reported, op.Reported)
+        reported = await partition.call(ReleaseUnreported(held), first.broker_epoch)
         return storage_pb2.ReportHeldReservationsResponse(
             released=reported.released, gone_reservation_ids=reported.gone
         )
@@ -160,7 +159,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             owner_address=partition.state.claim.address if partition.driven else "",
         )
         for due in page.due:
-            response.facts.add(action=wire.action_to(due.action), due_ms=due.due_ms)
+            due.action.write_to(response.facts.add(due_ms=due.due_ms).action)
         if page.next_due_ms is not None:
             response.next_due_in_ms = max(0, page.next_due_ms - page.now_ms)
         return response
@@ -188,7 +187,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.ReportSweepResponse:
         partition = self._partitions.get(request.partition)
         partition.sweep_ended(request.succeeded, request.detail)
-        return storage_pb2.ReportSweepResponse(health=wire.health_to(partition.health))
+        return storage_pb2.ReportSweepResponse(health=encode_health(partition.health))
 
     async def ConfirmPartitionTime(
         self, request: storage_pb2.ConfirmPartitionTimeRequest, context: Context
@@ -205,17 +204,15 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         home = self._partitions.get(_HOME)
         topic = topic_from_proto(request.topic)
         topics.validate(topic, home.identity.partitions)
-        operation = op.PutTopic(topic, request.create, request.expected_version)
+        operation = PutTopic(topic, request.create, request.expected_version)
         stored = await home.call(operation)
-        assert isinstance(stored, op.TopicStored)
         assert stored.topic is not None, "what was put is there"
         return storage_pb2.PutTopicResponse(topic=topic_to_proto(stored.topic))
 
     async def DeleteTopic(
         self, request: storage_pb2.DeleteTopicRequest, context: Context
     ) -> storage_pb2.DeleteTopicResponse:
-        stored = await self._partitions.get(_HOME).call(op.DropTopic(request.name))
-        assert isinstance(stored, op.TopicStored)
+        stored = await self._partitions.get(_HOME).call(DropTopic(request.name))
         return storage_pb2.DeleteTopicResponse(version=stored.version)
 
     async def GetTopic(
@@ -311,7 +308,7 @@ def _page_size(asked: int, default: int = limits.PAGE_SIZE_DEFAULT) -> int:
 
 
 def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
-    health = wire.health_to(partition.health)
+    health = encode_health(partition.health)
     info = topic_pb2.PartitionInfo(
         partition=partition.number,
         state=health.state,

@@ -1,15 +1,28 @@
-"""History: what left, when and why, in rows that outlive their queues (R6).
+"""Retention history: which messages left, when and why, in rows that outlive their queues (R6).
 
 A row is written in the same commit as the deletion that it counts.
 """
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import NamedTuple
 
-from storage_svc.engines.engine import Table
+from storage_svc.engines.engine import Row, Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, text, u64x2
-from storage_svc.operations import RetentionType
 from storage_svc.partition.commit import CommitContext
+
+
+class RetentionType(Enum):
+    """What a row of the history counts. Stored by value."""
+
+    EXPIRED = "expired"
+    COMPLETED = "completed"
+    MAX_WAIT_TIME_EVICTION = "max_wait_time_eviction"
+    INACTIVE_QUEUE = "inactive_queue"
+    OLD_RECORDS = "old_records"
+    TIME_TO_LIVE = "time_to_live"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+    PURGE = "purge"
 
 
 class HistoryRow(NamedTuple):
@@ -31,7 +44,7 @@ def write(
     messages: int,
     body_bytes: int,
 ) -> bytes:
-    """A row of its own; returns its key."""
+    """Write a row of its own; returns its key."""
     key = commit.journal.record_key()
     row = HistoryRow(lmq_name, kind, pass_id, messages, body_bytes, commit.now_ms)
     commit.journal.batch.put(Table.HISTORY, key, _value(row))
@@ -43,7 +56,7 @@ async def add(
 ) -> None:
     """Count messages and bytes by queue into the one row of (queue, type, pass) each.
 
-    However many calls the pass makes: a row that is there already is written anew.
+    A row that an earlier call of the pass has written is replaced.
     """
     passes = commit.journal.passes
     index = {name: _pass_key(pass_id, kind, name) for name in totals}
@@ -62,18 +75,17 @@ async def add(
 
 async def _read_counted(commit: CommitContext, index: list[bytes]) -> None:
     """Fill the journal with what earlier commits of the pass have counted."""
-    engine = commit.engine
-    keys = await engine.load(Table.PASSES, index)
+    keys = await commit.engine.load(Table.PASSES, index)
     found = {each: key for each, key in zip(index, keys, strict=True) if key is not None}
-    rows = await engine.load(Table.HISTORY, list(found.values()))
+    rows = await commit.engine.load(Table.HISTORY, list(found.values()))
     for (each, key), stored in zip(found.items(), rows, strict=True):
-        if stored is not None:  # else it was forgotten as an old record
+        if stored is not None:  # else it was deleted as an old record
             before = read(key, stored)
             commit.journal.passes[each] = (key, before.messages, before.body_bytes)
 
 
-async def forget(commit: CommitContext, before: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """Delete old rows; returns them."""
+async def delete_old(commit: CommitContext, before: bytes, limit: int) -> list[Row]:
+    """Delete rows older than a key; returns them."""
     found = await commit.engine.scan(Table.HISTORY, b"", before, limit=limit)
     old = [row for row in found if (Table.HISTORY, row[0]) not in commit.journal.erased_rows]
     for key, value in old:

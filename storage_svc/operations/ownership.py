@@ -1,53 +1,119 @@
-"""Owning: exclusive ownership of (group, queue), durable beside the queue (E8-E10).
+"""Ownership of exclusive queues: the durable owner of (group, queue) and its epoch (E8-E10).
 
-Epochs come from one counter per partition that only grows, so a client that held the queue before
-it was deleted and created again is fenced too. Taking ownership revokes in the same commit what the
-old owner holds.
+Epochs come from one counter per partition that only grows, so a client that owned the queue before
+it was deleted and created again is fenced as well. Taking ownership revokes in the same commit what
+the previous owner holds.
 """
 
-from storage_svc.operations import ConfirmOwnership, DropOwnership, Ownership, TakeOwnership
-from storage_svc.operations import administer as administering
+from typing import NamedTuple
+
+from storage_svc.operations.fields import group_name, queue_name
+from storage_svc.operations.groups import Start, erase_settled, group_or_new, move_group
+from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.partition.commit import CommitContext
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.names import validate_client_id
 
 
-async def take(commit: CommitContext, operation: TakeOwnership) -> Ownership:
-    """Make a client the owner; for the owner itself nothing changes (E7)."""
-    handle = await commit.queue_or_new(operation.lmq_name)
-    group = await administering.get_or_create_group(commit, handle, operation.group)
-    if group.owner_client_id == operation.client_id and group.owner_epoch:
-        return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
-    revoked = handle.state.revoke(group, commit.journal)
-    if operation.start is not None:
-        group = await administering.move(commit, handle, group, operation.start)
-        await administering.erase_settled(commit, handle)
-    commit.counters.owner_epoch += 1
-    group.owner_client_id = operation.client_id
-    group.owner_epoch = commit.counters.owner_epoch
-    commit.journal.group_changed(handle.state.record, group)
-    return Ownership(group.owner_client_id, group.owner_epoch, True, tuple(revoked))
+class Ownership(NamedTuple):
+    """The owner of (group, queue) after the operation."""
+
+    client_id: str
+    epoch: int
+    matched: bool
+    revoked: tuple[int, ...] = ()
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        proto.ownership.client_id = self.client_id
+        proto.ownership.epoch = self.epoch
+        proto.ownership.matched = self.matched
+        proto.ownership.revoked_reservation_ids.extend(self.revoked)
 
 
-async def confirm(commit: CommitContext, operation: ConfirmOwnership) -> Ownership:
-    """Say who owns the queue, and whether that is who asks."""
-    handle = await commit.queue(operation.lmq_name)
-    group = handle.state.groups.get(operation.group)
-    if group is None:
-        return Ownership("", 0, matched=False)
-    owner = (group.owner_client_id, group.owner_epoch)
-    matched = bool(group.owner_client_id) and owner == (operation.client_id, operation.epoch)
-    return Ownership(*owner, matched)
+class TakeOwnership(NamedTuple):
+    """Make a client the owner under a new epoch; for the owner itself nothing changes (E7, E9)."""
+
+    lmq_name: str
+    group: str
+    client_id: str
+    start: Start | None = None
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.TakeOwnership) -> "TakeOwnership":
+        validate_client_id(proto.client_id)
+        start = Start.from_proto(proto.start) if proto.HasField("start") else None
+        return cls(queue_name(proto.lmq_name), group_name(proto.group), proto.client_id, start)
+
+    async def apply(self, commit: CommitContext) -> Ownership:
+        handle = await commit.queue_or_new(self.lmq_name)
+        group = await group_or_new(commit, handle, self.group)
+        if group.owner_client_id == self.client_id and group.owner_epoch:
+            return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
+        revoked = handle.state.revoke(group, commit.journal)
+        if self.start is not None:
+            group = await move_group(commit, handle, group, self.start)
+            await erase_settled(commit, handle)
+        commit.counters.owner_epoch += 1
+        group.owner_client_id = self.client_id
+        group.owner_epoch = commit.counters.owner_epoch
+        commit.journal.group_changed(handle.state.record, group)
+        return Ownership(group.owner_client_id, group.owner_epoch, True, tuple(revoked))
 
 
-async def drop(commit: CommitContext, operation: DropOwnership) -> Ownership:
-    """Give ownership up; what the owner holds goes back at once, and its epoch stays used."""
-    handle = await commit.queue(operation.lmq_name)
-    group = handle.state.group(operation.group)
-    owner = (group.owner_client_id, group.owner_epoch)
-    if owner != (operation.client_id, operation.epoch):
-        return Ownership(*owner, matched=False)
-    revoked = handle.state.revoke(group, commit.journal)
-    commit.counters.owner_epoch += 1
-    group.owner_client_id = ""
-    group.owner_epoch = commit.counters.owner_epoch
-    commit.journal.group_changed(handle.state.record, group)
-    return Ownership("", group.owner_epoch, True, tuple(revoked))
+class ConfirmOwnership(NamedTuple):
+    """Compare (client, epoch) with what is stored; changes nothing (E7)."""
+
+    lmq_name: str
+    group: str
+    client_id: str = ""
+    epoch: int = 0
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.ConfirmOwnership) -> "ConfirmOwnership":
+        return cls(
+            queue_name(proto.lmq_name), group_name(proto.group), proto.client_id, proto.epoch
+        )
+
+    async def apply(self, commit: CommitContext) -> Ownership:
+        handle = await commit.queue(self.lmq_name)
+        group = handle.state.groups.get(self.group)
+        if group is None:
+            return Ownership("", 0, matched=False)
+        owner = (group.owner_client_id, group.owner_epoch)
+        matched = bool(group.owner_client_id) and owner == (self.client_id, self.epoch)
+        return Ownership(*owner, matched)
+
+
+class DropOwnership(NamedTuple):
+    """Give ownership up, if (client, epoch) is what is stored; its epoch is never used again."""
+
+    lmq_name: str
+    group: str
+    client_id: str
+    epoch: int
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.DropOwnership) -> "DropOwnership":
+        return cls(
+            queue_name(proto.lmq_name), group_name(proto.group), proto.client_id, proto.epoch
+        )
+
+    async def apply(self, commit: CommitContext) -> Ownership:
+        handle = await commit.queue(self.lmq_name)
+        group = handle.state.group(self.group)
+        owner = (group.owner_client_id, group.owner_epoch)
+        if owner != (self.client_id, self.epoch):
+            return Ownership(*owner, matched=False)
+        revoked = handle.state.revoke(group, commit.journal)
+        commit.counters.owner_epoch += 1
+        group.owner_client_id = ""
+        group.owner_epoch = commit.counters.owner_epoch
+        commit.journal.group_changed(handle.state.record, group)
+        return Ownership("", group.owner_epoch, True, tuple(revoked))
+
+
+OPERATIONS: ExchangeDecoders = {
+    "take_ownership": TakeOwnership.from_proto,
+    "confirm_ownership": ConfirmOwnership.from_proto,
+    "drop_ownership": DropOwnership.from_proto,
+}

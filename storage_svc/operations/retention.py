@@ -1,20 +1,59 @@
-"""Retention, its history, and the figures that are kept."""
+"""Retention: deletes what a pass has planned, after checking each run again (R1-R6, R9).
 
-from enum import Enum
+A row names runs by their queue, lane and offsets. What has changed since the plan was made is left
+alone; what is deleted is counted in the history row of its queue, type and pass, in the same
+commit. A pass may repeat itself: rows that are gone already count as stale, not twice.
+"""
+
 from typing import NamedTuple
 
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import u64
+from storage_svc.loading.handles import Handle
+from storage_svc.operations import history
+from storage_svc.operations.dead_letters import remove_run
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.outbox import DeadReason
+from storage_svc.operations.queues import delete_queue
+from storage_svc.operations.runs import waiting_spans
+from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.lane import Run
+from tidemark.errors import InvalidArgument
+from tidemark.telemetry import counter
+from tidemark.topics import MaxWaitAction, TopicSettings
 
-class RetentionType(Enum):
-    """What a row of the history counts. Stored by value (R6)."""
+RECORDS_PER_ROW_MAX = 2_000
+"""Old records that one planned row removes; the result has `more` set if there are more."""
 
-    EXPIRED = "expired"
-    COMPLETED = "completed"
-    MAX_WAIT_TIME_EVICTION = "max_wait_time_eviction"
-    INACTIVE_QUEUE = "inactive_queue"
-    OLD_RECORDS = "old_records"
-    TIME_TO_LIVE = "time_to_live"
-    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
-    PURGE = "purge"
+RUNS_PER_ROW_MAX = 1_000
+"""Runs that one planned row removes."""
+
+_OF_RUNS = (
+    RetentionType.EXPIRED,
+    RetentionType.COMPLETED,
+    RetentionType.MAX_WAIT_TIME_EVICTION,
+)
+_OF_PASSES = (*_OF_RUNS, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
+_RECORD_TABLES = {"messages_consumed": Table.CONSUMED, "system_metrics": Table.METRICS}
+
+_removed = counter(
+    "tidemark.storage.retention_removed",
+    "Messages, records and queues that passes removed, by type",
+    zeros=[{"type": kind.value} for kind in _OF_PASSES],
+)
+_Removed = tuple[int, int]
+"""Messages and bytes."""
+
+
+class RetentionApplied(NamedTuple):
+    """What was deleted."""
+
+    messages: int = 0
+    body_bytes: int = 0
+    queues: int = 0
+    stale: int = 0
+    more: bool = False
 
 
 class RetentionRow(NamedTuple):
@@ -36,30 +75,125 @@ class ApplyRetention(NamedTuple):
     type: RetentionType
     rows: tuple[RetentionRow, ...]
 
+    def check(self) -> None:
+        """Refuse a call of which any row could not be applied."""
+        if self.type not in _OF_PASSES:
+            raise InvalidArgument(f"{self.type.value} is not applied by a pass", field="type")
+        for row in self.rows:
+            if self.type is RetentionType.OLD_RECORDS:
+                if row.table != "history" and row.table not in _RECORD_TABLES:
+                    raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
+            elif self.type in _OF_RUNS and row.first_offset >= row.end_offset:
+                raise InvalidArgument("a row of messages has a range", field="range")
 
-class RetentionApplied(NamedTuple):
-    """What was deleted."""
+    async def apply(self, commit: CommitContext) -> RetentionApplied:
+        if commit.deletions_refused is not None:
+            raise commit.deletions_refused
+        messages = body_bytes = queues = stale = 0
+        more = False
+        totals: dict[str, _Removed] = {}
+        for row in self.rows:
+            match self.type:
+                case RetentionType.OLD_RECORDS:
+                    removed = await _old_records(commit, row)
+                    more |= removed is not None and removed[0] == RECORDS_PER_ROW_MAX
+                case RetentionType.INACTIVE_QUEUE:
+                    removed = await _inactive_queue(commit, row)
+                    queues += removed is not None
+                case _:
+                    removed = await _runs(commit, row, self.type)
+            if removed is None:
+                stale += 1
+                continue
+            messages += removed[0]
+            body_bytes += removed[1]
+            name = row.lmq_name or row.table
+            before = totals.get(name, (0, 0))
+            totals[name] = (before[0] + removed[0], before[1] + removed[1])
+        await history.add(commit, self.type, self.pass_id, totals)
+        _removed.add(messages + queues, {"type": self.type.value})
+        return RetentionApplied(messages, body_bytes, queues, stale, more)
 
-    messages: int = 0
-    body_bytes: int = 0
-    queues: int = 0
-    stale: int = 0
-    more: bool = False
+
+async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -> _Removed | None:
+    """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
+    handle = await commit.queue_by_id(row.queue_id)
+    if handle is None:
+        return None
+    settings = handle.topic.settings
+    limit_ms = 1000 * _age_limit_s(settings, kind)
+    if not limit_ms:
+        return None
+    state = handle.state
+    published_by_ms = commit.now_ms - limit_ms
+    due = [run for run in await _stored(commit, row) if run.publish_time_ms <= published_by_ms]
+    if state.has_inflight:
+        due = [run for run in due if not state.is_held(run)]
+    if kind is RetentionType.COMPLETED:
+        due = [run for run in due if state.is_settled(run)]
+    messages = sum(run.messages for run in due)
+    if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
+        waiting = {run: _waiting(handle, run) for run in due}
+        due = [run for run in due if waiting[run]]
+        messages = sum(waiting.values())
+    if not due:
+        return None
+    if (
+        kind is RetentionType.MAX_WAIT_TIME_EVICTION
+        and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
+    ):
+        for run in due:
+            await remove_run(commit, handle, run, DeadReason.MAX_WAIT_TIME)
+    else:
+        state.delete_runs(due, commit.journal)
+    return messages, sum(run.body_bytes for run in due)
 
 
-class Measurement(NamedTuple):
-    """What the samples of one figure came to."""
-
-    instance: str
-    name: str
-    samples: int
-    least: float
-    most: float
-    mean: float
-    last: float
+async def _stored(commit: CommitContext, row: RetentionRow) -> list[Run]:
+    """The runs that a row names, as far as they are there after the commit under way."""
+    start = rows.run_key_of(row.queue_id, row.fairness_key, row.first_offset)
+    end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
+    found = await commit.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
+    gone = commit.journal.deleted
+    return rows.read_lane_runs([each for each in found if each[0] not in gone] if gone else found)
 
 
-class RecordMetrics(NamedTuple):
-    """Store aggregated figures (R12)."""
+def _waiting(handle: Handle, run: Run) -> int:
+    return sum(end - start for start, end in waiting_spans(handle, run))
 
-    measurements: tuple[Measurement, ...]
+
+def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
+    if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
+        return settings.max_wait_time_seconds
+    if not settings.retention_enabled:
+        return 0
+    if kind is RetentionType.EXPIRED:
+        return settings.retention_seconds
+    return settings.completed_retention_seconds
+
+
+async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed | None:
+    handle = await commit.queue_by_id(row.queue_id)
+    if handle is None:
+        return None
+    record = handle.state.record
+    if record.messages or record.scheduled or record.last_activity_ms > row.before_ms:
+        return None
+    if handle.tracked:
+        return None  # a client uses it and would not be notified
+    await delete_queue(commit, handle)
+    return 0, 0
+
+
+async def _old_records(commit: CommitContext, row: RetentionRow) -> _Removed | None:
+    before = u64(row.before_ms)
+    if row.table == "history":
+        old = await history.delete_old(commit, before, RECORDS_PER_ROW_MAX)
+    else:
+        table = _RECORD_TABLES[row.table]
+        old = await commit.engine.scan(table, b"", before, limit=RECORDS_PER_ROW_MAX)
+        old = [each for each in old if (table, each[0]) not in commit.journal.erased_rows]
+        for key, _ in old:
+            commit.journal.erase(table, key)
+    body_bytes = sum(len(key) + len(value) for key, value in old)
+    return (len(old), body_bytes) if old else None

@@ -1,24 +1,39 @@
-"""System metrics: aggregated figures of the services, as rows in the order of time (R4, R12).
+"""System metrics: aggregated figures of the services, as rows in time order (R4, R12).
 
-They are stored in one partition, whoever sends them, and leave as old records. What the figures
-mean is the matter of the services that sample them.
+All services store them in one partition, and they are deleted as old records. What a figure means
+is decided by the service that samples it.
 """
 
 from struct import Struct
+from typing import NamedTuple
 
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, text
-from storage_svc.operations import Measurement, RecordMetrics, Removed
 from storage_svc.partition.commit import CommitContext
 
 _FIGURES = Struct(">Qdddd")
 
 
-async def record(commit: CommitContext, operation: RecordMetrics) -> Removed:
-    """Write a row for each figure; nothing is removed."""
-    for each in operation.measurements:
-        commit.journal.batch.put(Table.METRICS, commit.journal.record_key(), _value(each))
-    return Removed(0)
+class Measurement(NamedTuple):
+    """One figure, aggregated over its samples."""
+
+    instance: str
+    name: str
+    samples: int
+    least: float
+    most: float
+    mean: float
+    last: float
+
+
+class RecordMetrics(NamedTuple):
+    """Store a row for each figure."""
+
+    measurements: tuple[Measurement, ...]
+
+    async def apply(self, commit: CommitContext) -> None:
+        for each in self.measurements:
+            commit.journal.batch.put(Table.METRICS, commit.journal.record_key(), _value(each))
 
 
 def _value(row: Measurement) -> bytes:

@@ -1,7 +1,7 @@
 """A partition: one writer that turns whatever gathered into one durable commit, then answers.
 
 Owns the engine, the order of operations, the time, the broker epoch and the health of the
-partition; what the operations mean is in the modules of `dispatch`. Nothing is answered before the
+partition; what the operations mean is in `operations/`. Nothing is answered before the
 commit of the batch it was computed in. A commit that fails has an unknown outcome: nobody is told
 success, all memory is dropped, and the engine is opened again.
 """
@@ -11,12 +11,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from storage_svc.engines.engine import Engines, Identity, Reader, Table
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, Silence
-from storage_svc.operations import Append, ExpireDue, KeepHouse, Operation, Result
-from storage_svc.operations import deliver as delivering
-from storage_svc.operations.dispatch import HANDLERS
+from storage_svc.operations.expire import ExpireDue
+from storage_svc.operations.loading import RunHousekeeping
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.publish import Append
 from storage_svc.partition import spans
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
@@ -45,6 +47,8 @@ HOUSEKEEPING_MS = 1000
 _REOPEN_MS_MIN = 100
 _REOPEN_MS_MAX = 10_000
 
+R = TypeVar("R")
+
 _log = logging.getLogger(__name__)
 _commit_seconds = seconds("tidemark.storage.commit.duration", "From applying to durable")
 _commit_operations = histogram(
@@ -62,10 +66,10 @@ _fenced_calls = counter(
 class _Frame:
     """Operations that arrived together, and who waits for their results."""
 
-    operations: Sequence[Operation]
+    operations: Sequence[Operation[Any]]
     callers: Sequence[str]  # trace contexts, one per operation
     broker_epoch: int | None  # None: not from a broker
-    results: asyncio.Future[list[Result]]
+    results: asyncio.Future[list[Any]]
     body_bytes: int
 
 
@@ -130,12 +134,13 @@ class Partition:
 
     def submit(
         self,
-        operations: Sequence[Operation],
+        operations: Sequence[Operation[R]],
         callers: Sequence[str] = (),
         broker_epoch: int | None = None,
-    ) -> asyncio.Future[list[Result]]:
+    ) -> asyncio.Future[list[R | TidemarkError]]:
         """Queue operations for the next commit; their results come in the same order."""
-        results: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        results: asyncio.Future[list[R | TidemarkError]] = loop.create_future()
         if self._stopping.is_set():
             results.set_exception(ShuttingDown("the storage service is stopping"))
             return results
@@ -144,12 +149,13 @@ class Partition:
             return results
         if not callers and (caller := current_traceparent()):
             callers = [caller] * len(operations)
-        body_bytes = sum(len(each.body) for each in operations if isinstance(each, Append))
+        requests: Sequence[object] = operations
+        body_bytes = sum(len(each.body) for each in requests if isinstance(each, Append))
         self._frames.append(_Frame(operations, callers, broker_epoch, results, body_bytes))
         self._arrived.set()
         return results
 
-    async def call(self, operation: Operation, broker_epoch: int | None = None) -> Result:
+    async def call(self, operation: Operation[R], broker_epoch: int | None = None) -> R:
         """One operation; raises its error."""
         (result,) = await self.submit([operation], broker_epoch=broker_epoch)
         if isinstance(result, TidemarkError):
@@ -271,7 +277,7 @@ class Partition:
         with spans.commit(self.number, [caller for each in frames for caller in each.callers]):
             results = [await self._apply_frame(commit, frame) for frame in frames]
             if self.driven and self._is_due(commit.now_ms):
-                await delivering.expire_due(commit, ExpireDue())
+                await ExpireDue().apply(commit)
             batch = commit.journal.finish()
             if len(batch):
                 commit.count()
@@ -311,14 +317,14 @@ class Partition:
             partition=str(self.number),
         )
 
-    async def _apply_frame(self, commit: CommitContext, frame: _Frame) -> list[Result]:
+    async def _apply_frame(self, commit: CommitContext, frame: _Frame) -> list[Any]:
         try:
             self.check_epoch(frame.broker_epoch)
         except Fenced as error:
             return [error] * len(frame.operations)
         if not any(map(is_sampled, frame.callers)):
             return [await _apply(commit, operation) for operation in frame.operations]
-        results: list[Result] = []
+        results: list[Any] = []
         for operation, caller in zip(frame.operations, frame.callers, strict=True):
             with spans.operation(self.number, operation, caller):
                 results.append(await _apply(commit, operation))
@@ -416,7 +422,7 @@ class Partition:
         if self.lifecycle.listen(self.health, self.now_ms(), self._clock.monotonic_ms()):
             self._tell_health()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
-            await self.submit([KeepHouse()])
+            await self.submit([RunHousekeeping()])
 
     def _tell_health(self) -> None:
         for watcher in self._watchers:
@@ -434,9 +440,9 @@ class Partition:
         )
 
 
-async def _apply(commit: CommitContext, operation: Operation) -> Result:
+async def _apply(commit: CommitContext, operation: Operation[R]) -> R | TidemarkError:
     try:
-        return await HANDLERS[type(operation)](commit, operation)
+        return await operation.apply(commit)
     except DataCorrupt:
         raise
     except Fenced as error:

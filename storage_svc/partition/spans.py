@@ -6,11 +6,12 @@ it. Operations that nobody traces cost a look at their caller, and no span.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
-from storage_svc.operations import Operation
+from storage_svc.operations.operation import Operation
 from tidemark.telemetry import (
     context_from_traceparent,
     is_sampled,
@@ -44,7 +45,7 @@ def commit(partition: int, callers: Sequence[str]) -> AbstractContextManager[Spa
 
 
 def operation(
-    partition: int, operation: Operation, caller: str
+    partition: int, operation: Operation[Any], caller: str
 ) -> AbstractContextManager[Span | None]:
     """Around one operation, below the span of whoever asked for it."""
     if not is_sampled(caller):

@@ -10,16 +10,12 @@ from typing import NamedTuple
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Reader, Row, Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3, successor, u64
-from storage_svc.operations import (
-    AppendFromOutbox,
-    Bury,
-    DeadReason,
-    ExpireReservation,
-    Operation,
-    PromoteScheduled,
-    outbox,
-)
-from storage_svc.operations.deliver import delay_of
+from storage_svc.operations import outbox
+from storage_svc.operations.dead_letters import Bury
+from storage_svc.operations.expire import ExpireReservation, ReadyDelayed
+from storage_svc.operations.operation import Action
+from storage_svc.operations.outbox import AppendFromOutbox, DeadReason
+from storage_svc.operations.schedule import PromoteScheduled
 from storage_svc.partition.partition import Partition
 
 OUTBOX_PAGE_MAX = 16
@@ -45,7 +41,7 @@ class ScanKind(Enum):
 class Due(NamedTuple):
     """One thing that is due, as the action that would deal with it."""
 
-    action: Operation
+    action: Action
     due_ms: int
 
 
@@ -157,12 +153,11 @@ def _next_token(found: list[Row], limit: int) -> bytes:
 
 
 def _expired(key: bytes, _: bytes) -> Due:
-    deadline_ms, queue_id, reservation_id = read_u64x3(key)
-    return Due(ExpireReservation(queue_id, reservation_id, deadline_ms), deadline_ms)
+    return Due(ExpireReservation.from_index(key), read_u64(key))
 
 
 def _delay_over(key: bytes, _: bytes) -> Due:
-    return Due(delay_of(key), read_u64(key))
+    return Due(ReadyDelayed.from_index(key), read_u64(key))
 
 
 def _scheduled(key: bytes, _: bytes) -> Due:

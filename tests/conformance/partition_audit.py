@@ -10,6 +10,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64x3, u64, u64x2, u64x3
 from storage_svc.loading.handles import Handles
 from storage_svc.operations import history, outbox
+from storage_svc.operations.dead_letters import HEADER_OFFSET, HEADER_QUEUE
 from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
@@ -259,8 +260,8 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
         assert tuple(each.payload for each in messages) == dead.payloads
         assert (entry.reason, entry.fairness_key) == (dead.reason, dead.fairness_key)
         for offset, message in enumerate(messages, dead.first_offset):
-            assert message.headers[outbox.HEADER_QUEUE] == dead.lmq_name
-            assert message.headers[outbox.HEADER_OFFSET] == str(offset)
+            assert message.headers[HEADER_QUEUE] == dead.lmq_name
+            assert message.headers[HEADER_OFFSET] == str(offset)
     deleted: dict[str, int] = {}
     for row in await engine.scan(Table.HISTORY, b"", None, limit=_EVERYTHING):
         left = history.read(*row)

@@ -5,9 +5,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from storage_svc import operations as op
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.publish import Append
+from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
 from storage_svc.queue.queue import QueueState
@@ -32,9 +34,9 @@ class Life:
         self._published = 0
 
     async def topic(self, name: str, **settings: Any) -> None:
-        await self.do(op.PutTopic(Topic(name, TopicSettings(**settings)), create=True))
+        await self.do(PutTopic(Topic(name, TopicSettings(**settings)), create=True))
 
-    async def do(self, *operations: op.Operation) -> Any:
+    async def do(self, *operations: Operation[object]) -> Any:
         """The answers of one commit; of one operation the answer itself."""
         answers = await self.partition.submit(operations)
         return answers if len(operations) > 1 else answers[0]
@@ -44,13 +46,13 @@ class Life:
         self.partition = Partition(self.engines, self.partition.identity, self.clock)
         await self.partition.open()
 
-    def run(self, lmq_name: str, messages: int, **fields: Any) -> op.Append:
+    def run(self, lmq_name: str, messages: int, **fields: Any) -> Append:
         """A run of messages m0, m1, ... numbered over the whole life."""
         batch = MessageBatch()
         for _ in range(messages):
             batch.messages.add(payload=b"m%d" % self._published)
             self._published += 1
-        return op.Append(lmq_name, messages, batch.SerializeToString(), **fields)
+        return Append(lmq_name, messages, batch.SerializeToString(), **fields)
 
     async def rows(self, *tables: Table) -> int:
         """How many rows there are in tables."""
@@ -65,7 +67,7 @@ class Life:
     def group(self, lmq_name: str, name: str) -> Group:
         return self.state(lmq_name).groups[name]
 
-    async def due(self, kind: scanning.ScanKind) -> list[op.Operation]:
+    async def due(self, kind: scanning.ScanKind) -> list[Operation[object]]:
         page = await scanning.scan(self.partition, kind, b"", 100)
         return [due.action for due in page.due]
 

@@ -9,7 +9,12 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from storage_svc import operations as op
+from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
+from storage_svc.operations.loading import Materialize, Unmaterialize
+from storage_svc.operations.ownership import ConfirmOwnership, DropOwnership, TakeOwnership
+from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.schedule import Unschedule
+from storage_svc.operations.topics import PutTopic
 from storage_svc.queue.reservation import Ending
 from tidemark.topics import Subscription, Topic, TopicSettings
 
@@ -112,22 +117,22 @@ settlements = st.builds(
 limits = st.sampled_from((1, ALL, ALL, ALL))
 starts = st.one_of(
     st.none(),
-    st.sampled_from((op.Start(op.StartAt.EARLIEST), op.Start(op.StartAt.LATEST))),
-    st.builds(op.Start, st.sampled_from((op.StartAt.LAST, op.StartAt.OFFSET)), st.integers(1, 30)),
+    st.sampled_from((Start(StartAt.EARLIEST), Start(StartAt.LATEST))),
+    st.builds(Start, st.sampled_from((StartAt.LAST, StartAt.OFFSET)), st.integers(1, 30)),
 )
 administrations = st.one_of(
-    st.builds(op.PlaceGroup, queues, groups, starts, st.sampled_from((0, 0, 0, 1))),
-    st.builds(op.RemoveGroup, queues, groups),
-    st.builds(op.RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
-    st.builds(op.Purge, queues),
-    st.builds(op.Unschedule, queues, st.integers(1, 4)),
-    st.builds(op.Materialize, queues, st.booleans()),
-    st.builds(op.Unmaterialize, queues, st.sampled_from((0, NEWEST))),
-    st.builds(op.TakeOwnership, queues, groups, clients, starts),
-    st.builds(op.ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
-    st.builds(op.DropOwnership, queues, groups, clients, st.integers(0, 3)),
+    st.builds(PlaceGroup, queues, groups, starts, st.sampled_from((0, 0, 0, 1))),
+    st.builds(RemoveGroup, queues, groups),
+    st.builds(RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
+    st.builds(Purge, queues),
+    st.builds(Unschedule, queues, st.integers(1, 4)),
+    st.builds(Materialize, queues, st.booleans()),
+    st.builds(Unmaterialize, queues, st.sampled_from((0, NEWEST))),
+    st.builds(TakeOwnership, queues, groups, clients, starts),
+    st.builds(ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
+    st.builds(DropOwnership, queues, groups, clients, st.integers(0, 3)),
     st.integers(0, 3).map(
-        lambda max_attempts: op.PutTopic(
+        lambda max_attempts: PutTopic(
             Topic("jobs", replace(TOPICS["jobs"], max_attempts=max_attempts)), create=False
         )
     ),

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from storage_svc import operations as op
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.rocksdb import RocksReader
-from storage_svc.operations import deliver as delivering
+from storage_svc.operations import reserve
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.loading import Materialize, UnloadOutcome, Unmaterialize
+from storage_svc.operations.queues import Purge
+from storage_svc.operations.reserve import Reserve
+from storage_svc.operations.retention import ApplyRetention, RetentionRow
+from storage_svc.operations.settle import Settle
 from storage_svc.partition.partition import HOUSEKEEPING_MS
 from storage_svc.queue import group as group_state
 from storage_svc.queue.group import Group
@@ -28,24 +33,24 @@ async def test_fairness_keys_that_come_and_go_leave_nothing_behind(
     monkeypatch.setattr(group_state, "IDLE_LANES_MAX", 10)
     kept = life.run("t", 1, fairness_key="kept")
     await life.do(kept)
-    await life.do(op.Reserve("t", "g", 1))
+    await life.do(Reserve("t", "g", 1))
 
     for number in range(100):
         await life.do(life.run("t", 1, fairness_key=f"k{number}"))
-        (slice_,) = (await life.do(op.Reserve("t", "g", 1))).slices
-        await life.do(op.Settle(slice_.receipt, ACK))
+        (slice_,) = (await life.do(Reserve("t", "g", 1))).slices
+        await life.do(Settle(slice_.receipt, ACK))
     lanes, stored = len(life.group("t", "g").lanes), await life.rows(Table.LANES)
     (kept_slice,) = life.group("t", "g").live.values()
     receipt = Receipt(0, life.state("t").record.queue_id, kept_slice.reservation_id, 0).encode()
-    await life.do(op.Settle(receipt, NACK))
-    (again,) = (await life.do(op.Reserve("t", "g", 1))).slices
-    await life.do(op.Settle(again.receipt, ACK))
-    unloaded = await life.do(op.Unmaterialize("t"))
+    await life.do(Settle(receipt, NACK))
+    (again,) = (await life.do(Reserve("t", "g", 1))).slices
+    await life.do(Settle(again.receipt, ACK))
+    unloaded = await life.do(Unmaterialize("t"))
 
     assert lanes < 20
     assert stored < 20
     assert (again.fairness_key, again.attempt_count) == ("kept", 1)
-    assert unloaded is op.Eviction.EVICTED
+    assert unloaded is UnloadOutcome.EVICTED
     assert await life.rows(Table.LANES) == 0
 
 
@@ -57,13 +62,13 @@ async def test_a_fairness_key_whose_settled_runs_are_kept_goes_on_where_it_was(
     await life.topic("kept", retention_enabled=True)
     for number in range(10):
         await life.do(life.run("kept", 1, fairness_key=f"k{number}"))
-        (slice_,) = (await life.do(op.Reserve("kept", "g", 1))).slices
-        await life.do(op.Settle(slice_.receipt, ACK))
+        (slice_,) = (await life.do(Reserve("kept", "g", 1))).slices
+        await life.do(Settle(slice_.receipt, ACK))
 
-    await life.do(op.Unmaterialize("kept"))
+    await life.do(Unmaterialize("kept"))
     await life.do(life.run("kept", 1, fairness_key="k3"))
 
-    assert spans(await life.do(op.Reserve("kept", "g", 100))) == [(10, 11)]
+    assert spans(await life.do(Reserve("kept", "g", 100))) == [(10, 11)]
 
 
 async def test_a_look_costs_what_it_shows_and_not_that_times_the_fairness_keys(
@@ -109,9 +114,9 @@ async def test_removing_many_queues_in_one_commit_costs_what_one_costs_times_man
             return super().__iter__()
 
     queues = 50
-    made = await life.do(*[op.Materialize(f"t/{number}", True) for number in range(queues)])
+    made = await life.do(*[Materialize(f"t/{number}", True) for number in range(queues)])
     life.partition.state.handles.forget_trackers()
-    inactive = [op.RetentionRow(queue_id=each.queue_id, before_ms=1 << 60) for each in made]
+    inactive = [RetentionRow(queue_id=each.queue_id, before_ms=1 << 60) for each in made]
     make_batch = Batch.__init__
 
     def make_counted(batch: Batch) -> None:
@@ -119,7 +124,7 @@ async def test_removing_many_queues_in_one_commit_costs_what_one_costs_times_man
         batch.operations = Operations()
 
     monkeypatch.setattr(Batch, "__init__", make_counted)
-    removal = op.ApplyRetention("p", op.RetentionType.INACTIVE_QUEUE, tuple(inactive))
+    removal = ApplyRetention("p", RetentionType.INACTIVE_QUEUE, tuple(inactive))
     removed = await life.do(removal)
 
     assert removed.queues == queues
@@ -150,12 +155,12 @@ async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_lea
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V2: at the cap nothing is handed out; what leaves by its time to live makes room as well."""
-    monkeypatch.setattr(delivering, "EXCEPTIONS_MAX", 1)
+    monkeypatch.setattr(reserve, "EXCEPTIONS_MAX", 1)
     await life.do(life.run("t", 1, ttl_ms=1000))
-    (slice_,) = (await life.do(op.Reserve("t", "g", 1))).slices
-    await life.do(op.Settle(slice_.receipt, NACK, delay_ms=DAY_MS))
+    (slice_,) = (await life.do(Reserve("t", "g", 1))).slices
+    await life.do(Settle(slice_.receipt, NACK, delay_ms=DAY_MS))
     await life.do(life.run("t", 1))
-    waiting = await life.do(op.Reserve("t", "g", 1))
+    waiting = await life.do(Reserve("t", "g", 1))
     watcher = life.partition.watch(broker_epoch=0)
 
     await life.clock.advance_ms(1000)
@@ -163,7 +168,7 @@ async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_lea
 
     assert not waiting.slices
     assert ("t", "g") in watcher.ready
-    assert spans(await life.do(op.Reserve("t", "g", 1))) == [(1, 2)]
+    assert spans(await life.do(Reserve("t", "g", 1))) == [(1, 2)]
 
 
 @pytest.mark.parametrize("keys", [1, 7])
@@ -182,11 +187,11 @@ async def test_a_purge_looks_once_at_what_came_back(
     monkeypatch.setattr(Group, "drop_runs", counted)
     runs = [life.run("t", 2, fairness_key=f"k{number % keys}") for number in range(50)]
     await life.do(*runs)
-    slices = (await life.do(op.Reserve("t", "g", 100))).slices
+    slices = (await life.do(Reserve("t", "g", 100))).slices
     for slice_ in slices[1:]:
-        await life.do(op.Settle(slice_.receipt, NACK, delay_ms=1000))
+        await life.do(Settle(slice_.receipt, NACK, delay_ms=1000))
 
-    purged = await life.do(op.Purge("t"))
+    purged = await life.do(Purge("t"))
 
     assert (purged.messages, purged.skipped) == (98, 2)
     assert calls == keys

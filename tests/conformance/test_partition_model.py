@@ -18,13 +18,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from storage_svc import operations as op
 from storage_svc.engines import paging
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.loading import recovery
-from storage_svc.operations import Result
-from storage_svc.operations import deliver as delivering
+from storage_svc.operations import reserve
+from storage_svc.operations.expire import ExpireDue
+from storage_svc.operations.loading import RunHousekeeping, Unmaterialize
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
+from storage_svc.operations.ownership import Ownership
+from storage_svc.operations.publish import Append
+from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
+from storage_svc.operations.schedule import Unschedule
+from storage_svc.operations.settle import Extend, Settle
+from storage_svc.operations.topics import PutTopic
 from storage_svc.partition import commit
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
 from storage_svc.partition.exchange_events import Watcher
@@ -75,7 +83,7 @@ SMALL_BOUNDS = [
     (paging, "PAGE_ROWS", 2),
     (group_state, "PASSED_MAX", 2),
     (group_state, "IDLE_LANES_MAX", 1),
-    (delivering, "PASSED_MAX", 2),
+    (reserve, "PASSED_MAX", 2),
     (queue_state, "REMEMBERED_MIN", 12),
     (queue_state, "REMEMBERED_TOGETHER_MAX", 0),
 ]
@@ -113,17 +121,17 @@ class PartitionMachine(RuleBasedStateMachine):
         self.lives = 0
         self.clock = StillClock()
         self.model = PartitionModel(TOPICS, queue_state.REMEMBERED_MIN)
-        self.frame: list[op.Operation] = []
-        self.numbered: dict[int, op.Append] = {}
+        self.frame: list[Operation[object]] = []
+        self.numbered: dict[int, Append] = {}
         self.names: dict[str, str] = {}
         self.held: list[Held] = []
         self.epochs = [0]
-        self.plan: list[op.Operation] = []
+        self.plan: list[Operation[object]] = []
         self.published = 0
         self.committed_ms = 0
         self.partition, self.engines, self.watcher = self.run(self._open())
         for name, each in TOPICS.items():
-            self.run(self.partition.call(op.PutTopic(Topic(name, each), create=True)))
+            self.run(self.partition.call(PutTopic(Topic(name, each), create=True)))
 
     @initialize(
         names=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2, unique=True),
@@ -134,7 +142,7 @@ class PartitionMachine(RuleBasedStateMachine):
         """So that the first operations have something to work on."""
         self.names = {"first": names[0], "second": names[-1], "dead": "dead"}
         self.add([self._append(run) for run in backlog])
-        self.add([op.Reserve(self.names[queue], "g", 10) for queue in taken])
+        self.add([Reserve(self.names[queue], "g", 10) for queue in taken])
 
     def teardown(self) -> None:
         try:
@@ -173,7 +181,7 @@ class PartitionMachine(RuleBasedStateMachine):
         for operation in operations:
             # What a changed topic makes undeliverable, and when, must be clear; and nobody knows
             # the number of a scheduled run before it was answered.
-            if isinstance(operation, (op.PutTopic, op.Unschedule)):
+            if isinstance(operation, (PutTopic, Unschedule)):
                 self.send()
             self.add([self._administer(operation)], more=True)
         self.add([], more)
@@ -187,9 +195,9 @@ class PartitionMachine(RuleBasedStateMachine):
             page = self.run(scanning.scan(self.partition, kind, b"", 100))
             self.plan += (due.action for due in page.due)
             self.plan += (
-                op.ClearOutbox(due.action.entry.sequence)
+                ClearOutbox(due.action.entry.sequence)
                 for due in page.due
-                if isinstance(due.action, op.AppendFromOutbox)
+                if isinstance(due.action, AppendFromOutbox)
             )
         for queue in self.model.queues.values():
             self.run(compare_looks(self.partition, queue))
@@ -198,7 +206,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8), again=st.booleans(), more=more)
     def act_on_the_plan(self, count: int, again: bool, more: bool) -> None:
         """At once or much later, and sometimes twice: what has moved on is left alone (L8)."""
-        if any(isinstance(each, op.Reserve) for each in self.frame):
+        if any(isinstance(each, Reserve) for each in self.frame):
             self.send()  # it may have buried what an action is about
         self.add(self.plan[:count], more)
         if not again:
@@ -212,7 +220,7 @@ class PartitionMachine(RuleBasedStateMachine):
         if limit != ALL:
             self.send()  # which of many are expired is only clear if nothing else happens
         self.run(self.clock.advance_ms(step_ms))
-        self.add([op.ExpireDue(limit)], more and limit == ALL)
+        self.add([ExpireDue(limit)], more and limit == ALL)
 
     @rule(
         step_ms=st.sampled_from((0, 1_300_000, 9 * DAY_MS)),
@@ -231,14 +239,14 @@ class PartitionMachine(RuleBasedStateMachine):
             self.partition.confirm_time()
             self.model.time_is_suspicious = False
         self.run(self.clock.advance_ms(step_ms))
-        self.add([op.KeepHouse()])
+        self.add([RunHousekeeping()])
 
     # --- faults --------------------------------------------------------------------------------
 
     @precondition(_is_settled_in)
     @rule(fault=st.sampled_from(Fault))
     def the_next_commit_fails(self, fault: Fault) -> None:
-        if any(isinstance(each, op.Reserve) for each in self.frame):
+        if any(isinstance(each, Reserve) for each in self.frame):
             self.send()
         self.engines.next_commit = fault
 
@@ -255,7 +263,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     # --- inside --------------------------------------------------------------------------------
 
-    def add(self, operations: Sequence[op.Operation], more: bool = False) -> None:
+    def add(self, operations: Sequence[Operation[object]], more: bool = False) -> None:
         self.frame += operations
         if not more:
             self.send()
@@ -295,7 +303,7 @@ class PartitionMachine(RuleBasedStateMachine):
             assert not self.watcher.expired, "nobody knows that they have"
         self.run(audit(self.partition, self.model))
 
-    async def _submit(self, operations: list[op.Operation]) -> list[Result] | None:
+    async def _submit(self, operations: list[Operation[object]]) -> list[object] | None:
         """The answers; None if the commit failed and the partition has opened again."""
         half = len(operations) // 2
         first, second = (
@@ -312,21 +320,21 @@ class PartitionMachine(RuleBasedStateMachine):
                 await self.watcher.changed.wait()
             return None
 
-    def _learn(self, answer: Result) -> None:
+    def _learn(self, answer: object) -> None:
         match answer:
-            case op.Reserved(slices):
+            case Reserved(slices):
                 self.held += (Held(each.receipt, each.messages) for each in slices)
-            case op.Ownership(epoch=epoch) if epoch not in self.epochs:
+            case Ownership(epoch=epoch) if epoch not in self.epochs:
                 self.epochs.append(epoch)
 
-    def _read_back(self, operation: op.Operation) -> Result | None:
+    def _read_back(self, operation: Operation[object]) -> object:
         """What a hand-out must have been, of which the answer was lost."""
-        known = isinstance(operation, op.Reserve) and self.model.queues.get(operation.lmq_name)
-        if not isinstance(operation, op.Reserve) or not known:
+        known = isinstance(operation, Reserve) and self.model.queues.get(operation.lmq_name)
+        if not isinstance(operation, Reserve) or not known:
             return None
         state = self.run(self.partition.state.handles.read_state(operation.lmq_name))
         slices = [
-            op.ReservedSlice(
+            ReservedSlice(
                 reservation_id=each.reservation_id,
                 receipt=Receipt(0, known.queue_id, each.reservation_id, each.owner_epoch).encode(),
                 queue_id=known.queue_id,
@@ -344,15 +352,15 @@ class PartitionMachine(RuleBasedStateMachine):
             for each in state.reservations.values()
             if each.reservation_id > self.model.reservation_id
         ]
-        answer = op.Reserved(tuple(slices))
+        answer = Reserved(tuple(slices))
         self._learn(answer)
         return answer
 
-    def _append(self, run: Run) -> op.Append:
+    def _append(self, run: Run) -> Append:
         if run.again and run.sequence in self.numbered:
             return self.numbered[run.sequence]
         messages = min(run.messages, 5) if run.padding else run.messages
-        append = op.Append(
+        append = Append(
             self.names[run.queue],
             messages,
             self._body(messages, run.padding),
@@ -366,33 +374,33 @@ class PartitionMachine(RuleBasedStateMachine):
             self.numbered.setdefault(append.sequence, append)
         return append
 
-    def _reserve(self, wish: Wish) -> op.Reserve:
+    def _reserve(self, wish: Wish) -> Reserve:
         queue, group, messages, bytes_max, visibility_ms, pick = wish
         owner_epoch = _pick(self.epochs, pick)
-        return op.Reserve(
+        return Reserve(
             self.names[queue], group, messages, bytes_max, visibility_ms, owner_epoch=owner_epoch
         )
 
-    def _settle(self, settlement: Settlement) -> op.Settle | op.Extend:
+    def _settle(self, settlement: Settlement) -> Settle | Extend:
         pick, ending, cuts, delay_ms, epoch = settlement
         held = _pick(self.held, pick)
         owner_epoch = _pick(self.epochs, epoch) if epoch > 1 else 0
         if ending is None:
-            return op.Extend(held.receipt, delay_ms, owner_epoch)
+            return Extend(held.receipt, delay_ms, owner_epoch)
         delay_ms = delay_ms if ending is Ending.NACK else 0
         spans = _spans(cuts, held.messages)
-        return op.Settle(held.receipt, ending, spans, delay_ms, owner_epoch=owner_epoch)
+        return Settle(held.receipt, ending, spans, delay_ms, owner_epoch=owner_epoch)
 
-    def _administer(self, operation: Any) -> op.Operation:
+    def _administer(self, operation: Any) -> Operation[object]:
         """The operation on the real queue, with a stamp that storage gave."""
-        if isinstance(operation, op.PutTopic):
+        if isinstance(operation, PutTopic):
             return operation
         lmq_name = self.names[operation.lmq_name]
-        if isinstance(operation, op.Unmaterialize) and operation.expected_activity_stamp:
+        if isinstance(operation, Unmaterialize) and operation.expected_activity_stamp:
             known = self.model.queues.get(lmq_name)
             stamps = [0] if known is None else [0, *known.stamps]
-            return op.Unmaterialize(lmq_name, stamps[-1])
-        resolved: op.Operation = operation._replace(lmq_name=lmq_name)
+            return Unmaterialize(lmq_name, stamps[-1])
+        resolved: Operation[object] = operation._replace(lmq_name=lmq_name)
         return resolved
 
     def _body(self, messages: int, padding: int) -> bytes:
@@ -455,9 +463,9 @@ def test_the_model_expects_no_notice_after_an_answer_that_promised_more() -> Non
     machine = PartitionMachine()
     try:
         machine.names = {"first": "jobs"}
-        machine.add([op.Append("jobs", 1, machine._body(1, 0))])
-        machine.add([op.Reserve("jobs", "g", 10)])
-        machine.add([op.Append("jobs", 2, machine._body(2, 0)), op.Reserve("jobs", "g", 1)])
+        machine.add([Append("jobs", 1, machine._body(1, 0))])
+        machine.add([Reserve("jobs", "g", 10)])
+        machine.add([Append("jobs", 2, machine._body(2, 0)), Reserve("jobs", "g", 1)])
     finally:
         machine.teardown()
 

@@ -8,9 +8,21 @@ import asyncio
 
 import pytest
 
-from storage_svc import operations as op
 from storage_svc.engines.engine import Table
-from storage_svc.operations import Start, StartAt
+from storage_svc.operations.expire import ExpireDue
+from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.loading import RunHousekeeping, UnloadOutcome, Unmaterialize
+from storage_svc.operations.operation import ActionOutcome, Operation
+from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
+from storage_svc.operations.ownership import ConfirmOwnership, TakeOwnership
+from storage_svc.operations.publish import Appended
+from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.reserve import Reserve
+from storage_svc.operations.retention import ApplyRetention, RetentionRow
+from storage_svc.operations.schedule import PromoteScheduled
+from storage_svc.operations.settle import Settle
+from storage_svc.operations.topics import PutTopic
 from storage_svc.queue.reservation import Ending
 from storage_svc.reads import due_work as scanning
 from tests.conformance.faulty_engine import Fault
@@ -25,17 +37,17 @@ async def test_a_queue_that_the_commit_has_touched_is_not_unloaded(life: Life) -
     """I4: what the commit changes could not be loaded again."""
     await life.do(life.run("t", 2))
 
-    answers = await life.do(life.run("t", 2), op.Unmaterialize("t"), life.run("t", 2))
+    answers = await life.do(life.run("t", 2), Unmaterialize("t"), life.run("t", 2))
 
-    assert answers[1] is op.Eviction.RACE_LOST
-    assert spans(await life.do(op.Reserve("t", "g", 100))) == [(0, 2), (2, 4), (4, 6)]
+    assert answers[1] is UnloadOutcome.RACE_LOST
+    assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 2), (2, 4), (4, 6)]
 
 
 async def test_a_queue_that_the_commit_has_made_is_not_unloaded(life: Life) -> None:
-    answers = await life.do(life.run("t", 2), op.Unmaterialize("t"), life.run("t", 2))
+    answers = await life.do(life.run("t", 2), Unmaterialize("t"), life.run("t", 2))
 
-    assert answers[1] is op.Eviction.RACE_LOST
-    assert spans(await life.do(op.Reserve("t", "g", 100))) == [(0, 2), (2, 4)]
+    assert answers[1] is UnloadOutcome.RACE_LOST
+    assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 2), (2, 4)]
 
 
 async def test_publishing_to_a_name_that_the_commit_has_removed_makes_another_queue(
@@ -43,19 +55,19 @@ async def test_publishing_to_a_name_that_the_commit_has_removed_makes_another_qu
 ) -> None:
     first = await life.do(life.run("t", 2))
 
-    _, second = await life.do(op.RemoveQueue("t"), life.run("t", 3))
+    _, second = await life.do(RemoveQueue("t"), life.run("t", 3))
 
     assert second.queue_id > first.queue_id
-    assert spans(await life.do(op.Reserve("t", "g", 100))) == [(0, 3)]
+    assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 3)]
 
 
 async def test_a_settlement_does_not_revive_the_queue_that_the_commit_has_removed(
     life: Life,
 ) -> None:
     await life.do(life.run("t", 2))
-    (held,) = (await life.do(op.Reserve("t", "g", 1))).slices
+    (held,) = (await life.do(Reserve("t", "g", 1))).slices
 
-    _, refusal = await life.do(op.RemoveQueue("t"), op.Settle(held.receipt, ACK))
+    _, refusal = await life.do(RemoveQueue("t"), Settle(held.receipt, ACK))
 
     assert isinstance(refusal, ReservationNotFound)
     assert await life.rows(Table.CATALOG, Table.QUEUES) == 0
@@ -66,7 +78,7 @@ async def test_what_the_commit_has_purged_is_not_handed_out(life: Life) -> None:
     for _ in range(130):
         await life.do(life.run("t", 1))
 
-    _, reserved = await life.do(op.Purge("t"), op.Reserve("t", "g", 1))
+    _, reserved = await life.do(Purge("t"), Reserve("t", "g", 1))
 
     assert reserved.slices == ()
 
@@ -79,7 +91,7 @@ async def test_a_producer_that_publishes_as_old_ones_are_forgotten_is_remembered
     life.clock.set_wall_ms(life.clock.wall_ms() + 10 * DAY_MS)
     again = life.run("t", 1, producer_id="p", sequence=2)
 
-    await life.do(again, op.KeepHouse())
+    await life.do(again, RunHousekeeping())
 
     assert (await life.do(again)).duplicate
 
@@ -87,9 +99,7 @@ async def test_a_producer_that_publishes_as_old_ones_are_forgotten_is_remembered
 async def test_removing_a_queue_removes_what_the_commit_has_written_for_it(life: Life) -> None:
     await life.do(life.run("t", 1))
 
-    await life.do(
-        life.run("t", 1, ttl_ms=1000), life.run("t", 1, delay_ms=1000), op.RemoveQueue("t")
-    )
+    await life.do(life.run("t", 1, ttl_ms=1000), life.run("t", 1, delay_ms=1000), RemoveQueue("t"))
 
     everything = set(Table) - {Table.META, Table.TOPICS}
     assert await life.rows(*everything) == 0
@@ -101,17 +111,17 @@ async def test_an_outbox_entry_is_appended_and_cleared_once_however_often_it_is_
     """L6."""
     await life.topic("source", dead_letter_topic="t")
     await life.do(life.run("source", 2))
-    (held,) = (await life.do(op.Reserve("source", "g", 2))).slices
-    await life.do(op.Settle(held.receipt, Ending.DEAD_LETTER))
+    (held,) = (await life.do(Reserve("source", "g", 2))).slices
+    await life.do(Settle(held.receipt, Ending.DEAD_LETTER))
     (append,) = await life.due(scanning.ScanKind.OUTBOX)
-    assert isinstance(append, op.AppendFromOutbox)
-    clear = op.ClearOutbox(append.entry.sequence)
+    assert isinstance(append, AppendFromOutbox)
+    clear = ClearOutbox(append.entry.sequence)
 
     answers = await life.do(append, append, clear, clear)
 
-    done, stale = op.ActionOutcome.DONE, op.ActionOutcome.STALE
+    done, stale = ActionOutcome.DONE, ActionOutcome.STALE
     assert [each.outcome for each in answers] == [done, stale, done, stale]
-    assert spans(await life.do(op.Reserve("t", "g", 100))) == [(0, 2)]
+    assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 2)]
 
 
 async def test_calls_of_one_pass_in_one_commit_are_counted_in_one_row(life: Life) -> None:
@@ -123,8 +133,8 @@ async def test_calls_of_one_pass_in_one_commit_are_counted_in_one_row(life: Life
 
     await life.do(
         *(
-            op.ApplyRetention(
-                "pass", op.RetentionType.EXPIRED, (op.RetentionRow(queue_id, "old", "", *runs),)
+            ApplyRetention(
+                "pass", RetentionType.EXPIRED, (RetentionRow(queue_id, "old", "", *runs),)
             )
             for runs in ((0, 2), (2, 5))
         )
@@ -141,19 +151,19 @@ async def test_runs_that_leave_together_leave_what_is_held_and_forget_what_came_
     await life.topic("old", retention_enabled=True, retention_seconds=1, visibility_timeout_ms=9000)
     queue_id = (await life.do(life.run("old", 2))).queue_id
     await life.do(*(life.run("old", 2, ttl_ms=60_000) for _ in range(5)))
-    await life.do(op.PlaceGroup("old", "other"))
-    answer = await life.do(op.Reserve("old", "g", 8, visibility_ms=9000))
+    await life.do(PlaceGroup("old", "other"))
+    answer = await life.do(Reserve("old", "g", 8, visibility_ms=9000))
     held, partly, nacked, delayed = answer.slices
     await life.do(
-        op.Settle(partly.receipt, ACK, ((0, 1),)),
-        op.Settle(partly.receipt, NACK, ((1, 2),)),
-        op.Settle(nacked.receipt, NACK),
-        op.Settle(delayed.receipt, NACK, delay_ms=8000),
+        Settle(partly.receipt, ACK, ((0, 1),)),
+        Settle(partly.receipt, NACK, ((1, 2),)),
+        Settle(nacked.receipt, NACK),
+        Settle(delayed.receipt, NACK, delay_ms=8000),
     )
     await life.clock.advance_ms(3000)
-    row = op.RetentionRow(queue_id, "old", "", 0, 12)
+    row = RetentionRow(queue_id, "old", "", 0, 12)
 
-    applied = await life.do(op.ApplyRetention("pass", op.RetentionType.EXPIRED, (row,)))
+    applied = await life.do(ApplyRetention("pass", RetentionType.EXPIRED, (row,)))
 
     assert (applied.messages, applied.stale) == (10, 0)
     state = life.state("old")
@@ -162,28 +172,28 @@ async def test_runs_that_leave_together_leave_what_is_held_and_forget_what_came_
     assert await life.rows(Table.EXCEPTIONS, Table.DELAYS, Table.TTL, Table.BURIED) == 0
     assert life.partition.reservations == 1
     await life.reopen()
-    assert spans(await life.do(op.Reserve("old", "other", 100))) == [(0, 2)]
-    await life.do(op.Settle(held.receipt, ACK))
+    assert spans(await life.do(Reserve("old", "other", 100))) == [(0, 2)]
+    await life.do(Settle(held.receipt, ACK))
     for name in ("g", "other"):
         group = life.group("old", name)
         assert group.settled == (12 if name == "g" else 10)
-    assert spans(await life.do(op.Reserve("old", "g", 100))) == []
+    assert spans(await life.do(Reserve("old", "g", 100))) == []
 
 
-@pytest.mark.parametrize("remove", [op.RemoveQueue("t"), op.RemoveGroup("t", "g"), op.Purge("t")])
+@pytest.mark.parametrize("remove", [RemoveQueue("t"), RemoveGroup("t", "g"), Purge("t")])
 @pytest.mark.parametrize("delay_ms", [0, 100])
 async def test_what_the_commit_has_removed_is_not_taken_for_an_orphan_that_is_due(
-    life: Life, remove: op.Operation, delay_ms: int
+    life: Life, remove: Operation[object], delay_ms: int
 ) -> None:
     """V5: its deadline would be counted out twice."""
     await life.do(life.run("t", 2))
-    await life.do(op.PlaceGroup("t", "h"))
-    (held,) = (await life.do(op.Reserve("t", "g", 2, visibility_ms=50))).slices
+    await life.do(PlaceGroup("t", "h"))
+    (held,) = (await life.do(Reserve("t", "g", 2, visibility_ms=50))).slices
     if delay_ms:
-        await life.do(op.Settle(held.receipt, NACK, delay_ms=delay_ms))
+        await life.do(Settle(held.receipt, NACK, delay_ms=delay_ms))
     await life.clock.advance_ms(500)
 
-    await life.do(remove, op.ExpireDue())
+    await life.do(remove, ExpireDue())
 
     assert life.partition.reservations == 0
     assert await life.rows(Table.DEADLINES, Table.DELAYS) == 0
@@ -198,31 +208,31 @@ async def test_a_run_that_was_handed_out_in_part_goes_on_where_it_was_after_reop
     """V4: and the receipt of its first part is still good."""
     await life.do(life.run("t", 5))
     await life.do(life.run("t", 10))
-    held, _ = (await life.do(op.Reserve("t", "g", 10))).slices
+    held, _ = (await life.do(Reserve("t", "g", 10))).slices
 
     await life.reopen()
-    settled = await life.do(op.Settle(held.receipt, ACK))
+    settled = await life.do(Settle(held.receipt, ACK))
     await life.reopen()
 
     assert settled.messages == 5
-    assert spans(await life.do(op.Reserve("t", "g", 100))) == [(10, 15)]
+    assert spans(await life.do(Reserve("t", "g", 100))) == [(10, 15)]
 
 
 async def test_removing_a_group_leaves_no_reservation_behind(life: Life) -> None:
     await life.do(life.run("t", 2))
-    await life.do(op.Reserve("t", "g", 1))
+    await life.do(Reserve("t", "g", 1))
 
-    await life.do(op.RemoveGroup("t", "g"))
+    await life.do(RemoveGroup("t", "g"))
 
     assert await life.rows(Table.RESERVATIONS, Table.DEADLINES) == 0
 
 
 async def test_purging_delayed_messages_ends_their_delays(life: Life) -> None:
     await life.do(life.run("t", 2))
-    (held,) = (await life.do(op.Reserve("t", "g", 2))).slices
-    await life.do(op.Settle(held.receipt, NACK, delay_ms=1000))
+    (held,) = (await life.do(Reserve("t", "g", 2))).slices
+    await life.do(Settle(held.receipt, NACK, delay_ms=1000))
 
-    await life.do(op.Purge("t"))
+    await life.do(Purge("t"))
 
     assert await life.rows(Table.DELAYS, Table.EXCEPTIONS) == 0
     assert life.partition.reservations == 0
@@ -272,36 +282,36 @@ async def test_taking_ownership_with_a_start_makes_an_owner(life: Life) -> None:
     await life.topic("own", subscription=Subscription.EXCLUSIVE)
     await life.do(life.run("own", 2))
 
-    taken = await life.do(op.TakeOwnership("own", "g", "A", Start(StartAt.EARLIEST)))
+    taken = await life.do(TakeOwnership("own", "g", "A", Start(StartAt.EARLIEST)))
 
-    confirmed = await life.do(op.ConfirmOwnership("own", "g", "A", taken.epoch))
+    confirmed = await life.do(ConfirmOwnership("own", "g", "A", taken.epoch))
     assert confirmed.matched
-    assert spans(await life.do(op.Reserve("own", "g", 1, owner_epoch=taken.epoch))) == [(0, 1)]
+    assert spans(await life.do(Reserve("own", "g", 1, owner_epoch=taken.epoch))) == [(0, 1)]
 
 
 async def test_repeating_the_settlement_of_the_rest_succeeds(life: Life) -> None:
     """V6: although other messages of the reservation ended otherwise before."""
     await life.do(life.run("t", 2))
-    (held,) = (await life.do(op.Reserve("t", "g", 2))).slices
-    await life.do(op.Settle(held.receipt, ACK, ((0, 1),)))
+    (held,) = (await life.do(Reserve("t", "g", 2))).slices
+    await life.do(Settle(held.receipt, ACK, ((0, 1),)))
 
-    first = await life.do(op.Settle(held.receipt, NACK))
-    again = await life.do(op.Settle(held.receipt, NACK))
+    first = await life.do(Settle(held.receipt, NACK))
+    again = await life.do(Settle(held.receipt, NACK))
 
     assert (first.messages, again.messages) == (1, 0)
 
 
 @pytest.mark.parametrize(
-    "leave", [op.RemoveGroup("t", "h"), op.PlaceGroup("t", "h", Start(StartAt.LATEST))]
+    "leave", [RemoveGroup("t", "h"), PlaceGroup("t", "h", Start(StartAt.LATEST))]
 )
 async def test_what_only_one_group_had_kept_goes_when_it_leaves_or_moves_on(
-    life: Life, leave: op.Operation
+    life: Life, leave: Operation[object]
 ) -> None:
     """R2."""
     await life.do(life.run("t", 2))
-    (held,) = (await life.do(op.Reserve("t", "g", 2))).slices
-    await life.do(op.PlaceGroup("t", "h"))
-    await life.do(op.Settle(held.receipt, ACK))
+    (held,) = (await life.do(Reserve("t", "g", 2))).slices
+    await life.do(PlaceGroup("t", "h"))
+    await life.do(Settle(held.receipt, ACK))
 
     await life.do(leave)
 
@@ -311,13 +321,13 @@ async def test_what_only_one_group_had_kept_goes_when_it_leaves_or_moves_on(
 async def test_a_group_that_begins_at_an_offset_counts_only_what_is_still_there(
     life: Life,
 ) -> None:
-    await life.do(op.PlaceGroup("t", "g"))
+    await life.do(PlaceGroup("t", "g"))
     await life.do(life.run("t", 10, fairness_key="a"), life.run("t", 10, fairness_key="b"))
-    for held in (await life.do(op.Reserve("t", "g", 20))).slices:
+    for held in (await life.do(Reserve("t", "g", 20))).slices:
         if held.fairness_key == "b":
-            await life.do(op.Settle(held.receipt, ACK))
+            await life.do(Settle(held.receipt, ACK))
 
-    await life.do(op.PlaceGroup("t", "h", Start(StartAt.OFFSET, 5)))
+    await life.do(PlaceGroup("t", "h", Start(StartAt.OFFSET, 5)))
 
     assert life.group("t", "h").settled == 10
 
@@ -326,12 +336,12 @@ async def test_a_lowered_limit_of_attempts_holds_for_messages_that_are_ready(lif
     """L5."""
     await life.do(life.run("t", 1))
     for _ in range(2):
-        (held,) = (await life.do(op.Reserve("t", "g", 1))).slices
-        await life.do(op.Settle(held.receipt, NACK))
+        (held,) = (await life.do(Reserve("t", "g", 1))).slices
+        await life.do(Settle(held.receipt, NACK))
 
-    await life.do(op.PutTopic(Topic("t", TopicSettings(max_attempts=1)), create=False))
+    await life.do(PutTopic(Topic("t", TopicSettings(max_attempts=1)), create=False))
 
-    assert (await life.do(op.Reserve("t", "g", 1))).slices == ()
+    assert (await life.do(Reserve("t", "g", 1))).slices == ()
     assert list(life.group("t", "g").buried) == [0]
 
 
@@ -341,8 +351,8 @@ async def test_a_run_past_its_time_leaves_without_the_messages_that_were_settled
     """L6."""
     await life.topic("source", dead_letter_topic="t")
     await life.do(life.run("source", 4, ttl_ms=1000))
-    (held,) = (await life.do(op.Reserve("source", "g", 2))).slices
-    await life.do(op.Settle(held.receipt, ACK))
+    (held,) = (await life.do(Reserve("source", "g", 2))).slices
+    await life.do(Settle(held.receipt, ACK))
     await life.clock.advance_ms(2000)
 
     await life.do(*await life.due(scanning.ScanKind.DEAD_DEADLINES))
@@ -358,7 +368,7 @@ async def test_a_publish_that_is_refused_makes_no_queue(life: Life) -> None:
     refusal = await life.do(life.run("small", 2))
 
     assert isinstance(refusal, QueueFull)
-    assert await life.do(op.Unmaterialize("small")) is op.Eviction.NOT_PRESENT
+    assert await life.do(Unmaterialize("small")) is UnloadOutcome.NOT_PRESENT
 
 
 async def test_an_answer_that_promises_more_ends_the_interest_that_a_short_one_left(
@@ -367,13 +377,13 @@ async def test_an_answer_that_promises_more_ends_the_interest_that_a_short_one_l
     """V2: who was promised more asks again; who was not is notified when there is more."""
     watcher = life.partition.watch(0)
     await life.do(life.run("t", 1))
-    short = await life.do(op.Reserve("t", "g", 10))
+    short = await life.do(Reserve("t", "g", 10))
 
-    _, filled = await life.do(life.run("t", 2), op.Reserve("t", "g", 1))
+    _, filled = await life.do(life.run("t", 2), Reserve("t", "g", 1))
     assert (short.more, filled.more) == (False, True)
     assert not watcher.ready
 
-    emptied = await life.do(op.Reserve("t", "g", 1))
+    emptied = await life.do(Reserve("t", "g", 1))
     await life.do(life.run("t", 1))
     assert not emptied.more
     assert list(watcher.ready) == [("t", "g")]
@@ -394,9 +404,9 @@ async def test_a_scan_during_a_commit_hides_nothing_that_the_commit_adds(life: L
 
     await life.clock.advance_ms(2000)
 
-    assert isinstance(appended, op.Appended)
+    assert isinstance(appended, Appended)
     (due,) = await life.due(scanning.ScanKind.SCHEDULES_DUE)
-    assert isinstance(due, op.PromoteScheduled)
+    assert isinstance(due, PromoteScheduled)
     assert due.schedule_id == appended.schedule_id
 
 
@@ -418,4 +428,4 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
         await watcher.changed.wait()
 
     assert [type(each).__name__ for each in outcomes] == ["CommitOutcomeUnknown", "PartitionFaulty"]
-    assert spans(await life.do(op.Reserve("t", "g", 100))) == [(0, 1)]
+    assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 1)]

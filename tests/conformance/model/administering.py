@@ -2,15 +2,17 @@
 
 from typing import Any
 
-from storage_svc import operations as op
-from storage_svc.operations import Result
+from storage_svc.operations.groups import GroupPlaced, PlaceGroup, RemoveGroup, Start, StartAt
+from storage_svc.operations.operation import Removed
+from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.topics import PutTopic
 from tests.conformance.model import delivering
 from tests.conformance.model.queue import ModelGroup, QueueModel
 from tests.conformance.model.state import PartitionState, Refused, check_owner
 from tidemark.errors import QueueNotFound, TopicNotEmpty
 
 
-def place_group(model: PartitionState, asked: op.PlaceGroup, answer: Any) -> Result:
+def place_group(model: PartitionState, asked: PlaceGroup, answer: Any) -> object:
     queue = model.get_or_create(asked.lmq_name)
     group = queue.groups.get(asked.group)
     created = group is None
@@ -25,28 +27,26 @@ def place_group(model: PartitionState, asked: op.PlaceGroup, answer: Any) -> Res
         model.expired += revoked
         group = move(model, queue, group, asked.start)
     cursor = min([queue.next_offset, *group.unsettled])
-    if isinstance(answer, op.GroupPlaced) and answer.cursor <= cursor:
+    if isinstance(answer, GroupPlaced) and answer.cursor <= cursor:
         cursor = answer.cursor  # storage may know less, as long as it is on the safe side
-    return op.GroupPlaced(cursor, created, revoked)
+    return GroupPlaced(cursor, created, revoked)
 
 
-def remove_group(model: PartitionState, asked: op.RemoveGroup, _: Result | None) -> Result:
+def remove_group(model: PartitionState, asked: RemoveGroup, _: object) -> object:
     queue, group = model.get_group(asked.lmq_name, asked.group)
     model.expired += (each.reservation_id for each in queue.live_of(group.name))
     queue.remove_group(group.name)
     model.touched.add(queue.queue_id)
     model.delete_settled(queue, list(queue.runs.values()))
-    return op.Removed(0)
+    return Removed(0)
 
 
-def move(
-    model: PartitionState, queue: QueueModel, group: ModelGroup, start: op.Start
-) -> ModelGroup:
+def move(model: PartitionState, queue: QueueModel, group: ModelGroup, start: Start) -> ModelGroup:
     base = {
-        op.StartAt.EARLIEST: 0,
-        op.StartAt.LATEST: queue.next_offset,
-        op.StartAt.LAST: max(0, queue.next_offset - start.number),
-        op.StartAt.OFFSET: min(queue.next_offset, start.number),
+        StartAt.EARLIEST: 0,
+        StartAt.LATEST: queue.next_offset,
+        StartAt.LAST: max(0, queue.next_offset - start.number),
+        StartAt.OFFSET: min(queue.next_offset, start.number),
     }[start.at]
     queue.remove_group(group.name)
     moved = queue.add_group(group.name, base)
@@ -57,7 +57,7 @@ def move(
     return moved
 
 
-def remove_queue(model: PartitionState, asked: op.RemoveQueue, _: Result | None) -> Result:
+def remove_queue(model: PartitionState, asked: RemoveQueue, _: object) -> object:
     queue = model.get(asked.lmq_name)
     if asked.expected_queue_id not in (0, queue.queue_id):
         raise Refused(QueueNotFound)
@@ -67,10 +67,10 @@ def remove_queue(model: PartitionState, asked: op.RemoveQueue, _: Result | None)
     model.expired += (each.reservation_id for each in queue.live)
     messages = sum(run.messages for run in queue.runs.values())
     messages += sum(run.messages for _, run in queue.scheduled.values())
-    return op.Removed(messages, sum(run.body_bytes for run in queue.runs.values()))
+    return Removed(messages, sum(run.body_bytes for run in queue.runs.values()))
 
 
-def purge(model: PartitionState, asked: op.Purge, _: Result | None) -> Result:
+def purge(model: PartitionState, asked: Purge, _: object) -> object:
     queue = model.get(asked.lmq_name)
     held = [run for run in queue.runs.values() if queue.is_held(run)]
     free = [run for run in queue.runs.values() if not queue.is_held(run)]
@@ -84,9 +84,9 @@ def purge(model: PartitionState, asked: op.Purge, _: Result | None) -> Result:
         model.touched.add(queue.queue_id)
     model.count_deleted(queue, messages)
     skipped = sum(run.messages for run in held)
-    return op.Removed(messages, sum(run.body_bytes for run in free), skipped)
+    return Removed(messages, sum(run.body_bytes for run in free), skipped)
 
 
-def put_topic(model: PartitionState, asked: op.PutTopic, answer: Result | None) -> Result | None:
+def put_topic(model: PartitionState, asked: PutTopic, answer: object) -> object:
     model.topics[asked.topic.name] = asked.topic.settings
     return answer

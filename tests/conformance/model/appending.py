@@ -1,7 +1,8 @@
 """Appending in the model: runs at once or when they are due, each sequence once."""
 
-from storage_svc import operations as op
-from storage_svc.operations import Acted, ActionOutcome, Result
+from storage_svc.operations.operation import Acted, ActionOutcome, Removed
+from storage_svc.operations.publish import Append, Appended
+from storage_svc.operations.schedule import PromoteScheduled, Unschedule
 from tests.conformance.model.queue import Published
 from tests.conformance.model.state import DAY_MS, STALE, ModelProducer, PartitionState, Refused
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
@@ -9,7 +10,7 @@ from tidemark.errors import RunNotScheduled, SequenceConflict, SequenceTooOld
 from tidemark.limits import PRODUCER_SEQUENCES_MAX
 
 
-def append(model: PartitionState, asked: op.Append, answer: Result | None) -> Result:
+def append(model: PartitionState, asked: Append, answer: object) -> object:
     producer = model.producers.get(asked.producer_id, ModelProducer())
     highest = max(producer.answers, default=0)
     first = producer.answers.get(asked.sequence) if asked.sequence else None
@@ -35,9 +36,9 @@ def append(model: PartitionState, asked: op.Append, answer: Result | None) -> Re
     if asked.delay_ms:
         model.schedule_id += 1
         queue.scheduled[model.schedule_id] = (model.now_ms + asked.delay_ms, run)
-        appended = op.Appended(queue.queue_id, 0, model.schedule_id)
+        appended = Appended(queue.queue_id, 0, model.schedule_id)
     else:
-        appended = op.Appended(queue.queue_id, queue.append(run).first_offset)
+        appended = Appended(queue.queue_id, queue.append(run).first_offset)
     if asked.sequence:
         producer.answers[asked.sequence] = (asked, appended)
         producer.last_day = model.now_ms // DAY_MS
@@ -45,7 +46,7 @@ def append(model: PartitionState, asked: op.Append, answer: Result | None) -> Re
     return appended
 
 
-def promote(model: PartitionState, asked: op.PromoteScheduled, _: Result | None) -> Result:
+def promote(model: PartitionState, asked: PromoteScheduled, _: object) -> object:
     for queue in model.queues.values():
         if asked.schedule_id not in queue.scheduled:
             continue
@@ -59,7 +60,7 @@ def promote(model: PartitionState, asked: op.PromoteScheduled, _: Result | None)
     return STALE
 
 
-def unschedule(model: PartitionState, asked: op.Unschedule, _: Result | None) -> Result:
+def unschedule(model: PartitionState, asked: Unschedule, _: object) -> object:
     queue = model.get(asked.lmq_name)
     if asked.schedule_id not in queue.scheduled:
         raise Refused(RunNotScheduled)
@@ -67,4 +68,4 @@ def unschedule(model: PartitionState, asked: op.Unschedule, _: Result | None) ->
         raise Refused(RunNotScheduled)  # due already, though nobody has promoted it yet
     run = queue.scheduled.pop(asked.schedule_id)[1]
     model.touched.add(queue.queue_id)
-    return op.Removed(run.messages)
+    return Removed(run.messages)

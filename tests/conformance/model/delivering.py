@@ -6,8 +6,11 @@ Which messages a hand-out takes is for storage to choose: the model checks what 
 from itertools import pairwise
 from typing import Any
 
-from storage_svc import operations as op
-from storage_svc.operations import Acted, ActionOutcome, DeadReason, Result, Settled
+from storage_svc.operations.expire import Expired, ExpireDue, ExpireReservation, ReadyDelayed
+from storage_svc.operations.operation import Acted, ActionOutcome
+from storage_svc.operations.outbox import DeadReason
+from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
+from storage_svc.operations.settle import Extend, Settle, Settled
 from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.queue.reservation import Ending, Span
 from tests.conformance.model import outbox
@@ -37,7 +40,7 @@ _REFUSALS: dict[Ending, type[TidemarkError]] = {
 }
 
 
-def reserve(model: PartitionState, asked: op.Reserve, answer: Any) -> Result:
+def reserve(model: PartitionState, asked: Reserve, answer: Any) -> object:
     queue = model.get(asked.lmq_name)
     settings = model.settings(queue)
     group = queue.groups.get(asked.group)
@@ -47,7 +50,7 @@ def reserve(model: PartitionState, asked: op.Reserve, answer: Any) -> Result:
         group = queue.add_group(asked.group)
         model.touched.add(queue.queue_id)
     check_owner(group, asked.owner_epoch)
-    assert isinstance(answer, op.Reserved), f"{asked}: {answer!r}"
+    assert isinstance(answer, Reserved), f"{asked}: {answer!r}"
     if answer.slices or len(group.in_place(Place.READY)) > len(_deliverable(model, queue, group)):
         model.touched.add(queue.queue_id)
     messages = handed_bytes = 0
@@ -83,7 +86,7 @@ def reserve(model: PartitionState, asked: op.Reserve, answer: Any) -> Result:
 
 
 def _hand_out(
-    model: PartitionState, queue: QueueModel, group: ModelGroup, slice_: op.ReservedSlice
+    model: PartitionState, queue: QueueModel, group: ModelGroup, slice_: ReservedSlice
 ) -> Published:
     """Check a slice that was handed out: the right messages, in order, as published."""
     first, end = slice_.first_offset, slice_.first_offset + slice_.messages
@@ -118,7 +121,7 @@ def _deliverable(model: PartitionState, queue: QueueModel, group: ModelGroup) ->
     return group.deliverable(model.now_ms, model.settings(queue).max_attempts)
 
 
-def settle(model: PartitionState, asked: op.Settle, answer: Result | None) -> Result:
+def settle(model: PartitionState, asked: Settle, answer: object) -> object:
     queue, reservation = _find_reservation(model, asked.receipt, asked.owner_epoch, answer)
     first = reservation.start
     spans = [(first + start, first + end) for start, end in asked.index_ranges]
@@ -149,7 +152,7 @@ def settle(model: PartitionState, asked: op.Settle, answer: Result | None) -> Re
     return Settled(sum(end - start for start, end in ended), len(reservation.open))
 
 
-def extend(model: PartitionState, asked: op.Extend, answer: Result | None) -> Result:
+def extend(model: PartitionState, asked: Extend, answer: object) -> object:
     queue, reservation = _find_reservation(model, asked.receipt, asked.owner_epoch, answer)
     if not reservation.live:
         raise Refused(_REFUSALS.get(reservation.last_ending, AlreadySettled))
@@ -159,7 +162,7 @@ def extend(model: PartitionState, asked: op.Extend, answer: Result | None) -> Re
     return Settled(len(reservation.open), len(reservation.open), visibility_ms)
 
 
-def expire_due(model: PartitionState, asked: op.ExpireDue, _: Result | None) -> Result:
+def expire_due(model: PartitionState, asked: ExpireDue, _: object) -> object:
     due = sorted(
         (each.deadline_ms, queue.queue_id, each.reservation_id)
         for queue in model.queues.values()
@@ -175,12 +178,12 @@ def expire_due(model: PartitionState, asked: op.ExpireDue, _: Result | None) -> 
     )
     messages = 0
     for deadline_ms, queue_id, reservation_id in due[: asked.limit]:
-        expire = op.ExpireReservation(queue_id, reservation_id, deadline_ms)
+        expire = ExpireReservation(queue_id, reservation_id, deadline_ms)
         messages += expire_reservation(model, expire, None).messages
     for at_ms, queue_id, group_name, start in delays[: asked.limit]:
-        ready = op.ReadyDelayed(queue_id, group_name, start, at_ms)
+        ready = ReadyDelayed(queue_id, group_name, start, at_ms)
         messages += ready_delayed(model, ready, None).messages
-    return op.Expired(messages)
+    return Expired(messages)
 
 
 def is_due(model: PartitionState) -> bool:
@@ -195,9 +198,7 @@ def is_due(model: PartitionState) -> bool:
     return any((each_ms // BUCKET_MS + 1) * BUCKET_MS <= model.now_ms for each_ms in deadlines_ms)
 
 
-def expire_reservation(
-    model: PartitionState, asked: op.ExpireReservation, _: Result | None
-) -> Acted:
+def expire_reservation(model: PartitionState, asked: ExpireReservation, _: object) -> Acted:
     if asked.expected_deadline_ms > model.now_ms:
         return STALE
     queue = model.use_id(asked.queue_id)
@@ -212,7 +213,7 @@ def expire_reservation(
     return Acted(ActionOutcome.DONE, sum(end - start for start, end in ended))
 
 
-def ready_delayed(model: PartitionState, asked: op.ReadyDelayed, _: Result | None) -> Acted:
+def ready_delayed(model: PartitionState, asked: ReadyDelayed, _: object) -> Acted:
     if asked.expected_not_before_ms > model.now_ms:
         return STALE
     queue = model.use_id(asked.queue_id)
@@ -238,7 +239,7 @@ def revoke(model: PartitionState, queue: QueueModel, group: ModelGroup) -> tuple
 
 
 def _find_reservation(
-    model: PartitionState, receipt: bytes, owner_epoch: int, answer: Result | None
+    model: PartitionState, receipt: bytes, owner_epoch: int, answer: object
 ) -> tuple[QueueModel, ModelReservation]:
     named = Receipt.decode(receipt)
     queue = model.use_id(named.queue_id)

@@ -1,37 +1,43 @@
 """Loading and unloading in the model: what is evicted, and when."""
 
-from storage_svc import operations as op
-from storage_svc.operations import Eviction, Result
+from storage_svc.operations.loading import (
+    Materialize,
+    Materialized,
+    RunHousekeeping,
+    UnloadOutcome,
+    Unmaterialize,
+)
+from storage_svc.operations.operation import Removed
 from tests.conformance.model.state import DAY_MS, PartitionState
 from tidemark.limits import PRODUCER_WINDOW_MS
 
 
-def materialize(model: PartitionState, asked: op.Materialize, answer: Result | None) -> Result:
+def materialize(model: PartitionState, asked: Materialize, answer: object) -> object:
     existing = model.queues.get(asked.lmq_name)
     was_cold = existing is None or not existing.loaded
     queue = model.get_or_create(asked.lmq_name) if asked.create else model.get(asked.lmq_name)
     queue.tracked = True
-    stamp = answer.activity_stamp if isinstance(answer, op.Materialized) else 0
+    stamp = answer.activity_stamp if isinstance(answer, Materialized) else 0
     queue.stamps[stamp] = queue.uses
-    return op.Materialized(queue.queue_id, stamp, was_cold, existing is None)
+    return Materialized(queue.queue_id, stamp, was_cold, existing is None)
 
 
-def unmaterialize(model: PartitionState, asked: op.Unmaterialize, _: Result | None) -> Result:
+def unmaterialize(model: PartitionState, asked: Unmaterialize, _: object) -> object:
     queue = model.queues.get(asked.lmq_name)
     if queue is None:
-        return Eviction.NOT_PRESENT
+        return UnloadOutcome.NOT_PRESENT
     if not queue.loaded:
-        return Eviction.NOT_MATERIALIZED
+        return UnloadOutcome.NOT_MATERIALIZED
     if queue.live:
-        return Eviction.HAS_INFLIGHT
+        return UnloadOutcome.HAS_INFLIGHT
     stamp = asked.expected_activity_stamp
     if (stamp and queue.stamps.get(stamp) != queue.uses) or queue.queue_id in model.touched:
-        return Eviction.RACE_LOST
+        return UnloadOutcome.RACE_LOST
     queue.evict()
-    return Eviction.EVICTED
+    return UnloadOutcome.EVICTED
 
 
-def keep_house(model: PartitionState, _: op.KeepHouse, __: Result | None) -> Result:
+def keep_house(model: PartitionState, _: RunHousekeeping, __: object) -> object:
     idle = [
         queue
         for queue in model.queues.values()
@@ -45,4 +51,4 @@ def keep_house(model: PartitionState, _: op.KeepHouse, __: Result | None) -> Res
     for name, producer in () if model.time_is_suspicious else list(model.producers.items()):
         if producer.last_day < (model.now_ms - PRODUCER_WINDOW_MS) // DAY_MS:
             del model.producers[name]
-    return op.Removed(len(idle))
+    return Removed(len(idle))

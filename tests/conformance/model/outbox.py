@@ -1,7 +1,7 @@
 """The outbox in the model: dead letters leave by it once, or are counted as deleted."""
 
-from storage_svc import operations as op
-from storage_svc.operations import Acted, ActionOutcome, DeadReason, Result
+from storage_svc.operations.operation import Acted, ActionOutcome
+from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox, DeadReason
 from tests.conformance.model.queue import Published, QueueModel
 from tests.conformance.model.state import STALE, Dead, PartitionState, Refused
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
@@ -26,7 +26,7 @@ def dispose(
     model.outbox[model.outbox_sequence] = dead
 
 
-def append_from(model: PartitionState, asked: op.AppendFromOutbox, _: Result | None) -> Result:
+def append_from(model: PartitionState, asked: AppendFromOutbox, _: object) -> object:
     entry = asked.entry
     if entry.sequence <= model.high_water:
         return Acted(ActionOutcome.STALE, entry.messages)
@@ -41,6 +41,6 @@ def append_from(model: PartitionState, asked: op.AppendFromOutbox, _: Result | N
     return Acted(ActionOutcome.DONE, entry.messages)
 
 
-def clear(model: PartitionState, asked: op.ClearOutbox, _: Result | None) -> Result:
+def clear(model: PartitionState, asked: ClearOutbox, _: object) -> object:
     dead = model.outbox.pop(asked.sequence, None)
     return STALE if dead is None else Acted(ActionOutcome.DONE, len(dead.payloads))

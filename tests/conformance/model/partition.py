@@ -9,8 +9,19 @@ checks what was chosen instead of choosing.
 from collections.abc import Callable
 from typing import Any
 
-from storage_svc import operations as op
-from storage_svc.operations import Result
+from storage_svc.operations.dead_letters import Bury
+from storage_svc.operations.expire import ExpireDue, ExpireReservation, ReadyDelayed
+from storage_svc.operations.groups import PlaceGroup, RemoveGroup
+from storage_svc.operations.loading import Materialize, RunHousekeeping, Unmaterialize
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
+from storage_svc.operations.ownership import ConfirmOwnership, DropOwnership, TakeOwnership
+from storage_svc.operations.publish import Append
+from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.reserve import Reserve, Reserved
+from storage_svc.operations.schedule import PromoteScheduled, Unschedule
+from storage_svc.operations.settle import Extend, Settle
+from storage_svc.operations.topics import PutTopic
 from tests.conformance.model import (
     administering,
     appending,
@@ -22,32 +33,32 @@ from tests.conformance.model import (
 )
 from tests.conformance.model.state import PartitionState, Refused
 
-Handler = Callable[[PartitionState, Any, Any], Result | None]
+Handler = Callable[[PartitionState, Any, Any], object]
 
 HANDLERS: dict[type, Handler] = {
-    op.Materialize: loading.materialize,
-    op.Unmaterialize: loading.unmaterialize,
-    op.KeepHouse: loading.keep_house,
-    op.Append: appending.append,
-    op.Reserve: delivering.reserve,
-    op.Settle: delivering.settle,
-    op.Extend: delivering.extend,
-    op.ExpireDue: delivering.expire_due,
-    op.ExpireReservation: delivering.expire_reservation,
-    op.ReadyDelayed: delivering.ready_delayed,
-    op.PromoteScheduled: appending.promote,
-    op.Unschedule: appending.unschedule,
-    op.Bury: sweeping.bury,
-    op.AppendFromOutbox: outbox.append_from,
-    op.ClearOutbox: outbox.clear,
-    op.TakeOwnership: owning.take,
-    op.ConfirmOwnership: owning.confirm,
-    op.DropOwnership: owning.drop,
-    op.PlaceGroup: administering.place_group,
-    op.RemoveGroup: administering.remove_group,
-    op.RemoveQueue: administering.remove_queue,
-    op.Purge: administering.purge,
-    op.PutTopic: administering.put_topic,
+    Materialize: loading.materialize,
+    Unmaterialize: loading.unmaterialize,
+    RunHousekeeping: loading.keep_house,
+    Append: appending.append,
+    Reserve: delivering.reserve,
+    Settle: delivering.settle,
+    Extend: delivering.extend,
+    ExpireDue: delivering.expire_due,
+    ExpireReservation: delivering.expire_reservation,
+    ReadyDelayed: delivering.ready_delayed,
+    PromoteScheduled: appending.promote,
+    Unschedule: appending.unschedule,
+    Bury: sweeping.bury,
+    AppendFromOutbox: outbox.append_from,
+    ClearOutbox: outbox.clear,
+    TakeOwnership: owning.take,
+    ConfirmOwnership: owning.confirm,
+    DropOwnership: owning.drop,
+    PlaceGroup: administering.place_group,
+    RemoveGroup: administering.remove_group,
+    RemoveQueue: administering.remove_queue,
+    Purge: administering.purge,
+    PutTopic: administering.put_topic,
 }
 
 
@@ -62,9 +73,7 @@ class PartitionModel(PartitionState):
         self.touched.clear()
         self.expired.clear()
 
-    def perform(
-        self, operation: op.Operation, answer: Result | None, *, lost: bool = False
-    ) -> None:
+    def perform(self, operation: Operation[object], answer: object, *, lost: bool = False) -> None:
         """Carry an operation out and check its answer.
 
         Where the answer was lost there is None, but for a hand-out: that is read back from storage,
@@ -74,7 +83,7 @@ class PartitionModel(PartitionState):
         try:
             expected = HANDLERS[type(operation)](self, operation, answer)
         except Refused as refused:
-            empty = lost and answer in (None, op.Reserved(()))
+            empty = lost and answer in (None, Reserved(()))
             if not empty and not isinstance(answer, refused.kinds):
                 raise AssertionError(f"{operation}: {answer!r}, not {refused.kinds}") from None
         else:
@@ -83,7 +92,7 @@ class PartitionModel(PartitionState):
     def conclude(self) -> None:
         """A commit ends: what is due expires, because a broker listens."""
         if delivering.is_due(self):
-            delivering.expire_due(self, op.ExpireDue(), None)
+            delivering.expire_due(self, ExpireDue(), None)
 
     def reloaded(self) -> None:
         """The partition was opened again: nothing is materialized, nobody is known to wait."""

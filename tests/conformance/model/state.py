@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from storage_svc import operations as op
-from storage_svc.operations import Acted, ActionOutcome, DeadReason
+from storage_svc.operations.operation import Acted, ActionOutcome
+from storage_svc.operations.outbox import DeadReason
+from storage_svc.operations.publish import Append, Appended
 from tests.conformance.model.queue import ModelGroup, Published, QueueModel
 from tidemark.errors import Fenced, GroupNotFound, QueueNotFound, TidemarkError
 from tidemark.names import LmqName
@@ -37,7 +38,7 @@ class Dead(NamedTuple):
 class ModelProducer:
     """What one producer published."""
 
-    answers: dict[int, tuple[op.Append, op.Appended]] = field(default_factory=dict)
+    answers: dict[int, tuple[Append, Appended]] = field(default_factory=dict)
     last_day: int = 0
 
 

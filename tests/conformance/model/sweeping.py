@@ -1,14 +1,15 @@
 """Sweeping in the model: what can be delivered no more is buried, unless it has moved on."""
 
-from storage_svc import operations as op
-from storage_svc.operations import Acted, ActionOutcome, DeadReason, Result
+from storage_svc.operations.dead_letters import Bury
+from storage_svc.operations.operation import Acted, ActionOutcome
+from storage_svc.operations.outbox import DeadReason
 from tests.conformance.model import outbox
 from tests.conformance.model.queue import Place, QueueModel
 from tests.conformance.model.state import STALE, PartitionState, Refused
 from tidemark.errors import PartitionFaulty
 
 
-def bury(model: PartitionState, asked: op.Bury, _: Result | None) -> Result:
+def bury(model: PartitionState, asked: Bury, _: object) -> object:
     if model.time_is_suspicious:
         raise Refused(PartitionFaulty)
     queue = model.use_id(asked.queue_id)
@@ -35,7 +36,7 @@ def bury(model: PartitionState, asked: op.Bury, _: Result | None) -> Result:
     return Acted(ActionOutcome.DONE, end - asked.first_offset)
 
 
-def _bury_run(model: PartitionState, queue: QueueModel, asked: op.Bury) -> Result:
+def _bury_run(model: PartitionState, queue: QueueModel, asked: Bury) -> object:
     run = queue.runs.get(asked.first_offset)
     if run is None or queue.is_held(run):
         return STALE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_svc.operations import deliver as delivering
+from storage_svc import operations
 from tests.rpc.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -161,7 +161,7 @@ async def test_what_one_commit_hands_out_has_a_bound_and_the_rest_is_asked_for_a
     exchange: ExchangeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All answers of a commit are in memory at once, however many consumers ask."""
-    monkeypatch.setattr(delivering, "HANDED_OUT_BYTES_MAX", 1000)
+    monkeypatch.setattr(operations.reserve, "HANDED_OUT_BYTES_MAX", 1000)
     names = [f"jobs/{number}" for number in range(5)]
     await exchange.ask_all(*(append(name, bytes(600)) for name in names))
     asked = [reserve(name) for name in (*names, "jobs/0")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_svc import operations as op
+from storage_svc.operations import expire
 from storage_svc.partition.deadlines import BUCKET_MS
 from tests.rpc.storage_client import (
     ExchangeClient,
@@ -204,7 +204,7 @@ async def test_a_commit_expires_a_bounded_number_and_the_next_goes_on(
     exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """V5, S3: however many are due at once, nobody waits for all of them."""
-    limit = op.ExpireDue().limit
+    limit = expire.ExpireDue().limit
     await exchange.ask(append("jobs", *[b"x"] * (limit + 1)))
     one = reserve("jobs", max_messages=1, visibility_ms=50)
     await exchange.ask_all(*[one] * (limit + 1))

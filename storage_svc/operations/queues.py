@@ -1,0 +1,120 @@
+"""Queues: deleting and emptying them.
+
+A deleted queue leaves no trace but its identity, which is never given again. A purge spares what a
+live reservation holds.
+"""
+
+from typing import NamedTuple
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Table
+from storage_svc.loading.handles import Handle
+from storage_svc.operations import history
+from storage_svc.operations.fields import queue_name
+from storage_svc.operations.groups import delete_rows
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.operation import ExchangeDecoders, Removed
+from storage_svc.operations.schedule import remove_all_scheduled
+from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.lane import Run
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import QueueNotFound, TopicNotEmpty
+
+_QUEUE_TABLES = (
+    Table.RUN_HEADERS,
+    Table.RUN_BODIES,
+    Table.GROUPS,
+    Table.LANES,
+    Table.EXCEPTIONS,
+    Table.BURIED,
+    Table.RESERVATIONS,
+)
+"""Tables whose keys begin with the queue."""
+
+
+class RemoveQueue(NamedTuple):
+    """Delete a queue with everything in it."""
+
+    lmq_name: str
+    expected_queue_id: int = 0
+    only_empty: bool = False
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.RemoveQueue) -> "RemoveQueue":
+        return cls(queue_name(proto.lmq_name), proto.expected_queue_id, proto.only_empty)
+
+    async def apply(self, commit: CommitContext) -> Removed:
+        handle = await commit.queue(self.lmq_name)
+        record = handle.state.record
+        if self.expected_queue_id not in (0, record.queue_id):
+            raise QueueNotFound(
+                f"queue {record.lmq_name} is another one now", queue=record.lmq_name
+            )
+        if self.only_empty and (record.messages or record.scheduled):
+            raise TopicNotEmpty(f"queue {record.lmq_name} holds messages", queue=record.lmq_name)
+        await delete_queue(commit, handle)
+        return Removed(record.messages + record.scheduled, record.body_bytes)
+
+
+class Purge(NamedTuple):
+    """Delete the messages of a queue that no live reservation holds, scheduled ones included."""
+
+    lmq_name: str
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.Purge) -> "Purge":
+        return cls(queue_name(proto.lmq_name))
+
+    async def apply(self, commit: CommitContext) -> Removed:
+        handle = await commit.queue(self.lmq_name)
+        state = handle.state
+        record = state.record
+        messages = body_bytes = skipped = 0
+        held = state.held_runs()
+        lanes: dict[str, list[Run]] = {}
+        for run in await commit.runs(state):
+            if run.first_offset in held:
+                skipped += run.messages
+                continue
+            lanes.setdefault(run.fairness_key, []).append(run)
+            messages += run.messages
+            body_bytes += run.body_bytes
+        for runs in lanes.values():  # lane by lane: each call walks over all that was returned
+            state.delete_runs(runs, commit.journal)
+        if record.scheduled:
+            messages += record.scheduled
+            await remove_all_scheduled(commit, record)
+            record.scheduled = 0
+            commit.journal.queue_changed(record)
+        if messages:
+            kind = RetentionType.PURGE
+            history.write(commit, record.lmq_name, kind, "purge", messages, body_bytes)
+        return Removed(messages, body_bytes, skipped)
+
+
+async def delete_queue(commit: CommitContext, handle: Handle) -> None:
+    """Erase every trace of a queue but its identity."""
+    record = handle.state.record
+    for reservation in handle.state.reservations.values():
+        if reservation.live:
+            commit.journal.delete_deadline(record, reservation)
+            commit.journal.expired.append(reservation.reservation_id)
+    for group in handle.state.groups.values():
+        for offset, (_, not_before_ms) in group.delayed.items():
+            commit.journal.delete_exception(record, group, offset, not_before_ms)
+    await remove_all_scheduled(commit, record)
+    for run in await commit.runs(handle.state):
+        if run.dead_deadline_ms:
+            commit.journal.batch.delete(Table.TTL, rows.ttl_key(record.queue_id, run))
+    start, end = rows.queue_range(record.queue_id)
+    for table in _QUEUE_TABLES:
+        await delete_rows(commit, table, start, end)
+    commit.journal.queue_removed(record)
+    commit.counters.queues -= 1
+    commit.handles.drop(record.lmq_name)
+
+
+OPERATIONS: ExchangeDecoders = {
+    "remove_queue": RemoveQueue.from_proto,
+    "purge": Purge.from_proto,
+}

@@ -1,0 +1,217 @@
+"""Reserving: messages of a queue are handed to a consumer until a deadline.
+
+Owns the bounds of a hand-out and the receipts; what a reservation means is the subject of
+`queue/reservation.py`, whose turn it is that of `queue/group.py`.
+"""
+
+from typing import NamedTuple
+
+from storage_svc.loading.handles import Handle
+from storage_svc.operations.fields import check_range, check_visibility, group_name, queue_name
+from storage_svc.operations.groups import new_group
+from storage_svc.operations.operation import ExchangeDecoders
+from storage_svc.partition.commit import CommitContext
+from storage_svc.queue import bodies
+from storage_svc.queue.group import PASSED_MAX, Group
+from storage_svc.queue.lane import Slice
+from storage_svc.queue.reservation import Reservation
+from tidemark import limits
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import Fenced
+from tidemark.limits import EXCEPTIONS_MAX, RUN_BYTES_MAX
+from tidemark.receipts import Receipt
+
+ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
+"""What one hand-out may carry: the answer must fit one frame, and any run fits an answer."""
+
+HANDED_OUT_BYTES_MAX = 32 * 1024 * 1024
+"""Bodies that one commit hands out; later reserves of the commit get nothing and are asked again.
+All of them are in memory until they are sent, however many consumers ask at once."""
+
+
+class ReservedSlice(NamedTuple):
+    """A run, or a part of one, that is reserved."""
+
+    reservation_id: int
+    receipt: bytes
+    queue_id: int
+    first_offset: int
+    messages: int
+    body: bytes
+    attempt_count: int
+    delivery_count: int
+    owner_epoch: int
+    visibility_ms: int
+    publish_time_ms: int
+    fairness_key: str
+    traceparent: str
+
+    def write_to(self, proto: exchange_pb2.ReservedSlice) -> None:
+        proto.reservation_id = self.reservation_id
+        proto.receipt = self.receipt
+        proto.queue_id = self.queue_id
+        proto.first_offset = self.first_offset
+        proto.count = self.messages
+        proto.body = self.body
+        proto.attempt_count = self.attempt_count
+        proto.delivery_count = self.delivery_count
+        proto.owner_epoch = self.owner_epoch
+        proto.visibility_ms = self.visibility_ms
+        proto.publish_time_ms = self.publish_time_ms
+        proto.fairness_key = self.fairness_key
+        proto.traceparent = self.traceparent
+
+
+class Reserved(NamedTuple):
+    """The messages that were handed out; there may be none."""
+
+    slices: tuple[ReservedSlice, ...]
+    more: bool = False
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        proto.reserve.SetInParent()
+        for each in self.slices:
+            each.write_to(proto.reserve.slices.add())
+        proto.reserve.more = self.more
+
+
+class Reserve(NamedTuple):
+    """Hand out messages of one queue to one group, which is created if it does not exist."""
+
+    lmq_name: str
+    group: str
+    messages_max: int
+    bytes_max: int = 4 * 1024 * 1024
+    visibility_ms: int = 0  # 0: the topic's
+    session_id: int = 0
+    owner_epoch: int = 0
+    strict_bytes: bool = False  # whether a first message beyond the bytes stays where it is
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.Reserve) -> "Reserve":
+        check_range("max_messages", proto.max_messages, 1, limits.PULL_MESSAGES_MAX)
+        check_visibility(proto.visibility_ms)
+        return cls(
+            queue_name(proto.lmq_name),
+            group_name(proto.group),
+            proto.max_messages,
+            min(proto.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX),
+            proto.visibility_ms,
+            proto.session_id,
+            proto.owner_epoch,
+            proto.strict_bytes,
+        )
+
+    async def apply(self, commit: CommitContext) -> Reserved:
+        """Hand out messages; a hand-out that falls short makes the group wait for more."""
+        handle = await commit.queue(self.lmq_name)
+        state = handle.state
+        group = state.groups.get(self.group)
+        if handle.topic.settings.exclusive and (group is None or not group.owner_client_id):
+            raise Fenced("the queue has no owner: subscribe first", epoch="0")
+        if group is None:
+            group = await new_group(commit, handle, self.group, 0)
+        state.check_owner(group, self.owner_epoch)
+        commit.journal.cancel_ready(state.record, group)
+        taken, too_large = await _take(commit, handle, group, self)
+        visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
+        counters = commit.counters
+        reservations = state.reserve(
+            group,
+            taken,
+            counters.reservation_id + 1,
+            commit.now_ms + visibility_ms,
+            commit.now_ms,
+            commit.journal,
+            session_id=self.session_id,
+            broker_incarnation=commit.state.claim.incarnation,
+        )
+        counters.reservation_id += len(reservations)
+        counters.delivered += sum(each.slice.messages for each in reservations)
+        # Whatever is still active was kept back by the bounds of the request alone.
+        group.short = not group.ring or not (taken or too_large)
+        if len(group.lanes) > group.lanes_max:
+            await commit.forget_lanes(state)
+        slices = [await _reserved(commit, handle, each, visibility_ms) for each in reservations]
+        commit.handed_out_bytes += sum(len(each.body) for each in slices)
+        return Reserved(tuple(slices), more=not group.short)
+
+
+async def _take(
+    commit: CommitContext, handle: Handle, group: Group, operation: Reserve
+) -> tuple[list[Slice], bool]:
+    """Take messages from the lanes, reading the next page where a lane has run dry.
+
+    Also returns whether the bytes allowed for no more, though there was more.
+    """
+    taken: list[Slice] = []
+    messages_max, bytes_max = operation.messages_max, operation.bytes_max
+    room_bytes, measured = ANSWER_BYTES_MAX, 0
+    if len(group.delayed) + len(group.buried) >= EXCEPTIONS_MAX:
+        return taken, False  # what was returned must go first, or it would grow without end
+    if commit.handed_out_bytes >= HANDED_OUT_BYTES_MAX:
+        return taken, True
+    while messages_max > 0:
+        found = group.take(
+            messages_max,
+            bytes_max,
+            commit.now_ms,
+            max_attempts=handle.state.rules.max_attempts,
+            at_least_one=not taken and not operation.strict_bytes,
+            room_bytes=room_bytes,
+        )
+        if found.passed:
+            handle.state.bury(group, found.passed, commit.journal)
+        for slice_ in found.slices:
+            messages_max -= slice_.messages
+            bytes_max -= slice_.messages * slice_.run.message_bytes
+            room_bytes -= slice_.run.body_bytes
+        taken += found.slices
+        if len(found.passed) == PASSED_MAX:
+            commit.journal.ready(handle.state.record, group)  # there may be more: ask again
+        if found.cramped and found.slices:
+            for slice_ in taken[measured:]:
+                room_bytes += slice_.run.body_bytes - len(await _body(commit, handle, slice_))
+            measured = len(taken)
+            continue
+        if found.starved is None:
+            return taken, found.too_large or found.cramped
+        await commit.read_lane(handle.state, found.starved)
+    return taken, False
+
+
+async def _reserved(
+    commit: CommitContext, handle: Handle, reservation: Reservation, visibility_ms: int
+) -> ReservedSlice:
+    slice_ = reservation.slice
+    run = slice_.run
+    queue_id = handle.state.record.queue_id
+    receipt = Receipt(
+        commit.partition, queue_id, reservation.reservation_id, reservation.owner_epoch
+    )
+    return ReservedSlice(
+        reservation.reservation_id,
+        receipt.encode(),
+        queue_id,
+        slice_.start,
+        slice_.messages,
+        await _body(commit, handle, slice_),
+        slice_.attempts,
+        slice_.deliveries,
+        reservation.owner_epoch,
+        visibility_ms,
+        run.publish_time_ms,
+        run.fairness_key,
+        run.traceparent,
+    )
+
+
+async def _body(commit: CommitContext, handle: Handle, slice_: Slice) -> bytes:
+    run = slice_.run
+    body = await commit.body(handle.state.record.queue_id, run)
+    if slice_.messages == run.messages:
+        return body
+    return bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)
+
+
+OPERATIONS: ExchangeDecoders = {"reserve": Reserve.from_proto}

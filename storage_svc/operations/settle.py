@@ -1,0 +1,122 @@
+"""Settling: messages of a reservation are acked, given back or dead-lettered, or get more time.
+
+Owns the way from a receipt to its reservation; what an ending means for the messages is the subject
+of `queue/queue.py`.
+"""
+
+from typing import NamedTuple
+
+from storage_svc.loading.handles import Handle
+from storage_svc.operations.dead_letters import Death, dispose
+from storage_svc.operations.fields import check_range, check_visibility
+from storage_svc.operations.operation import ExchangeDecoders
+from storage_svc.operations.outbox import DeadReason
+from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.reservation import Ending, Reservation, Span
+from tidemark import limits
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import InvalidArgument, ReservationNotFound
+from tidemark.receipts import Receipt
+
+_ENDINGS = {
+    exchange_pb2.SETTLE_ACTION_ACK: Ending.ACK,
+    exchange_pb2.SETTLE_ACTION_NACK: Ending.NACK,
+    exchange_pb2.SETTLE_ACTION_DEAD_LETTER: Ending.DEAD_LETTER,
+    exchange_pb2.SETTLE_ACTION_RELEASE: Ending.RELEASE,
+    exchange_pb2.SETTLE_ACTION_DISCONNECT: Ending.DISCONNECT,
+}
+
+
+class Settled(NamedTuple):
+    """The settlement or extension is on disk."""
+
+    messages: int
+    open_messages: int
+    """Messages of the reservation that are left."""
+    visibility_ms: int = 0
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        proto.settle.messages = self.messages
+        proto.settle.open_messages = self.open_messages
+        proto.settle.visibility_ms = self.visibility_ms
+
+
+class Settle(NamedTuple):
+    """End messages of a reservation; all that are open, if no ranges are given."""
+
+    receipt: bytes
+    ending: Ending
+    index_ranges: tuple[Span, ...] = ()
+    delay_ms: int = 0
+    detail: str = ""
+    owner_epoch: int = 0
+
+    async def apply(self, commit: CommitContext) -> Settled:
+        """End the messages, or repeat the answer that was given before (V6)."""
+        handle, reservation = await _find(commit, self.receipt, self.owner_epoch)
+        not_before_ms = commit.now_ms + self.delay_ms if self.delay_ms else 0
+        dead = self.ending is Ending.DEAD_LETTER and reservation.live
+        queue_id = handle.state.record.queue_id
+        # Read before the settlement, which may be the last and erase the run.
+        body = await commit.body(queue_id, reservation.slice.run) if dead else b""
+        changed = handle.state.settle(
+            reservation,
+            reservation.spans(self.index_ranges),
+            self.ending,
+            commit.now_ms,
+            commit.journal,
+            not_before_ms=not_before_ms,
+        )
+        if dead:
+            for start, end in changed:
+                slice_ = reservation.slice._replace(start=start, end=end)
+                death = Death(DeadReason.REJECTED, reservation.group, self.detail)
+                await dispose(commit, handle, slice_, body, death)
+        messages = sum(end - start for start, end in changed)
+        if self.ending is Ending.ACK:
+            commit.counters.acked += messages
+        return Settled(messages, reservation.open_messages)
+
+
+class Extend(NamedTuple):
+    """Give a reservation more time, from now; 0 stands for the topic's visibility timeout."""
+
+    receipt: bytes
+    visibility_ms: int = 0
+    owner_epoch: int = 0
+
+    async def apply(self, commit: CommitContext) -> Settled:
+        handle, reservation = await _find(commit, self.receipt, self.owner_epoch)
+        visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
+        handle.state.extend(reservation, commit.now_ms + visibility_ms, commit.journal)
+        return Settled(reservation.open_messages, reservation.open_messages, visibility_ms)
+
+
+def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Extend:
+    if proto.action == exchange_pb2.SETTLE_ACTION_EXTEND:
+        check_visibility(proto.duration_ms)
+        return Extend(proto.receipt, proto.duration_ms, proto.owner_epoch)
+    ending = _ENDINGS.get(proto.action)
+    if ending is None:
+        raise InvalidArgument("a settlement without an action", field="action")
+    check_range("duration_ms", proto.duration_ms, 0, limits.NACK_DELAY_MS_MAX)
+    ranges = tuple((each.start, each.end) for each in proto.index_ranges)
+    return Settle(proto.receipt, ending, ranges, proto.duration_ms, proto.detail, proto.owner_epoch)
+
+
+async def _find(commit: CommitContext, data: bytes, owner_epoch: int) -> tuple[Handle, Reservation]:
+    receipt = Receipt.decode(data)
+    if receipt.partition != commit.partition:
+        raise ReservationNotFound(f"the receipt is of partition {receipt.partition}")
+    handle = await commit.queue_by_id(receipt.queue_id)
+    if handle is None:
+        raise ReservationNotFound("the queue of the receipt is gone")
+    reservation = handle.state.find(receipt.reservation_id)
+    group = handle.state.groups.get(reservation.group)
+    if group is not None and group.owner_epoch:
+        # The epoch of the caller, or that of the receipt where the caller named none.
+        handle.state.check_owner(group, owner_epoch or receipt.owner_epoch)
+    return handle, reservation
+
+
+OPERATIONS: ExchangeDecoders = {"settle": settlement_from_proto}
