@@ -11,7 +11,7 @@ from rich.table import Table
 
 from spark_batch.app import retention
 from spark_batch.passes.findings import Finding
-from spark_batch.session import start_session
+from spark_batch.session import BRIEF, start_session
 from tidemark import telemetry
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
@@ -64,7 +64,7 @@ def _run_once(settings: RetentionSettings, job: str, dry_run: bool) -> int:
 def _report(settings: RetentionSettings, output: Path) -> int:
     from spark_batch.report import write_report
 
-    spark = start_session(settings)
+    spark = start_session(settings, BRIEF)
     try:
         write_report(spark, settings.storage_address, output, SystemClock())
     finally:

@@ -3,16 +3,20 @@
 Spark counts, `charts` draws; nothing is fetched when the page is opened.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from spark_batch import source
 from spark_batch.charts import bars, columns
+from spark_batch.passes.table_reader import read
+from spark_batch.source import NO_FILTER
+from spark_batch.storage_client import find_partitions
 from tidemark.clock import Clock
 
 TOPICS_SHOWN: Final = 6
@@ -30,6 +34,12 @@ _AGES: Final = (
     ("< 7 d", 604_800),
 )
 _OLDEST: Final = "older"
+_BANDS: Final = (*(name for name, _ in _AGES), _OLDEST)
+
+# The charts that are counted together.
+_AGE: Final = "age"
+_REMOVED: Final = "removed"
+_ACTIVITY: Final = "activity"
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2733; --soft: #66727f; --page: #f6f7f9; --card: #fff;
@@ -59,83 +69,130 @@ svg { width: 100%; height: auto } text { font-size: 12px; fill: var(--soft) }
 
 def write_report(spark: SparkSession, storage: str, output: Path, clock: Clock) -> None:
     """Read the cluster and write the page."""
-
-    def read(table: str, columns: str) -> DataFrame:
-        options = {"storage": storage, "table": table, "columns": columns}
-        return spark.read.format(source.NAME).options(**options).load()
-
     now_ms = clock.wall_ms()
-    queues = read("queues", "topic,lmq_name,messages,bytes,last_activity").cache()
-    totals = queues.agg(
-        F.count("*").alias("queues"),
-        F.coalesce(F.sum("messages"), F.lit(0)).alias("messages"),
-        F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
-    ).first()
-    assert totals is not None, "an aggregate without groups has one row"
+    places = find_partitions(storage)
+
+    def rows(table: str, columns: str) -> DataFrame:
+        return read(spark, places, table, columns, NO_FILTER)
+
+    counted = count_all(
+        queues=rows("queues", "topic,messages,bytes,last_activity"),
+        runs=rows("runs", "topic,messages,publish_time"),
+        history=rows("history", "retention_type,messages,executed_at"),
+        now_ms=now_ms,
+    )
+    queues = [each for each in counted if each.chart == _ACTIVITY]
     facts = {
-        "queues": f"{totals['queues']:,}",
-        "messages": f"{totals['messages']:,}",
-        "stored": _bytes(totals["bytes"]),
+        "queues": f"{sum(each.rows for each in queues):,}",
+        "messages": f"{sum(each.messages for each in queues):,}",
+        "stored": _bytes(sum(each.bytes for each in queues)),
     }
     sections = (
         (
             "Messages by age and topic",
             "When what is stored now was published.",
-            columns(by_age(read("runs", "topic,messages,publish_time"), now_ms), "messages"),
+            columns(by_age(counted), "messages"),
         ),
         (
             "What retention removed",
             f"Per day, over the last {DAYS_SHOWN} days with any.",
-            columns(removed(read("history", "retention_type,messages,executed_at")), "messages"),
+            columns(removed(counted), "messages"),
         ),
         (
             "Idle against active queues",
             "Active: published, delivered or settled within ten minutes.",
-            columns(activity(queues, now_ms), "queues"),
+            columns(activity(counted), "queues"),
         ),
         (
             "Largest queues",
             "By messages that are stored.",
-            bars(largest(queues), "messages"),
+            bars(largest(rows("queues", "lmq_name,messages")), "messages"),
         ),
     )
     output.write_text(page(facts, sections, now_ms), encoding="utf-8")
-    queues.unpersist()
 
 
-def by_age(runs: DataFrame, now_ms: int) -> dict[str, dict[str, int]]:
-    """Messages by age, then by topic; topics beyond the largest are one."""
+class Counted(NamedTuple):
+    """The rows of a table that fall under one name and one part of a chart."""
+
+    chart: str
+    name: str
+    part: str
+    rows: int
+    messages: int
+    bytes: int
+
+
+def count_all(
+    *, queues: DataFrame, runs: DataFrame, history: DataFrame, now_ms: int
+) -> list[Counted]:
+    """Count for all charts in one action: it costs more to start than a small cluster to read."""
     age_s = (F.lit(now_ms) - F.unix_millis("publish_time")) / 1000
     band = F.lit(_OLDEST)
     for name, seconds in reversed(_AGES):
         band = F.when(age_s < seconds, name).otherwise(band)
-    found = _table(runs.withColumn("band", band), F.col("band"), F.sum("messages"))
-    return {name: found.get(name, {}) for name in (*(age for age, _ in _AGES), _OLDEST)}
-
-
-def removed(history: DataFrame) -> dict[str, dict[str, int]]:
-    """Messages by day, then by retention type."""
-    day = F.date_format("executed_at", "MM-dd")
-    found = (
-        history.where("retention_type not in ('old_records', 'inactive_queue')")
-        .groupBy(day.alias("day"), F.col("retention_type").alias("part"))
-        .agg(F.sum("messages").alias("value"))
-        .collect()
-    )
-    days: dict[str, dict[str, int]] = {}
-    for row in sorted(found, key=lambda row: row["day"]):
-        days.setdefault(row["day"], {})[row["part"]] = row["value"]
-    return dict(list(days.items())[-DAYS_SHOWN:])
-
-
-def activity(queues: DataFrame, now_ms: int) -> dict[str, dict[str, int]]:
-    """Queues by topic, then by whether anything happened lately."""
     active = F.unix_millis("last_activity") > now_ms - ACTIVE_MS
-    kind = F.when(active, "active").otherwise("idle")
-    found = queues.groupBy("topic", kind.alias("part")).agg(F.count("*").alias("value")).collect()
+    day = F.date_format("executed_at", "yy-MM-dd")
+    kept = history.where("retention_type not in ('old_records', 'inactive_queue')")
+    rows = (
+        _rows(runs, _AGE, band, F.col("topic"))
+        .unionAll(_rows(kept, _REMOVED, day, F.col("retention_type")))
+        .unionAll(
+            _rows(
+                queues,
+                _ACTIVITY,
+                F.col("topic"),
+                F.when(active, "active").otherwise("idle"),
+                F.col("bytes"),
+            )
+        )
+    )
+    counted = rows.groupBy("chart", "name", "part").agg(
+        F.count("*"), F.sum("messages"), F.sum("bytes")
+    )
+    return [Counted(*row) for row in counted.collect()]
+
+
+def _rows(
+    frame: DataFrame, chart: str, name: Column, part: Column, stored: Column | None = None
+) -> DataFrame:
+    return frame.select(
+        F.lit(chart).alias("chart"),
+        name.alias("name"),
+        part.alias("part"),
+        "messages",
+        (F.lit(0).cast("bigint") if stored is None else stored).alias("bytes"),
+    )
+
+
+def by_age(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
+    """Messages by age, then by topic; topics beyond the largest are one."""
+    ages = [each for each in counted if each.chart == _AGE]
+    sizes: Counter[str] = Counter()
+    for each in ages:
+        sizes[each.part] += each.messages
+    shown = sorted(sizes, key=lambda topic: (-sizes[topic], topic))[: TOPICS_SHOWN - 1]
+    found: dict[str, Counter[str]] = {name: Counter() for name in _BANDS}
+    for each in ages:
+        found[each.name][each.part if each.part in shown else "(others)"] += each.messages
+    return {name: dict(parts) for name, parts in found.items()}
+
+
+def removed(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
+    """Messages by day, then by retention type."""
+    days: dict[str, dict[str, int]] = {}
+    for each in counted:
+        if each.chart == _REMOVED:
+            days.setdefault(each.name, {})[each.part] = each.messages
+    return {day: days[day] for day in sorted(days)[-DAYS_SHOWN:]}
+
+
+def activity(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
+    """Queues by topic, then by whether anything happened lately."""
     topics: dict[str, dict[str, int]] = {}
-    for row in found:
-        topics.setdefault(row["topic"], {})[row["part"]] = row["value"]
+    for each in counted:
+        if each.chart == _ACTIVITY:
+            topics.setdefault(each.name, {})[each.part] = each.rows
     most = sorted(topics.items(), key=lambda topic: (-sum(topic[1].values()), topic[0]))
     return dict(most[:TOPICS_SHOWN])
 
@@ -144,20 +201,6 @@ def largest(queues: DataFrame) -> dict[str, int]:
     """The queues with most messages."""
     full = queues.where("messages > 0").orderBy(F.desc("messages"), "lmq_name")
     return {row["lmq_name"]: row["messages"] for row in full.limit(QUEUES_SHOWN).collect()}
-
-
-def _table(frame: DataFrame, by: Column, value: Column) -> dict[str, dict[str, int]]:
-    rows = frame.groupBy(by.alias("name"), "topic").agg(value.alias("value")).collect()
-    sizes: dict[str, int] = {}
-    for row in rows:
-        sizes[row["topic"]] = sizes.get(row["topic"], 0) + row["value"]
-    shown = sorted(sizes, key=lambda topic: (-sizes[topic], topic))[: TOPICS_SHOWN - 1]
-    found: dict[str, dict[str, int]] = {}
-    for row in rows:
-        part = row["topic"] if row["topic"] in shown else "(others)"
-        parts = found.setdefault(row["name"], {})
-        parts[part] = parts.get(part, 0) + row["value"]
-    return found
 
 
 def page(facts: dict[str, str], sections: tuple[tuple[str, str, str], ...], now_ms: int) -> str:

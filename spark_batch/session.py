@@ -5,7 +5,9 @@ The same session serves one machine (`local[*]`) and a cluster; only its master 
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from tidemark.local.java import find_java_home, why_no_spark
 from tidemark.settings import RetentionSettings
@@ -15,18 +17,34 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+BRIEF: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # Compiling its own classes well costs Java more than a short job will ever run.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+)
+"""Options of a session that ends after a few small jobs: its start is most of its time."""
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class SparkMissing(RuntimeError):
     """There is no PySpark or no Java. The text is one line, made for operators."""
 
 
-def start_session(settings: RetentionSettings) -> "SparkSession":
-    """Start Spark, or find it running; takes some seconds. Raises SparkMissing."""
+def start_session(
+    settings: RetentionSettings, options: Mapping[str, str] = _NOTHING
+) -> "SparkSession":
+    """Start Spark, or find it running; takes some seconds. Raises SparkMissing.
+
+    Options in the settings override those given here.
+    """
     missing = why_no_spark(settings.java_home)
     if missing:
         raise SparkMissing(missing)
     from pyspark.sql import SparkSession
-
-    from spark_batch.source import register
 
     # Spark's scripts and workers read these, and nothing else tells them.
     environment = os.environ  # noqa: TID251 - handed on, not read
@@ -41,9 +59,8 @@ def start_session(settings: RetentionSettings) -> "SparkSession":
         "spark.python.daemon.module": "spark_batch.worker_daemon",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **options,
         **split_pairs(settings.spark_options),
     }.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    register(spark)
-    return spark
+    return builder.getOrCreate()

@@ -129,7 +129,7 @@ class ScanFilter:
     before_ms: int | None = None
 
 
-_NO_FILTER: Final = ScanFilter()
+NO_FILTER: Final = ScanFilter()
 
 
 def push(scan_filter: ScanFilter, table: TableShape, condition: Filter) -> ScanFilter | None:
@@ -187,7 +187,7 @@ class TidemarkReader(DataSourceReader):
         storage: str,
         table: str,
         columns: Sequence[str],
-        scan_filter: ScanFilter = _NO_FILTER,
+        scan_filter: ScanFilter = NO_FILTER,
         batch_rows: int = 0,
     ) -> None:
         self._storage = storage

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_batch.passes.jobs import Jobs, Pass
 from spark_batch.session import start_session
+from spark_batch.source import register
 from tests.rpc.storage_client import RunningStorage
 from tidemark.clock import ManualClock
 from tidemark.settings import RetentionSettings
@@ -29,6 +30,7 @@ LOOPBACK = (
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     started = start_session(RetentionSettings(spark_master="local[2]", spark_options=LOOPBACK))
+    register(started)
     yield started
     started.stop()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_batch.report import write_report
+from spark_batch.report import Counted, removed, write_report
 from tests.rpc.storage_client import RunningStorage, append, operation
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.clock import ManualClock
@@ -40,3 +40,30 @@ async def test_the_page_shows_ages_removals_activity_and_the_largest_queues(
     assert "<b>3</b>queues" in text
     assert "<b>4</b>messages" in text
     assert not re.search(r"https?://|<script|<link|@import", text)
+
+
+async def test_the_page_takes_few_spark_jobs(
+    storage: RunningStorage, clock: ManualClock, spark: SparkSession, tmp_path: Path
+) -> None:
+    """R10: each job costs a second on a cold Spark, whatever it reads."""
+    await storage.create_topic("orders")
+    async with storage.exchange(0) as exchange:
+        await exchange.ask(append("orders", b"1"))
+
+    def report() -> int:
+        spark.sparkContext.setJobGroup("report", "counted by this test")
+        write_report(spark, storage.address, tmp_path / "report.html", clock)
+        return len(spark.sparkContext.statusTracker().getJobIdsForGroup("report"))
+
+    jobs = await asyncio.to_thread(report)
+
+    assert jobs <= 3
+
+
+def test_days_of_two_years_are_in_the_order_of_time() -> None:
+    counted = [
+        Counted("removed", day, "expired", 1, messages, 0)
+        for day, messages in (("27-01-01", 2), ("26-12-31", 1), ("26-01-01", 3))
+    ]
+
+    assert list(removed(counted)) == ["26-01-01", "26-12-31", "27-01-01"]
