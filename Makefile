@@ -27,9 +27,11 @@ help: ## List the targets
 
 # ------------------------------------------------------------------------------ run and test
 
+# Spark is large: it is installed while the services already serve, and not with --no-retention.
 .PHONY: run
 run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --help`)
-	@exec $(BIN)/tidemark up $(ARGS)
+	@exec $(BIN)/tidemark up \
+		--retention-setup 'env -u MAKEFLAGS make --silent .venv/.spark' $(ARGS)
 
 # Files run side by side, in the order of tests/conftest.py: the longest first.
 PYTEST = $(BIN)/python -m pytest
@@ -145,10 +147,17 @@ chart: .venv/.dev ## Check the Helm chart and print what it makes (ARGS: of `hel
 
 # ------------------------------------------------------------------------------- environment
 
-# $(call install,ARGUMENTS): uv is fast; pip knows the mirrors of a machine's pip.conf.
-install = echo 'Installing $(lastword $(1))'; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
-	$(BIN)/python -m pip install --quiet $(1)
+# What a lock brings, and what is downloaded for it where nothing is cached.
+CONTENTS_base := what the services need, 80 MB to download
+CONTENTS_dev := what tests and linters need, 110 MB to download
+CONTENTS_spark := PySpark and Java for retention, 520 MB to download
+
+# $(call install,ARGUMENTS): uv is fast; pip knows the mirrors of a machine's pip.conf. One that
+# was interrupted may have left half of a package, which looks installed: all of it is repeated.
+install = repeat=; [ ! -e $@.begun ] || repeat=--force-reinstall; touch $@.begun; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python $$repeat $(1) || \
+	$(BIN)/python -m pip install --quiet $$repeat $(1); \
+	rm $@.begun
 
 .venv/pyvenv.cfg:
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
@@ -159,15 +168,18 @@ install = echo 'Installing $(lastword $(1))'; \
 	exit 1
 
 .venv/.bootstrap: requirements/bootstrap.txt | .venv/pyvenv.cfg
-	@echo 'Installing $<'; $(BIN)/python -m pip install --quiet --require-hashes -r $<
+	@echo 'Installing $<: what installs the rest, 20 MB to download'
+	@$(BIN)/python -m pip install --quiet --require-hashes -r $<
 	@touch $@
 
 .venv/.base: requirements/base.txt pyproject.toml .venv/.bootstrap
+	@echo 'Installing $<: $(CONTENTS_base)'
 	@$(call install,--require-hashes -r $<)
 	@$(call install,--no-deps --no-build-isolation -e .)
 	@touch $@
 
 .venv/.dev .venv/.spark: .venv/.%: requirements/%.txt .venv/.base
+	@echo 'Installing $<: $(CONTENTS_$*)'
 	@$(call install,--require-hashes -r $<)
 	@touch $@
 

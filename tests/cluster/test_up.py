@@ -1,6 +1,8 @@
 """`tidemark up` from the outside: what it says, what it leaves behind, how it ends (S5, S6)."""
 
+import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tests.cluster.up_process import UpProcess
+import tidemark
+from tests.cluster.up_process import UpProcess, ended
 from tidemark.local.ports import listening_socket
 from tidemark.rpc import open_channel
 
@@ -25,14 +28,21 @@ async def up(tmp_path: Path) -> AsyncIterator[UpProcess]:
 
 async def test_a_ready_cluster_answers_where_it_says_it_does(up: UpProcess) -> None:
     """S1, S6."""
-    broker = next(line.split()[1] for line in up.output if line.split()[0] == "broker")
-
-    async with open_channel(broker) as channel:
+    async with open_channel(up.address("broker")) as channel:
         health: Any = HealthStub(channel)
         service = "tidemark.api.broker.v1.BrokerService"
         answer = await health.Check(HealthCheckRequest(service=service))
 
     assert answer.status == HealthCheckResponse.SERVING
+
+
+async def test_the_command_that_is_shown_can_be_typed(up: UpProcess) -> None:
+    """S6: also where the environment is not on the PATH."""
+    shown = next(line.split()[1:] for line in up.output if line.split()[0] == "shell")
+    program = shutil.which(shown[0])
+
+    assert program is not None
+    assert shown[1:] == ["top", "--address", up.address("broker")]
 
 
 async def test_a_cluster_without_retention_says_so(up: UpProcess) -> None:
@@ -93,13 +103,104 @@ async def test_services_are_beyond_the_reach_of_the_terminals_interrupt(up: UpPr
 
 
 @pytest.mark.parametrize("name", ["broker", "storage", "lifecycle"])
-async def test_a_service_that_dies_ends_the_others_and_is_named(up: UpProcess, name: str) -> None:
-    os.kill(up.services()[name], signal.SIGKILL)
+async def test_a_killed_service_comes_back_with_its_data(
+    up: UpProcess, tmp_path: Path, name: str
+) -> None:
+    """S2, S6: the others go on, and clients find it where it was."""
+    async with tidemark.connect(up.address("broker"), client_id="before") as client:
+        await client.create_topic("kept")
+        await (await client.publisher("kept")).publish(b"before")
+    others = {other: pid for other, pid in up.services().items() if other != name}
 
+    os.kill(up.services()[name], signal.SIGKILL)
+    died = await up.complaint_with("SIGKILL")
+    await up.complaint_with(f"{name} serves again")
+
+    log = tmp_path / "data" / "logs" / f"{name}.log"
+    assert died == (
+        f"tidemark up: {name} was killed by SIGKILL; it starts again in 0.5 s (log: {log})"
+    )
+    assert {other: up.services()[other] for other in others} == others
+    async with tidemark.connect(up.address("broker"), client_id="after") as client:
+        await (await client.publisher("kept")).publish(b"after")
+        async with client.subscribe(["kept"]) as deliveries:
+            payloads = [(await anext(deliveries)).payload for _ in range(2)]
+    assert payloads == [b"before", b"after"]
+
+
+async def test_a_service_that_keeps_dying_is_given_up_and_ends_the_others(up: UpProcess) -> None:
+    """S6."""
+    for _ in range(4):
+        os.kill(up.services()["lifecycle"], signal.SIGKILL)
+        await up.complaint_with("lifecycle serves again")
+    os.kill(up.services()["lifecycle"], signal.SIGKILL)
+
+    assert await up.complaint() == (
+        "tidemark up: lifecycle was killed by SIGKILL, failure 5 in a row: "
+        "giving up, stopping the others\n"
+    )
     assert await up.exit_code() == 1
-    expected = f"tidemark up: {name} was killed by SIGKILL; stopping the others\n"
-    assert await up.complaint() == expected
     await up.services_ended()
+
+
+async def test_it_can_be_stopped_while_a_service_waits_to_start_again(up: UpProcess) -> None:
+    """S5."""
+    os.kill(up.services()["storage"], signal.SIGKILL)
+    await up.complaint_with("it starts again in")
+
+    up.process.terminate()
+
+    assert await up.exit_code() == 0
+    assert await up.complaint() == ""
+    await up.services_ended()
+
+
+async def test_the_cluster_serves_while_retention_is_installed(tmp_path: Path) -> None:
+    """S6, R11: and goes on if that fails."""
+    os.mkfifo(tmp_path / "gate")
+    setup = f"echo 500 MB; read -r _ <{tmp_path}/gate; exit 7"
+
+    async with UpProcess(tmp_path / "data", "--retention", f"--retention-setup={setup}") as up:
+        await up.ready()
+        await up.line_with("retention: 500 MB")
+        async with tidemark.connect(up.address("broker"), client_id="early") as client:
+            await client.create_topic("early")
+        await asyncio.to_thread((tmp_path / "gate").write_text, "\n")
+        failed = await up.complaint_with("retention stays off")
+        up.process.terminate()
+
+        assert await up.exit_code() == 0
+        assert failed.endswith(
+            "ended with exit code 7: retention stays off, the other services go on"
+        )
+        await up.services_ended()
+
+
+async def test_installing_ends_with_the_cluster(tmp_path: Path) -> None:
+    """S5."""
+    setup = "echo installer $$; sleep 1000; echo never"
+
+    async with UpProcess(tmp_path / "data", "--retention", f"--retention-setup={setup}") as up:
+        await up.ready()
+        installer = int((await up.line_with("installer")).split()[-1])
+        pidfd = os.pidfd_open(installer)
+        up.process.terminate()
+
+        assert await up.exit_code() == 0
+        await ended(pidfd)
+        os.close(pidfd)
+
+
+async def test_nothing_is_installed_without_retention(tmp_path: Path) -> None:
+    """S6."""
+    setup = f"touch {tmp_path}/installed"
+
+    async with UpProcess(tmp_path / "data", f"--retention-setup={setup}") as up:
+        await up.ready()
+        up.process.terminate()
+        await up.exit_code()
+
+    assert not (tmp_path / "installed").exists()
 
 
 @pytest.mark.parametrize("name", ["broker", "storage", "lifecycle"])

@@ -25,7 +25,7 @@ class UpProcess:
     """Kills what is left of itself at the end of its block; all ports are free ones by default."""
 
     def __init__(self, data_dir: Path, *options: str) -> None:
-        ports = [f"--{name}-port=0" for name in SERVICES]
+        ports = [f"--{name}-port=0" for name in (*SERVICES, "retention")]
         # Retention needs Spark, which takes long to start; its tests ask for it.
         self._options = (f"--data-dir={data_dir}", *ports, "--no-retention", *options)
         self._pidfds: dict[str, int] = {}
@@ -57,6 +57,16 @@ class UpProcess:
                 return self.output[-1]
         raise AssertionError(f"ended without saying {text!r}: {await self.complaint()}")
 
+    async def complaint_with(self, text: str) -> str:
+        """The next line on stderr that contains the text."""
+        assert self.process.stderr is not None
+        async for raw in self.process.stderr:
+            line = raw.decode().rstrip()
+            self.output.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"ended without complaining of {text!r}")
+
     async def ready(self) -> None:
         await self.line_with("stop ")  # the last of the block
         self._pidfds = {name: os.pidfd_open(pid) for name, pid in self.services().items()}
@@ -65,7 +75,12 @@ class UpProcess:
         """Process ids of the services that run, by name."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return {_service(int(child)): int(child) for child in children}
+        found = {_service(int(child)): int(child) for child in children}
+        return {name: pid for name, pid in found.items() if name in SERVICES}
+
+    def address(self, name: str) -> str:
+        """Where a service is, as the ready block has it."""
+        return next(line.split()[1] for line in self.output if line.split()[:1] == [name])
 
     async def services_ended(self) -> None:
         """Return once no service that was there when it was ready runs any more."""
@@ -84,4 +99,4 @@ class UpProcess:
 def _service(pid: int) -> str:
     """`python -m broker_svc` is the broker."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return command[2].decode().removesuffix("_svc")
+    return command[2].decode().removesuffix("_svc") if len(command) > 2 else ""

@@ -12,6 +12,7 @@ from typing import Any
 import pyspark
 
 from tests.cluster.cli_process import Cli, Finished
+from tests.cluster.up_process import UpProcess
 from tests.rpc.storage_client import RunningStorage, append
 from tests.spark.conftest import LOOPBACK
 from tidemark.api.lifecycle.v1 import jobs_pb2
@@ -169,6 +170,24 @@ async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Pa
     assert retention.last_error == ""
     assert {job.state for job in standing.values()} == {jobs_pb2.JOB_STATE_STANDING_BY}
     assert codes == [0, 0]
+
+
+async def test_a_local_cluster_serves_before_retention_joins(tmp_path: Path) -> None:
+    """S6, R11: the services do not wait for Spark, nor for what installs it."""
+    setup = "echo installed"
+
+    async with UpProcess(tmp_path / "data", "--retention", f"--retention-setup={setup}") as up:
+        await up.ready()
+        await up.line_with("retention: installed")
+        await up.line_with("retention is ready")
+        status = await asyncio.to_thread(
+            Cli({"TIDEMARK_JOBS_ADDRESS": up.address("retention")}).ok,
+            *("retention", "status", "--json"),
+        )
+        up.process.terminate()
+
+        assert await up.exit_code() == 0
+    assert [job["name"] for job in status.json] == ["metrics", "retention", "eviction"]
 
 
 async def test_the_same_job_runs_on_a_standalone_cluster(tmp_path: Path) -> None:

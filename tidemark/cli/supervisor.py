@@ -1,15 +1,19 @@
 """Runs a cluster for `tidemark up`: checks, starts, says where it is, stops it when asked.
 
 The first Ctrl-C, SIGTERM or SIGHUP stops the services in order, the second kills them. A service
-that ends by itself ends the others. Exit codes: 0 after a clean stop, 2 for what the user can put
-right (a port, a directory, a setting), 1 for the rest.
+that ends by itself is started again; one that is given up ends the others, except retention, which
+also joins later: it may have to be installed. Exit codes: 0 after a clean stop, 2 for what the user
+can put right (a port, a directory, a setting), 1 for the rest.
 """
 
 import asyncio
 import errno
 import fcntl
+import importlib
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,11 +23,13 @@ from typing import Any, Final, NoReturn, TypeVar
 import typer
 
 from tidemark.clock import Clock, SystemClock
-from tidemark.local.cluster import LocalCluster, ServiceName, Stopped
+from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName, Stopped
 from tidemark.local.java import why_no_spark
 from tidemark.local.ports import join_address, listening_socket
+from tidemark.local.restarts import GaveUp, ServiceKeeper
 from tidemark.local.service_process import ServiceFailed
-from tidemark.settings import RetentionSettings
+from tidemark.local.setup import SetupFailed, run_setup
+from tidemark.settings import ClientSettings, RetentionSettings
 from tidemark.settings.variables import SettingsError
 
 CLEAN: Final = 0
@@ -52,10 +58,12 @@ class Options:
     log_dir: Path | None
     """None shows logs on stderr."""
     retention: bool = True
+    retention_setup: str = ""
+    """A shell command that installs what retention needs; empty if that is not to be done."""
 
 
 def run(options: Options) -> int:
-    """Run a cluster until somebody or something ends it; the exit code."""
+    """Run a cluster until it is stopped or fails; the exit code."""
     try:
         settings = RetentionSettings.from_environment()
         no_retention = _why_no_retention(options, settings)
@@ -75,22 +83,26 @@ def run(options: Options) -> int:
                 stop_timeout_ms=settings.shutdown_grace_ms + _STOP_SLACK_MS,
                 retention=not no_retention,
             )
-            return asyncio.run(_supervise(cluster, no_retention, SystemClock()))
+            clock = SystemClock()
+            living = _live(cluster, options, no_retention, settings.java_home, clock)
+            return asyncio.run(_supervise(cluster, living))
     except (Refusal, SettingsError) as refusal:
         _complain(str(refusal))
         return REFUSED
 
 
 def _why_no_retention(options: Options, settings: RetentionSettings) -> str:
-    """Empty if retention runs."""
-    return why_no_spark(settings.java_home) if options.retention else "--no-retention"
+    """Empty if retention runs, or will once it is installed."""
+    if not options.retention:
+        return "--no-retention"
+    return "" if options.retention_setup else why_no_spark(settings.java_home)
 
 
-async def _supervise(cluster: LocalCluster, no_retention: str, clock: Clock) -> int:
+async def _supervise(cluster: LocalCluster, living: Coroutine[Any, Any, NoReturn]) -> int:
     signals = _StopSignals()
     exit_code = FAILED
     try:
-        await signals.interrupt(_live(cluster, no_retention, clock))
+        await signals.interrupt(living)
         _say("Stopping ...")
         exit_code = CLEAN
     except Refusal as refusal:
@@ -98,6 +110,8 @@ async def _supervise(cluster: LocalCluster, no_retention: str, clock: Clock) -> 
         exit_code = REFUSED
     except ServiceFailed as failure:
         _complain(f"{failure}; stopping the others")
+    except GaveUp as gave_up:
+        _complain(f"{gave_up}: giving up, stopping the others")
     finally:
         stopped = await signals.interrupt(cluster.stop())
     if stopped is None:
@@ -108,11 +122,13 @@ async def _supervise(cluster: LocalCluster, no_retention: str, clock: Clock) -> 
     return exit_code
 
 
-async def _live(cluster: LocalCluster, no_retention: str, clock: Clock) -> NoReturn:
+async def _live(
+    cluster: LocalCluster, options: Options, no_retention: str, java_home: str, clock: Clock
+) -> NoReturn:
     """Start and run; ends only by an exception that says why."""
     begin_ms = clock.monotonic_ms()
     try:
-        await cluster.start()
+        await cluster.start(SERVICES)
     except OSError as error:
         raise Refusal(str(error)) from None
     except ServiceFailed as failure:
@@ -120,7 +136,47 @@ async def _live(cluster: LocalCluster, no_retention: str, clock: Clock) -> NoRet
             raise Refusal(str(failure)) from None
         raise
     _say_ready(cluster, no_retention, clock.monotonic_ms() - begin_ms)
-    raise await cluster.wait_failure()
+    storage = ServiceKeeper(cluster, "storage", clock, _complain)
+    others = [
+        ServiceKeeper(cluster, name, clock, _complain, after=storage)
+        for name in SERVICES
+        if name != "storage"
+    ]
+    work: list[Coroutine[Any, Any, None]] = [keeper.keep() for keeper in (storage, *others)]
+    if not no_retention:
+        keeper = ServiceKeeper(cluster, "retention", clock, _complain, after=storage)
+        work.append(_run_retention(keeper, options.retention_setup, java_home, clock))
+    await _all(work)
+    raise AssertionError("services are kept until one of them is given up")
+
+
+async def _run_retention(keeper: ServiceKeeper, setup: str, java_home: str, clock: Clock) -> None:
+    """Install and run retention beside the other services, which go on whatever becomes of it."""
+    begin_ms = clock.monotonic_ms()
+    try:
+        if setup:
+            await run_setup(setup, lambda line: _say(f"retention: {line}"))
+            importlib.invalidate_caches()
+            missing = await asyncio.to_thread(why_no_spark, java_home)
+            if missing:
+                raise SetupFailed(missing)
+        await keeper.start()
+        took_ms = clock.monotonic_ms() - begin_ms
+        _say(f"retention is ready ({took_ms / 1000:.1f} s)")
+        await keeper.keep()
+    except (GaveUp, SetupFailed) as failure:
+        _complain(f"{failure}: retention stays off, the other services go on")
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 class _StopSignals:
@@ -185,25 +241,31 @@ def _check_ports(host: str, ports: Mapping[ServiceName, int]) -> None:
 
 def _say_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
     broker = cluster.address("broker")
+    default = broker == ClientSettings().address
     facts = [(name, cluster.address(name)) for name in ("broker", "storage", "lifecycle")]
-    facts.append(
-        ("retention", f"off: {no_retention}" if no_retention else cluster.address("retention"))
-    )
+    if no_retention:
+        facts.append(("retention", f"off: {no_retention}"))
+    else:
+        facts.append(("retention", f"{cluster.address('retention')} (joins when it is ready)"))
     facts.append(("data", str(cluster.data_dir.resolve())))
     if cluster.log_dir is not None:
         facts.append(("logs", str(cluster.log_dir.resolve())))
     facts += [
         ("Python", f'tidemark.connect("{broker}")'),
-        (
-            "shell",
-            "tidemark top" if broker.endswith(":7400") else f"tidemark top --address {broker}",
-        ),
+        ("shell", f"{_program()} top" + ("" if default else f" --address {broker}")),
         ("gRPC", f"grpcurl -plaintext {broker} list"),
         ("stop", f"Ctrl-C, or kill {os.getpid()}"),
     ]
     _say(typer.style(f"Tidemark is ready ({took_ms / 1000:.1f} s)", bold=True, fg="green"))
     for name, value in facts:
         _say(f"  {typer.style(f'{name:<10}', dim=True)} {value}")
+
+
+def _program() -> str:
+    """The command `tidemark` as it can be typed here: often the environment is not on the PATH."""
+    if shutil.which("tidemark") is not None:
+        return "tidemark"
+    return os.path.relpath(Path(sys.executable).parent / "tidemark")
 
 
 def _report(stopped: Sequence[Stopped]) -> bool:

@@ -7,7 +7,7 @@ process.
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -145,21 +145,26 @@ class LocalCluster:
     def running(self, name: ServiceName) -> bool:
         return self._services[name].running
 
-    async def start(self) -> None:
-        """Start all services at once and wait until they are healthy.
+    def log_file(self, name: ServiceName) -> Path | None:
+        """None if its log goes to stderr."""
+        return self._services[name].log_file
 
-        After a failure, call `stop` to end those that were started.
+    async def start(self, names: Sequence[ServiceName] | None = None) -> None:
+        """Start services at once, all unless they are named, and wait until they are healthy.
+
+        After a failure, `stop` ends those that were started; `restart` starts those left out.
         """
         self._make_directories()
-        for service in self._services.values():
-            await service.start()
-        await self.wait_healthy()
+        names = names or self.services
+        for name in names:
+            await self._services[name].start()
+        await self.wait_healthy(names)
 
-    async def wait_healthy(self, timeout_ms: int = HEALTHY_TIMEOUT_MS) -> None:
-        """Return once all are healthy; raises ServiceFailed for the first that fails."""
+    async def wait_healthy(self, names: Sequence[ServiceName] | None = None) -> None:
+        """Return once all are healthy; ServiceFailed for the first that ends or takes too long."""
         waits = [
-            asyncio.ensure_future(service.wait_healthy(timeout_ms))
-            for service in self._services.values()
+            asyncio.ensure_future(self._services[name].wait_healthy())
+            for name in names or self.services
         ]
         try:
             await asyncio.gather(*waits)
@@ -168,17 +173,11 @@ class LocalCluster:
                 wait.cancel()
             await asyncio.wait(waits)
 
-    async def wait_failure(self) -> ServiceFailed:
-        """Return once any service has ended."""
-        ends = {
-            asyncio.ensure_future(service.wait()): service for service in self._services.values()
-        }
-        try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            return ends[done.pop()].failure()
-        finally:
-            for end in ends:
-                end.cancel()
+    async def wait_failure(self, name: ServiceName) -> ServiceFailed:
+        """How a service ended, once it has; for callers that do not end it."""
+        service = self._services[name]
+        await service.wait()
+        return service.failure()
 
     async def kill(self, name: ServiceName) -> None:
         """Kill a service, as a crash would."""
@@ -188,13 +187,18 @@ class LocalCluster:
         """Stop a service gracefully; returns its exit code."""
         return await self._services[name].stop(self._stop_timeout_ms)
 
-    async def restart(self, name: ServiceName) -> None:
-        """Start a service again at the same address, stopping it first if it is running."""
+    async def restart(
+        self, name: ServiceName, healthy_timeout_ms: int = HEALTHY_TIMEOUT_MS
+    ) -> None:
+        """Start a service again at the same address, after stopping it if it runs.
+
+        ServiceFailed if it ends or does not become healthy in time.
+        """
         service = self._services[name]
         if service.running:
             await self.terminate(name)
         await service.start()
-        await service.wait_healthy()
+        await service.wait_healthy(healthy_timeout_ms)
 
     async def stop(self) -> list[Stopped]:
         """Stop the running services, one after the other; returns how each stopped."""

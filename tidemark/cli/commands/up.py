@@ -37,6 +37,13 @@ def up(
     retention: Annotated[
         bool, typer.Option(help="Run retention and eviction, where PySpark and Java are there.")
     ] = True,
+    retention_setup: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMAND",
+            help="Installs PySpark and Java; the other services serve meanwhile.",
+        ),
+    ] = "",
     log_dir: Annotated[
         Path | None,
         typer.Option(
@@ -71,6 +78,7 @@ def up(
                     "retention": retention_port,
                 },
                 retention=retention,
+                retention_setup=retention_setup,
                 log_dir=None if verbose else log_dir or data_dir / "logs",
             )
         )
