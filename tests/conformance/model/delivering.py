@@ -78,8 +78,9 @@ def reserve(model: PartitionState, asked: Reserve, answer: Any) -> object:
     told = (queue.name, group.name) in model.told
     largest = max((group.standings[o].run.message_bytes for o in left), default=0)
     fits_more = messages < asked.messages_max and handed_bytes + largest <= asked.bytes_max
-    if fits_more or not answer.more:
-        assert told or not left or model.lost, f"{asked} left {left} behind"
+    model.left_behind.pop((queue.name, group.name), None)  # a later reserve answers for it
+    if (fits_more or not answer.more) and left and not told and not model.lost:
+        model.left_behind[queue.name, group.name] = f"{asked} left {left} behind"
     # Only an answer without `more` leaves an interest behind; any other ends an earlier one.
     group.waits = not answer.more and not told
     return answer

@@ -70,6 +70,7 @@ class PartitionModel(PartitionState):
         self.now_ms = now_ms
         self.told = told
         self.took_some.clear()
+        self.left_behind.clear()
         self.touched.clear()
         self.expired.clear()
 
@@ -91,6 +92,7 @@ class PartitionModel(PartitionState):
 
     def conclude(self) -> None:
         """A commit ends: what is due expires, because a broker listens."""
+        assert not self.left_behind, self.left_behind
         if delivering.is_due(self):
             delivering.expire_due(self, ExpireDue(), None)
 

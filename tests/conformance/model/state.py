@@ -61,6 +61,8 @@ class PartitionState:
         """Reservations that the last commit has ended, and nobody settled."""
         self.told: set[tuple[str, str]] = set()
         """(queue, group) that the last commit has told of ready messages."""
+        self.left_behind: dict[tuple[str, str], str] = {}
+        """What the last reserve of a (queue, group) in the commit should have handed out."""
         self.took_some: set[tuple[str, str]] = set()
         """(queue, group) that the commit handed out of: undeliverable messages may be buried."""
         self.remembered_max = remembered_max
