@@ -7,7 +7,7 @@ import tidemark
 
 
 async def main(address: str) -> None:
-    async with tidemark.connect(address, client_id="hello") as client:
+    async with tidemark.connect(address) as client:
         await client.create_topic("greetings")
 
         # "greetings/ada" is a lite queue: it exists from its first message on.

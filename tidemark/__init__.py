@@ -5,7 +5,7 @@ service.
 
     import tidemark
 
-    async with tidemark.connect("127.0.0.1:7400", client_id="web-1") as client:
+    async with tidemark.connect("127.0.0.1:7400") as client:
         publisher = await client.publisher("greetings/ada")
         await publisher.publish(b"Hello, Ada!")
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Delivery,
         DeliveryBatch,
         Eviction,
+        EvictionReason,
         Message,
         Publisher,
         PublishReceipt,
@@ -38,6 +39,7 @@ __all__ = [
     "Delivery",
     "DeliveryBatch",
     "Eviction",
+    "EvictionReason",
     "Message",
     "PublishReceipt",
     "Publisher",

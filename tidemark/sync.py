@@ -5,7 +5,7 @@ from several threads at once. It adds no behaviour: what each call does is said 
 
     import tidemark.sync
 
-    with tidemark.sync.connect("127.0.0.1:7400", client_id="script-1") as client:
+    with tidemark.sync.connect("127.0.0.1:7400") as client:
         client.publisher("greetings/ada").publish(b"Hello, Ada!")
         with client.subscribe(["greetings/ada"]) as deliveries:
             for delivery in deliveries:
@@ -25,8 +25,8 @@ from opentelemetry.trace import Span
 from tidemark import client as asynchronous
 from tidemark.client import Message, PublishReceipt
 from tidemark.client.client import DEFAULT_GROUP
+from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.settlements import SettleFailed
-from tidemark.client.consume.subscription import OnEvicted
 from tidemark.errors import ClientClosed, InvalidArgument, TidemarkError
 from tidemark.topics import Topic
 

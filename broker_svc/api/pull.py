@@ -11,7 +11,8 @@ from broker_svc.api.unary_clients import UnaryClient
 from broker_svc.components import BrokerComponents
 from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
 from broker_svc.consume.deliveries import HeldDelivery, fill_delivery
-from broker_svc.exclusive.subscriptions import ACTIVE, State
+from broker_svc.exclusive.evictions import State
+from broker_svc.exclusive.subscriptions import ACTIVE
 from broker_svc.links.placement import partitions_of
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import TidemarkError

@@ -128,11 +128,14 @@ class Ownerships:
         self,
         queue: ExclusiveQueue,
         client_id: str,
+        epoch: int,
         start: subscription_pb2.StartPosition | None,
     ) -> tuple[Owner | None, Owner]:
         """Make a client the owner; returns who owned before and who owns now.
 
-        The caller holds the lock of the queue. Re-subscribing by the owner changes nothing (E7).
+        The caller holds the lock of the queue. `epoch` is what the incarnation of the client holds
+        that asks, 0 for nothing: re-subscribing by the owner changes nothing (E7), and another
+        incarnation of it gets an epoch of its own.
         """
         await self.resolve(queue)
         before = queue.owner
@@ -142,6 +145,7 @@ class Ownerships:
         operation.take_ownership.lmq_name = queue.lmq_name
         operation.take_ownership.group = queue.group
         operation.take_ownership.client_id = client_id
+        operation.take_ownership.epoch = epoch
         if start is not None:
             operation.take_ownership.start.CopyFrom(start)
         try:
@@ -169,9 +173,10 @@ class Ownerships:
             queue.state = takeover.confirmed(queue.state, Owner(client_id, epoch))
         return found
 
-    async def drop(self, queue: ExclusiveQueue, client_id: str) -> None:
-        """Whatever the client owns of the queue it owns no longer. The caller holds the lock.
+    async def drop(self, queue: ExclusiveQueue, client_id: str, epoch: int) -> None:
+        """What the client owns of the queue under `epoch`, or under any for 0, it owns no longer.
 
+        The caller holds the lock.
         Storage is asked who owns, unless it is known: an earlier drop may have been answered by
         nobody, or by a broker that is gone.
         """
@@ -179,7 +184,7 @@ class Ownerships:
         if queue.owner is None:
             self._learn(queue, await self._ask(queue, "", 0))
         owner = queue.owner
-        if owner is None or owner.client_id != client_id:
+        if owner is None or owner.client_id != client_id or epoch not in (0, owner.epoch):
             return
         operation = exchange_pb2.Operation()
         operation.drop_ownership.lmq_name = queue.lmq_name

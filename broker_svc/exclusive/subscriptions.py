@@ -2,7 +2,8 @@
 
 The registry of one broker, in memory; sessions and unary clients go through the same code. A new
 subscriber of an exclusive queue preempts the old one: its marker is written before it is told (E2).
-A full resync or a heartbeat confirms ownership and never takes it (E7).
+A full resync or a heartbeat confirms ownership and never takes it (E7). How a client learns that it
+has lost a queue is the subject of `evictions`.
 """
 
 import asyncio
@@ -12,10 +13,11 @@ from typing import Any, TypeAlias
 
 from broker_svc.consume.consumer import Consumer, FeedKey
 from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.exclusive.evictions import EVICTED, RESYNC_REQUIRED, Evictions, State
 from broker_svc.exclusive.markers import EvictionMarkers
 from broker_svc.exclusive.ownership import ExclusiveQueue, Ownerships
 from broker_svc.exclusive.registry import Subscriber, Subscribers, Subscription, SubscriptionKey
-from broker_svc.exclusive.takeover import Owner, Transferring
+from broker_svc.exclusive.takeover import Transferring
 from broker_svc.idle.activity_leases import ActivityLeases, Lease
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import partitions_of
@@ -36,13 +38,10 @@ from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
 from tidemark.topics import Topic
 
-State: TypeAlias = subscription_pb2.SubscriptionState.ValueType
 Entry: TypeAlias = subscription_pb2.SubscriptionEntry
 
 ACTIVE = subscription_pb2.SUBSCRIPTION_STATE_ACTIVE
-EVICTED = subscription_pb2.SUBSCRIPTION_STATE_EVICTED
 NOT_SUBSCRIBED = subscription_pb2.SUBSCRIPTION_STATE_NOT_SUBSCRIBED
-RESYNC_REQUIRED = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 TRANSFERRING = subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING
 
 _NOT_HERE = (NotOwner, TopicNotFound)
@@ -74,8 +73,9 @@ class Subscriptions:
         self._ownerships = ownerships
         self._markers = markers
         self._subscribers = Subscribers(settings, dispatcher)
+        self._evictions = Evictions(markers, self._subscribers, dispatcher)
         self._looking: set[asyncio.Task[None]] = set()
-        ownerships.evicted = self._evict
+        ownerships.evicted = self._evictions.evict
         dispatcher.fenced = self._fenced
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class Subscriptions:
     def topic_deleted(self, name: str) -> None:
         """Ownership goes with the queues; who still has one, after half a deletion, confirms it."""
         for client_id, queue in self._subscribers.owning(name):
-            self._end_all(queue, client_id, RESYNC_REQUIRED)
+            self._evictions.end_all(queue, client_id, RESYNC_REQUIRED)
 
     # --- what storage says ---------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Subscriptions:
             with suppress(TidemarkError):  # whoever reserves next is refused again
                 lost_by = await self._ownerships.lost(queue, epoch)
                 if lost_by is not None:
-                    self._end_all(queue, lost_by.client_id, RESYNC_REQUIRED)
+                    self._evictions.end_all(queue, lost_by.client_id, RESYNC_REQUIRED)
 
     # --- syncs ---------------------------------------------------------------------------------
 
@@ -195,14 +195,8 @@ class Subscriptions:
         self, subscriber: Subscriber, group: str, entries: Iterable[Entry]
     ) -> list[subscription_pb2.UnsubscribeNotice]:
         """What the client reports and does not own (E5): told again, whether it listens or not."""
-        notices = []
-        for entry in entries:
-            epoch = self._markers.epoch(subscriber.client_id, group, entry.lmq_name)
-            if epoch is not None:
-                notices.append(_notice(group, entry.lmq_name, EVICTED, epoch))
-            elif (group, entry.lmq_name) not in subscriber.subscriptions:
-                notices.append(_notice(group, entry.lmq_name, RESYNC_REQUIRED, 0))
-        return notices
+        notices = (self._evictions.notice_again(subscriber, group, entry) for entry in entries)
+        return [notice for notice in notices if notice is not None]
 
     def access_state(self, subscriber: Subscriber, key: FeedKey) -> State:
         """Whether a client may consume an exclusive queue, answered without storage (E3).
@@ -272,7 +266,7 @@ class Subscriptions:
                 if current is not None and current.version != topic.version:
                     await self.topic_changed(current)  # it was not there to be widened
             return ACTIVE, 0
-        self._check_markers(subscriber.client_id, key)
+        self._evictions.check_room(subscriber.client_id, key)
         queue = self._exclusive(entry.lmq_name, group, topic)
         async with queue.lock():
             with self._subscribers.joins(subscriber, key):
@@ -288,14 +282,16 @@ class Subscriptions:
         start: subscription_pb2.StartPosition | None,
     ) -> tuple[State, int]:
         lease = await self._leases.acquire(queue.lmq_name, topic)
+        held = subscriber.subscriptions.get(key)
+        epoch = 0 if held is None else held.epoch
         try:
-            before, owner = await self._ownerships.take(queue, subscriber.client_id, start)
+            before, owner = await self._ownerships.take(queue, subscriber.client_id, epoch, start)
         except BaseException:
             lease.release()
             raise
         self._markers.remove(subscriber.client_id, *key)
-        if before is not None and before.client_id != subscriber.client_id:
-            self._evict(queue, before)
+        if before is not None and before != owner:
+            self._evictions.evict(queue, before, by=subscriber)
         held = subscriber.subscriptions.get(key)
         if held is not None and held.epoch == owner.epoch and held.consumer is consumer:
             lease.release()  # it owned already: whoever of it waits for messages waits on
@@ -321,12 +317,7 @@ class Subscriptions:
             found = await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch)
             if not found.matched:
                 epoch = found.epoch if found.client_id else 0
-                self._subscribers.end(subscriber, key)
-                if found.client_id != subscriber.client_id:
-                    self._check_markers(subscriber.client_id, key)
-                    self._mark(subscriber.client_id, group, entry.lmq_name, epoch)
-                subscriber.notify(_notice(group, entry.lmq_name, EVICTED, epoch))
-                return EVICTED, epoch
+                return self._evictions.refute(subscriber, key, found.client_id, epoch), epoch
             self._markers.remove(subscriber.client_id, group, entry.lmq_name)
             held = subscriber.subscriptions.get(key)
             if held is None or held.consumer is not consumer:
@@ -350,7 +341,7 @@ class Subscriptions:
             async with queue.lock():
                 # Another incarnation of the client that consumes the queue keeps it.
                 if self._subscribers.holder(subscriber.client_id, key) in (None, subscriber):
-                    await self._ownerships.drop(queue, subscriber.client_id)
+                    await self._ownerships.drop(queue, subscriber.client_id, entry.epoch)
                 self._subscribers.end(subscriber, key)  # only now: what failed can be repeated
         self._subscribers.end(subscriber, key)
         return NOT_SUBSCRIBED, 0
@@ -410,38 +401,3 @@ class Subscriptions:
             self._subscribers.end(other, key)
         self._dispatcher.evict(subscription.exclusive.key)
         self._subscribers.begin(subscriber, key, subscription)
-
-    def _evict(self, queue: ExclusiveQueue, old: Owner) -> None:
-        """Write the marker, then end the old owner's subscription, then tell it (E2)."""
-        epoch = 0 if queue.owner is None else queue.owner.epoch
-        self._mark(old.client_id, queue.group, queue.lmq_name, epoch)
-        self._end_all(queue, old.client_id, EVICTED)
-
-    def _check_markers(self, client_id: str, key: SubscriptionKey) -> None:
-        """A client gathers no evictions without end: first it says which of them still matter."""
-        if not self._markers.may_add(client_id, *key):
-            raise QuotaExceeded(
-                "evicted from too many queues since the last full resync", quota="markers"
-            )
-
-    def _mark(self, client_id: str, group: str, lmq_name: str, epoch: int) -> None:
-        """Who is gone needs no marker, and nothing would remove it: its next sync compares."""
-        if self._subscribers.of(client_id):
-            self._markers.add(client_id, group, lmq_name, epoch)
-
-    def _end_all(self, queue: ExclusiveQueue, client_id: str, why: State) -> None:
-        """The client has lost the queue, in every incarnation; each is told."""
-        owner = queue.owner
-        epoch = 0 if owner is None or owner.client_id == client_id else owner.epoch
-        self._dispatcher.evict(queue.key)
-        for subscriber in self._subscribers.of(client_id):
-            self._subscribers.end(subscriber, (queue.group, queue.lmq_name))
-            subscriber.notify(_notice(queue.group, queue.lmq_name, why, epoch))
-
-
-def _notice(
-    group: str, lmq_name: str, state: State, epoch: int
-) -> subscription_pb2.UnsubscribeNotice:
-    return subscription_pb2.UnsubscribeNotice(
-        group=group, lmq_name=lmq_name, state=state, epoch=epoch
-    )

@@ -31,24 +31,31 @@ class Ownership(NamedTuple):
 
 
 class TakeOwnership(NamedTuple):
-    """Make a client the owner under a new epoch; for the owner itself nothing changes (E7, E9)."""
+    """Make a client the owner under a new epoch; for the owner itself nothing changes (E7, E9).
+
+    The owner presents its epoch. Without it, the client is another process under the same id, and
+    the epoch is raised so that the first one is fenced.
+    """
 
     lmq_name: str
     group: str
     client_id: str
     start: Start | None = None
+    epoch: int = 0
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.TakeOwnership) -> "TakeOwnership":
         validate_client_id(proto.client_id)
         start = Start.from_proto(proto.start) if proto.HasField("start") else None
-        return cls(queue_name(proto.lmq_name), group_name(proto.group), proto.client_id, start)
+        lmq_name, group = queue_name(proto.lmq_name), group_name(proto.group)
+        return cls(lmq_name, group, proto.client_id, start, proto.epoch)
 
     async def apply(self, commit: CommitContext) -> Ownership:
         handle = await commit.queue_or_new(self.lmq_name)
         group = await group_or_new(commit, handle, self.group)
-        if group.owner_client_id == self.client_id and group.owner_epoch:
-            return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
+        owner = (group.owner_client_id, group.owner_epoch)
+        if owner == (self.client_id, self.epoch):
+            return Ownership(*owner, matched=False)
         revoked = handle.state.revoke(group, commit.journal)
         if self.start is not None:
             group = await move_group(commit, handle, group, self.start)

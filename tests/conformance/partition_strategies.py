@@ -128,7 +128,7 @@ administrations = st.one_of(
     st.builds(Unschedule, queues, st.integers(1, 4)),
     st.builds(Materialize, queues, st.booleans()),
     st.builds(Unmaterialize, queues, st.sampled_from((0, NEWEST))),
-    st.builds(TakeOwnership, queues, groups, clients, starts),
+    st.builds(TakeOwnership, queues, groups, clients, starts, st.integers(0, 3)),
     st.builds(ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
     st.builds(DropOwnership, queues, groups, clients, st.integers(0, 3)),
     st.integers(0, 3).map(

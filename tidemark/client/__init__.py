@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tidemark.client.client import Client, connect
     from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+    from tidemark.client.consume.eviction import Eviction, EvictionReason
     from tidemark.client.consume.pull import PulledBatch
-    from tidemark.client.consume.subscription import Eviction, Subscription
+    from tidemark.client.consume.subscription import Subscription
     from tidemark.client.publish.messages import Message, PublishReceipt
     from tidemark.client.publish.publisher import Publisher
 
@@ -20,6 +21,7 @@ __all__ = [
     "Delivery",
     "DeliveryBatch",
     "Eviction",
+    "EvictionReason",
     "Message",
     "PublishReceipt",
     "Publisher",
@@ -32,7 +34,8 @@ _MODULES = {
     "Client": "client",
     "Delivery": "consume.delivery",
     "DeliveryBatch": "consume.delivery",
-    "Eviction": "consume.subscription",
+    "Eviction": "consume.eviction",
+    "EvictionReason": "consume.eviction",
     "Message": "publish.messages",
     "PublishReceipt": "publish.messages",
     "Publisher": "publish.publisher",

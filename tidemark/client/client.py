@@ -17,9 +17,10 @@ from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.client.admin.admin import Admin
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.pull import PulledBatch, Puller
 from tidemark.client.consume.settlements import SettleFailed
-from tidemark.client.consume.subscription import OnEvicted, Subscription
+from tidemark.client.consume.subscription import Subscription
 from tidemark.client.publish.publish_buffer import Outbox
 from tidemark.client.publish.publisher import Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
@@ -59,11 +60,12 @@ def connect(
 ) -> "Client":
     """A client of the cluster behind `host:port`, or behind any of several; use it in `async with`.
 
-    >>> async with tidemark.connect("127.0.0.1:7400", client_id="web-1") as client:
+    >>> async with tidemark.connect("127.0.0.1:7400", client_id=f"web-{os.getpid()}") as client:
     ...     publisher = await client.publisher("sessions/alice")
     ...     await publisher.publish(b"hello")
 
-    `client_id` names the client and stays the same over restarts, so that it keeps what it owns.
+    `client_id` names one process: of two that share one, only the last to subscribe to an exclusive
+    queue is served. Without it, one is drawn at random.
     `producer_id` is for programs that number their publishes themselves, with `sequence`, so that
     they can repeat them after a restart of their own; without it the client numbers them, and
     repeats only what it sent itself. `publish_timeout_ms` bounds how long a publish is tried,
@@ -220,9 +222,9 @@ class Client:
         """Deliveries of some queues; use it in `async with`, and iterate over it.
 
         `credit` is how many messages may be here unsettled. `visibility_ms` is the time to settle
-        them in; 0 is the topic's. `on_evicted` is called when another client takes an exclusive
-        queue, `on_settle_failed` with a batch and an error when an ack of it failed; without it,
-        that is logged.
+        them in; 0 is the topic's. `on_evicted` is called when another client, or another process
+        with this `client_id`, takes an exclusive queue, `on_settle_failed` with a batch and an
+        error when an ack of it failed; without it, that is logged.
         """
         self._check_open()
         if isinstance(lmq_names, str):

@@ -19,7 +19,7 @@ def take(model: PartitionState, asked: TakeOwnership, answer: Any) -> object:
     if group is None:
         group = queue.add_group(asked.group)
         model.touched.add(queue.queue_id)
-    if group.owner_client_id == asked.client_id:
+    if (group.owner_client_id, group.owner_epoch) == (asked.client_id, asked.epoch):
         return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
     revoked = delivering.revoke(model, queue, group)
     if asked.start is not None:

@@ -3,7 +3,14 @@
 import pytest
 
 from tests.rpc.broker.local_broker import payloads_of, run_of
-from tests.rpc.exclusive.clients import ACTIVE, EVICTED, RESYNC_REQUIRED, resync, subscribe
+from tests.rpc.exclusive.clients import (
+    ACTIVE,
+    EVICTED,
+    REPLACED,
+    RESYNC_REQUIRED,
+    resync,
+    subscribe,
+)
 from tests.rpc.exclusive.conftest import QUEUE, ExclusiveBroker, NewClient
 from tidemark.names import partition_of
 
@@ -25,9 +32,9 @@ async def test_only_the_very_epoch_confirms(client: NewClient, off_by: int) -> N
     ada = await client("ada")
     epoch = await subscribe(ada, QUEUE)
 
-    ((state, _),) = await resync(ada, {QUEUE: epoch + off_by})
+    assert await resync(ada, {QUEUE: epoch + off_by}) == [(REPLACED, epoch)]
 
-    assert state == EVICTED
+    assert await ada.arrived(QUEUE) == []
 
 
 async def test_a_resync_never_takes_what_nobody_owns(
@@ -76,7 +83,7 @@ async def test_a_stale_resync_does_not_evict_another_incarnation_that_owns(
     await subscribe(broker.unary_client("bob"), QUEUE)
     epoch = await subscribe(unary, QUEUE)
 
-    assert await resync(session, {QUEUE: stale}) == [(EVICTED, epoch)]
+    assert await resync(session, {QUEUE: stale}) == [(REPLACED, epoch)]
 
     assert (await unary.pull(QUEUE)).subscription_state == ACTIVE
     await broker.publish(run_of(QUEUE, b"1"))

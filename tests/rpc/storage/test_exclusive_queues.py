@@ -115,7 +115,7 @@ async def test_taking_what_one_owns_changes_nothing(exclusive: Exclusive) -> Non
     await exchange.ask(append("own/a", b"x"))
     (held,) = (await exchange.ask(reserve("own/a", owner_epoch=first.epoch))).slices
 
-    again = await exchange.ask(take("client-a"))
+    again = await exchange.ask(take("client-a", epoch=first.epoch))
 
     assert (again.matched, again.epoch, list(again.revoked_reservation_ids)) == (
         False,
@@ -123,6 +123,24 @@ async def test_taking_what_one_owns_changes_nothing(exclusive: Exclusive) -> Non
         [],
     )
     assert (await exchange.ask(settle(held.receipt, owner_epoch=first.epoch))).messages == 1
+
+
+async def test_taking_what_another_process_of_the_client_owns_fences_that_process(
+    exclusive: Exclusive,
+) -> None:
+    """E7, E8: it does not present the epoch, so it is another incarnation."""
+    _, exchange = exclusive
+    first = await exchange.ask(take("client-a"))
+    await exchange.ask(append("own/a", b"x"))
+    (held,) = (await exchange.ask(reserve("own/a", owner_epoch=first.epoch))).slices
+
+    second = await exchange.ask(take("client-a"))
+
+    assert (second.matched, second.client_id) == (True, "client-a")
+    assert second.epoch > first.epoch
+    assert list(second.revoked_reservation_ids) == [held.reservation_id]
+    with pytest.raises(errors.Fenced):
+        await exchange.ask(settle(held.receipt, owner_epoch=first.epoch))
 
 
 async def test_only_equality_with_what_is_stored_confirms(exclusive: Exclusive) -> None:

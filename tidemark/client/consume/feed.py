@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.client.consume.delivery import DeliveryBatch
+from tidemark.client.consume.eviction import Eviction, EvictionReason
 from tidemark.client.consume.settlements import SettleFailed, Settlements
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
@@ -33,7 +34,7 @@ class Owner(Protocol):
 
     def arrived(self, feed: "Feed", batch: DeliveryBatch) -> None: ...
     def interrupted(self, feed: "Feed") -> None: ...
-    def lost(self, feed: "Feed", lmq_name: str, epoch: int) -> None: ...
+    def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
     def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
     def failed(self, error: TidemarkError) -> None: ...
 
@@ -153,7 +154,7 @@ class Feed(Part):
                     del self.epochs[result.lmq_name]
                     self._owner.failed(error)
             elif result.state != _ACTIVE:
-                self._lose(result.lmq_name, result.epoch)
+                self._lose(result.lmq_name, result.epoch, result.state)
         return again
 
     def take_over(self, lmq_name: str, epoch: int) -> None:
@@ -167,9 +168,13 @@ class Feed(Part):
                 self._resyncing.cancel()
             self._resyncing = asyncio.create_task(self._resync(self._session))
 
-    def _lose(self, lmq_name: str, epoch: int) -> None:
+    def _lose(
+        self, lmq_name: str, epoch: int, state: subscription_pb2.SubscriptionState.ValueType
+    ) -> None:
+        """The queue is reported, confirmed and subscribed to no longer."""
         if self.epochs.pop(lmq_name, None) is not None:
-            self._owner.lost(self, lmq_name, epoch)
+            eviction = Eviction(lmq_name, self._group, epoch, EvictionReason.of(state))
+            self._owner.lost(self, eviction)
 
     # --- deliveries and credit -----------------------------------------------------------------
 
@@ -267,7 +272,7 @@ class Feed(Part):
         if notice.state == _RESYNC:
             self._start_resync()
         else:
-            self._lose(notice.lmq_name, notice.epoch)
+            self._lose(notice.lmq_name, notice.epoch, notice.state)
 
     def moved(self, go_away: broker_pb2.GoAway) -> None:
         if not go_away.HasField("partition") or self._session is None or self._leaving:

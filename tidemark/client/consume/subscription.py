@@ -5,13 +5,15 @@ or a queue is taken by another client. It draws from one feed per broker, usuall
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, Self
 
 from tidemark.api.broker.v1.message_pb2 import Nack, Release
 from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+from tidemark.client.consume.eviction import Eviction, EvictionReason, OnEvicted
 from tidemark.client.consume.feed import Feed
 from tidemark.client.consume.settlements import SettleFailed, call_back
 from tidemark.client.transport.backoff import Backoff, is_transient
@@ -25,17 +27,7 @@ _NOT_TRIED: Final = Release()
 _TICK_MS: Final = 500
 _LEAVE_TIMEOUT_MS: Final = 5_000
 
-
-class Eviction(NamedTuple):
-    """Another client has taken an exclusive queue."""
-
-    lmq_name: str
-    group: str
-    epoch: int
-    """The epoch of the new owner; 0 when it is not known."""
-
-
-OnEvicted: TypeAlias = Callable[[Eviction], None]
+_log = logging.getLogger(__name__)
 
 
 class Subscription:
@@ -246,15 +238,22 @@ class Subscription:
             for lmq_name, epoch in epochs.items():
                 home.take_over(lmq_name, epoch)
 
-    def lost(self, feed: Feed, lmq_name: str, epoch: int) -> None:
+    def lost(self, feed: Feed, eviction: Eviction) -> None:
         """Another client has the queue: what waits here of it is fenced."""
+        lmq_name = eviction.lmq_name
         self._buffer.remove(lambda batch: batch.lmq_name == lmq_name)
         for batch in feed.batches:
             if batch.lmq_name == lmq_name:
                 feed.returned(batch, batch.count)
         self._buffer.check()
+        if eviction.reason is EvictionReason.REPLACED:
+            # Two processes that restart each other would go on for ever, so neither tries again.
+            _log.warning(
+                "another process with this client_id has taken the queue; give each its own",
+                extra={"queue": lmq_name, "client_id": self._identity.client_id},
+            )
         if self._on_evicted is not None:
-            call_back(self._on_evicted, Eviction(lmq_name, self.group, epoch))
+            call_back(self._on_evicted, eviction)
 
     def moved(self, feed: Feed, lmq_name: str, epoch: int, owner: str) -> None:
         self._feed(owner).take_over(lmq_name, epoch)

@@ -29,7 +29,9 @@ class _SyncModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SyncMode.Val
     SYNC_MODE_UNSPECIFIED: _SyncMode.ValueType  # 0
     """Not allowed."""
     SYNC_MODE_PARTIAL_ADD: _SyncMode.ValueType  # 1
-    """Explicit subscription: adds the named queues. On exclusive topics this takes ownership."""
+    """Explicit subscription: adds the named queues. On exclusive topics this takes ownership, also from
+    another session, or the unary calls, of the same client id.
+    """
     SYNC_MODE_PARTIAL_REMOVE: _SyncMode.ValueType  # 2
     """Removes the named queues. Never refused by a quota."""
     SYNC_MODE_COMPLETE_ADD: _SyncMode.ValueType  # 3
@@ -45,7 +47,9 @@ class SyncMode(_SyncMode, metaclass=_SyncModeEnumTypeWrapper):
 SYNC_MODE_UNSPECIFIED: SyncMode.ValueType  # 0
 """Not allowed."""
 SYNC_MODE_PARTIAL_ADD: SyncMode.ValueType  # 1
-"""Explicit subscription: adds the named queues. On exclusive topics this takes ownership."""
+"""Explicit subscription: adds the named queues. On exclusive topics this takes ownership, also from
+another session, or the unary calls, of the same client id.
+"""
 SYNC_MODE_PARTIAL_REMOVE: SyncMode.ValueType  # 2
 """Removes the named queues. Never refused by a quota."""
 SYNC_MODE_COMPLETE_ADD: SyncMode.ValueType  # 3
@@ -76,6 +80,10 @@ class _SubscriptionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sub
     """
     SUBSCRIPTION_STATE_TRANSFERRING: _SubscriptionState.ValueType  # 5
     """Ownership is on its way to this client; nothing is delivered until it has arrived."""
+    SUBSCRIPTION_STATE_REPLACED: _SubscriptionState.ValueType  # 6
+    """Another incarnation of this client id subscribed and owns the queue now: most likely a second
+    process that runs under the same id. Neither resync nor subscribe without being asked to.
+    """
 
 class SubscriptionState(_SubscriptionState, metaclass=_SubscriptionStateEnumTypeWrapper):
     """Where a client stands with one queue."""
@@ -94,6 +102,10 @@ send a full resync.
 """
 SUBSCRIPTION_STATE_TRANSFERRING: SubscriptionState.ValueType  # 5
 """Ownership is on its way to this client; nothing is delivered until it has arrived."""
+SUBSCRIPTION_STATE_REPLACED: SubscriptionState.ValueType  # 6
+"""Another incarnation of this client id subscribed and owns the queue now: most likely a second
+process that runs under the same id. Neither resync nor subscribe without being asked to.
+"""
 Global___SubscriptionState: _TypeAlias = SubscriptionState  # noqa: Y015
 
 @_typing.final
@@ -145,7 +157,8 @@ class SubscriptionEntry(_message.Message):
     """The queue. Required."""
     epoch: _builtins.int
     """The owner epoch that the client holds. Required in full resyncs and heartbeats of exclusive
-    queues; ignored elsewhere. Default 0.
+    queues. In SYNC_MODE_PARTIAL_REMOVE: gives up this epoch and no other. Default 0: in a removal
+    whichever the client holds. Ignored in SYNC_MODE_PARTIAL_ADD.
     """
     @_builtins.property
     def start(self) -> Global___StartPosition:
@@ -287,7 +300,7 @@ class UnsubscribeNotice(_message.Message):
     lmq_name: _builtins.str
     """The queue."""
     state: Global___SubscriptionState.ValueType
-    """Why: SUBSCRIPTION_STATE_EVICTED, _NOT_SUBSCRIBED or _RESYNC_REQUIRED."""
+    """Why: SUBSCRIPTION_STATE_EVICTED, _REPLACED or _RESYNC_REQUIRED."""
     epoch: _builtins.int
     """The owner epoch that replaced the client's. 0 when not known."""
     def __init__(

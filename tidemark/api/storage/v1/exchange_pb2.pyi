@@ -878,8 +878,8 @@ Global___ExpireDueResult: _TypeAlias = ExpireDueResult  # noqa: Y015
 @_typing.final
 class TakeOwnership(_message.Message):
     """Takes ownership of (group, queue): raises the owner epoch and revokes the old owner's
-    reservations in the same commit. By the owner itself it is a no-op. Errors: TOPIC_NOT_FOUND,
-    QUEUE_NOT_FOUND, QUOTA_EXCEEDED (groups).
+    reservations in the same commit. By the owner itself, which presents its epoch, it is a no-op.
+    Errors: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, QUOTA_EXCEEDED (groups).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -888,12 +888,17 @@ class TakeOwnership(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue. Created if it does not exist."""
     group: _builtins.str
     """The group."""
     client_id: _builtins.str
     """The new owner."""
+    epoch: _builtins.int
+    """The epoch that this incarnation of the client holds. Default 0: none; the epoch is raised also if
+    the client is the owner, so that another process under its id is fenced.
+    """
     @_builtins.property
     def start(self) -> _subscription_pb2.StartPosition:
         """Where the group starts, applied in the same commit. Default: keep."""
@@ -905,10 +910,11 @@ class TakeOwnership(_message.Message):
         group: _builtins.str = ...,
         client_id: _builtins.str = ...,
         start: _subscription_pb2.StartPosition | None = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "lmq_name", b"lmq_name", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "epoch", b"epoch", "group", b"group", "lmq_name", b"lmq_name", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
