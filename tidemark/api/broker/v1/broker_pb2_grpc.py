@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class BrokerServiceStub:
-    """Publishing and consuming. Any broker may be called; one that does not own the partition forwards
-    unary calls by one hop and answers sessions with NOT_OWNER and the owner's address.
+    """Publishing and consuming. Any broker can be called. A broker that does not hold the partition
+    forwards unary calls by one hop and answers sessions with NOT_OWNER and the holder's address.
     """
 
     def __init__(self, channel):
@@ -74,15 +74,15 @@ class BrokerServiceStub:
 
 
 class BrokerServiceServicer:
-    """Publishing and consuming. Any broker may be called; one that does not own the partition forwards
-    unary calls by one hop and answers sessions with NOT_OWNER and the owner's address.
+    """Publishing and consuming. Any broker can be called. A broker that does not hold the partition
+    forwards unary calls by one hop and answers sessions with NOT_OWNER and the holder's address.
     """
 
     def Session(self, request_iterator, context):
-        """One connection of one client: everything travels as frames, each holding whatever gathered
-        since the last. The first frame must carry `hello`. Ends with a status only when it can not go
-        on: INVALID_ARGUMENT (no hello, a frame out of protocol), QUOTA_EXCEEDED (too many sessions),
-        SHUTTING_DOWN. Everything else is answered item by item inside frames.
+        """One connection of one client. Each frame holds everything that was queued since the last one.
+        The first frame must carry `hello`. The stream ends with a status only if it cannot continue:
+        INVALID_ARGUMENT (no hello, a protocol violation), QUOTA_EXCEEDED (too many sessions),
+        SHUTTING_DOWN. All other errors are results of single items inside frames.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,16 +92,16 @@ class BrokerServiceServicer:
         """Stores runs. Each run has its own result. The call fails as a whole with INVALID_ARGUMENT,
         BATCH_TOO_LARGE, SHUTTING_DOWN. Per run: INVALID_NAME, TOPIC_NOT_FOUND, INVALID_ARGUMENT,
         MESSAGE_TOO_LARGE, BATCH_TOO_LARGE, HEADERS_TOO_LARGE, QUEUE_FULL, DISK_FULL,
-        SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_FAULTY,
-        LIFECYCLE_UNAVAILABLE, NOT_OWNER, COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE.
+        SEQUENCE_TOO_OLD, SEQUENCE_CONFLICT, PARTITION_FAULTY, LIFECYCLE_UNAVAILABLE, NOT_OWNER,
+        COMMIT_OUTCOME_UNKNOWN, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Waits for messages of one queue and reserves them. "No message available" is an empty answer
-        after the usual wait; `subscription_state` says why where there is a reason. Fails with
+        """Waits for messages of one queue and reserves them. "No message available" is an empty response
+        after the usual wait; `subscription_state` carries the reason, if there is one. Fails with
         INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
         NOT_OWNER, UNAVAILABLE.
         """
@@ -118,7 +118,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SyncSubscriptions(self, request, context):
-        """Changes or confirms the subscriptions of a client, exactly as `SubscriptionSync` does on a
+        """Changes or confirms the subscriptions of a client, as `SubscriptionSync` does on a
         session. Fails with INVALID_ARGUMENT, UNAVAILABLE; reasons per entry are in
         SubscriptionResult.
         """
@@ -127,7 +127,8 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Tells that a unary client is alive, and what it believes to own. Fails with INVALID_ARGUMENT.
+        """Keeps a unary client alive and reports the queues it assumes to own. Fails with
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,8 +188,8 @@ def add_BrokerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BrokerService:
-    """Publishing and consuming. Any broker may be called; one that does not own the partition forwards
-    unary calls by one hop and answers sessions with NOT_OWNER and the owner's address.
+    """Publishing and consuming. Any broker can be called. A broker that does not hold the partition
+    forwards unary calls by one hop and answers sessions with NOT_OWNER and the holder's address.
     """
 
     @staticmethod

@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class TopicServiceStub:
-    """Topics and everything below them. No call here materializes an idle queue, except those that
-    say so.
+    """Administration of topics, queues and groups. Calls do not materialize an idle queue unless noted.
     """
 
     def __init__(self, channel):
@@ -124,8 +123,7 @@ class TopicServiceStub:
 
 
 class TopicServiceServicer:
-    """Topics and everything below them. No call here materializes an idle queue, except those that
-    say so.
+    """Administration of topics, queues and groups. Calls do not materialize an idle queue unless noted.
     """
 
     def CreateTopic(self, request, context):
@@ -145,7 +143,7 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTopic(self, request, context):
-        """Gives a topic with all its settings. Fails with TOPIC_NOT_FOUND, UNAVAILABLE.
+        """Returns a topic with all its settings. Fails with TOPIC_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,22 +173,22 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetQueue(self, request, context):
-        """Gives one queue with its groups. Fails with INVALID_NAME, QUEUE_NOT_FOUND, UNAVAILABLE.
+        """Returns one queue with its groups. Fails with INVALID_NAME, QUEUE_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteQueue(self, request, context):
-        """Deletes a queue with everything in it; created again it is another queue. Fails with
-        QUEUE_NOT_FOUND, UNAVAILABLE.
+        """Deletes a queue and its messages. A queue created again under the name is another one. Fails
+        with QUEUE_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PurgeQueue(self, request, context):
-        """Deletes all messages of a queue that no live reservation holds, scheduled ones included.
+        """Deletes all messages of a queue that are not reserved, scheduled ones included.
         Materializes the queue. Fails with QUEUE_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -206,7 +204,7 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelScheduled(self, request, context):
-        """Cancels a scheduled run that is not yet due. Materializes the queue. Fails with QUEUE_NOT_FOUND,
+        """Cancels a scheduled run before it is due. Materializes the queue. Fails with QUEUE_NOT_FOUND,
         INVALID_ARGUMENT, RUN_NOT_SCHEDULED (unknown, or already due), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -229,15 +227,15 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Deletes a group of a queue. Materializes the queue. Fails with QUEUE_NOT_FOUND, GROUP_NOT_FOUND,
-        UNAVAILABLE.
+        """Deletes a group of a queue. Materializes the queue. Fails with QUEUE_NOT_FOUND,
+        GROUP_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RedriveDeadLetters(self, request, context):
-        """Moves messages of a dead-letter topic back to the queues they came from. Materializes them. Fails
+        """Moves messages of a dead-letter topic back to their source queues. Materializes them. Fails
         with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -245,16 +243,16 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TryEvictInactiveQueue(self, request, context):
-        """Diagnostic: tries to unload one queue now. Keeps the guards of automatic cleanup, skips its
-        suppression of repeats, and asks storage about queues the broker does not track. Fails with
-        INVALID_NAME, NOT_OWNER, UNAVAILABLE.
+        """Diagnostic: tries to unload one queue now. Applies the guards of automatic cleanup, but not its
+        suppression of repeats, and asks storage about queues that the broker does not track. Fails
+        with INVALID_NAME, NOT_OWNER, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPartitions(self, request, context):
-        """Lists partitions with health, owner and counts. Fails with UNAVAILABLE.
+        """Lists partitions with health, broker and counts. Fails with UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -357,8 +355,7 @@ def add_TopicServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TopicService:
-    """Topics and everything below them. No call here materializes an idle queue, except those that
-    say so.
+    """Administration of topics, queues and groups. Calls do not materialize an idle queue unless noted.
     """
 
     @staticmethod

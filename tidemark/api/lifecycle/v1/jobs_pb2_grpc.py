@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JobServiceStub:
-    """The scheduler of the passes.
+    """The scheduler of passes.
     """
 
     def __init__(self, channel):
@@ -48,19 +48,19 @@ class JobServiceStub:
 
 
 class JobServiceServicer:
-    """The scheduler of the passes.
+    """The scheduler of passes.
     """
 
     def ListJobs(self, request, context):
-        """Tells how the jobs are. Never fails for a reason of its own.
+        """Lists the jobs and their state. It has no error reasons of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RunJob(self, request, context):
-        """Runs a pass now, or says what it would do. Fails with INVALID_ARGUMENT, UNAVAILABLE, and
-        JOB_RUNNING while the same job runs.
+        """Runs a pass now, or a dry run. Fails with INVALID_ARGUMENT, UNAVAILABLE, and JOB_RUNNING while
+        the same job is running.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +88,7 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService:
-    """The scheduler of the passes.
+    """The scheduler of passes.
     """
 
     @staticmethod

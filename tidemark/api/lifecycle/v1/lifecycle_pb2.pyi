@@ -29,31 +29,31 @@ class _SweeperStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SweeperS
     SWEEPER_STATE_UNSPECIFIED: _SweeperState.ValueType  # 0
     """Not known."""
     SWEEPER_STATE_WAITING: _SweeperState.ValueType  # 1
-    """Waits for its next wake-up."""
+    """Waiting for its next sweep."""
     SWEEPER_STATE_READING: _SweeperState.ValueType  # 2
-    """Reads."""
+    """Reading due work."""
     SWEEPER_STATE_ACTING: _SweeperState.ValueType  # 3
-    """Hands its plan to the owner."""
+    """Delegating its plan to the holder of the partition."""
     SWEEPER_STATE_BACKING_OFF: _SweeperState.ValueType  # 4
-    """Waits after a fault, longer each time."""
+    """Waiting after a failure, longer each time."""
     SWEEPER_STATE_STANDING_BY: _SweeperState.ValueType  # 5
-    """Another replica sweeps this partition."""
+    """Another replica has the sweep lease."""
 
 class SweeperState(_SweeperState, metaclass=_SweeperStateEnumTypeWrapper):
-    """What a sweeper does. Closed."""
+    """The state of a sweeper. Closed."""
 
 SWEEPER_STATE_UNSPECIFIED: SweeperState.ValueType  # 0
 """Not known."""
 SWEEPER_STATE_WAITING: SweeperState.ValueType  # 1
-"""Waits for its next wake-up."""
+"""Waiting for its next sweep."""
 SWEEPER_STATE_READING: SweeperState.ValueType  # 2
-"""Reads."""
+"""Reading due work."""
 SWEEPER_STATE_ACTING: SweeperState.ValueType  # 3
-"""Hands its plan to the owner."""
+"""Delegating its plan to the holder of the partition."""
 SWEEPER_STATE_BACKING_OFF: SweeperState.ValueType  # 4
-"""Waits after a fault, longer each time."""
+"""Waiting after a failure, longer each time."""
 SWEEPER_STATE_STANDING_BY: SweeperState.ValueType  # 5
-"""Another replica sweeps this partition."""
+"""Another replica has the sweep lease."""
 Global___SweeperState: _TypeAlias = SweeperState  # noqa: Y015
 
 @_typing.final
@@ -68,10 +68,10 @@ class AnnouncePartitionRequest(_message.Message):
     partition: _builtins.int
     """The partition."""
     storage_address: _builtins.str
-    """Where its storage process answers, host:port."""
+    """Address of its storage process, host:port."""
     opening_id: _builtins.str
-    """This opening, different for every one. A repeat of the same does not end the pause after a
-    failed sweep; a new one does. Default "": taken for a new one.
+    """Unique id of this opening. A new id ends the backoff after a failed sweep; a repeated one does
+    not. Default "": treated as new.
     """
     def __init__(
         self,
@@ -90,7 +90,7 @@ Global___AnnouncePartitionRequest: _TypeAlias = AnnouncePartitionRequest  # noqa
 
 @_typing.final
 class AnnouncePartitionResponse(_message.Message):
-    """It was taken note of."""
+    """The partition is known."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -112,7 +112,7 @@ Global___AnnouncePartitionResponse: _TypeAlias = AnnouncePartitionResponse  # no
 
 @_typing.final
 class WakePartitionRequest(_message.Message):
-    """Something is due earlier."""
+    """Work is due earlier."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -121,7 +121,7 @@ class WakePartitionRequest(_message.Message):
     partition: _builtins.int
     """The partition."""
     in_ms: _builtins.int
-    """In how many milliseconds. Default 0: now."""
+    """Time until it is due, in milliseconds. Default 0: now."""
     def __init__(
         self,
         *,
@@ -138,7 +138,7 @@ Global___WakePartitionRequest: _TypeAlias = WakePartitionRequest  # noqa: Y015
 
 @_typing.final
 class WakePartitionResponse(_message.Message):
-    """It was taken note of."""
+    """The sweeper will sweep in time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -155,7 +155,7 @@ Global___WakePartitionResponse: _TypeAlias = WakePartitionResponse  # noqa: Y015
 
 @_typing.final
 class ListSweepersRequest(_message.Message):
-    """Asks how the sweepers are."""
+    """Requests the sweepers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,7 +196,7 @@ Global___ListSweepersResponse: _TypeAlias = ListSweepersResponse  # noqa: Y015
 
 @_typing.final
 class SweeperStatus(_message.Message):
-    """How one sweeper is."""
+    """The status of one sweeper."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -213,19 +213,19 @@ class SweeperStatus(_message.Message):
     partition: _builtins.int
     """Its partition."""
     state: Global___SweeperState.ValueType
-    """What it does."""
+    """The state."""
     last_duration_ms: _builtins.int
-    """How long that took, in milliseconds."""
+    """Duration of that sweep, in milliseconds."""
     last_found: _builtins.int
-    """Things that it found due."""
+    """Due work that it found."""
     last_done: _builtins.int
-    """Actions that were done."""
+    """Actions that succeeded."""
     last_stale: _builtins.int
-    """Actions whose state had moved on."""
+    """Actions whose expected state had changed."""
     next_in_ms: _builtins.int
     """Time until the next sweep, in milliseconds."""
     failures: _builtins.int
-    """Sweeps that failed in a row."""
+    """Consecutive failed sweeps."""
     last_error: _builtins.str
     """The last error. "": none."""
     @_builtins.property

@@ -57,23 +57,23 @@ class LifecycleServiceServicer:
     """
 
     def AnnouncePartition(self, request, context):
-        """Tells that a partition was opened, by whoever opened it: phase one runs at once. Repeats are
-        harmless. Fails with SHUTTING_DOWN, INVALID_ARGUMENT.
+        """Announces a partition that storage has opened: phase one runs at once. Repeats are harmless.
+        Fails with SHUTTING_DOWN, INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakePartition(self, request, context):
-        """Tells that something in a partition is due earlier than the sweeper may expect. Fails with
-        PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+        """Wakes a sweeper because work is due earlier than it may expect. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSweepers(self, request, context):
-        """Tells how the sweepers are. Never fails for a reason of its own.
+        """Lists the sweepers and their state. It has no error reasons of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

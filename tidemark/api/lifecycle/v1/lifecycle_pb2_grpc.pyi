@@ -16,15 +16,15 @@ class LifecycleServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AnnouncePartition: _aio.UnaryUnaryMultiCallable[_lifecycle_pb2.AnnouncePartitionRequest, _lifecycle_pb2.AnnouncePartitionResponse]
-    """Tells that a partition was opened, by whoever opened it: phase one runs at once. Repeats are
-    harmless. Fails with SHUTTING_DOWN, INVALID_ARGUMENT.
+    """Announces a partition that storage has opened: phase one runs at once. Repeats are harmless.
+    Fails with SHUTTING_DOWN, INVALID_ARGUMENT.
     """
     WakePartition: _aio.UnaryUnaryMultiCallable[_lifecycle_pb2.WakePartitionRequest, _lifecycle_pb2.WakePartitionResponse]
-    """Tells that something in a partition is due earlier than the sweeper may expect. Fails with
-    PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+    """Wakes a sweeper because work is due earlier than it may expect. Fails with PARTITION_NOT_FOUND,
+    INVALID_ARGUMENT.
     """
     ListSweepers: _aio.UnaryUnaryMultiCallable[_lifecycle_pb2.ListSweepersRequest, _lifecycle_pb2.ListSweepersResponse]
-    """Tells how the sweepers are. Never fails for a reason of its own."""
+    """Lists the sweepers and their state. It has no error reasons of its own."""
 
 class LifecycleServiceServicer:
     """Sweeps and their timing."""
@@ -34,8 +34,8 @@ class LifecycleServiceServicer:
         request: _lifecycle_pb2.AnnouncePartitionRequest,
         context: _aio.ServicerContext[_lifecycle_pb2.AnnouncePartitionRequest, _abc.Awaitable[_lifecycle_pb2.AnnouncePartitionResponse]],
     ) -> _abc.Awaitable[_lifecycle_pb2.AnnouncePartitionResponse]:
-        """Tells that a partition was opened, by whoever opened it: phase one runs at once. Repeats are
-        harmless. Fails with SHUTTING_DOWN, INVALID_ARGUMENT.
+        """Announces a partition that storage has opened: phase one runs at once. Repeats are harmless.
+        Fails with SHUTTING_DOWN, INVALID_ARGUMENT.
         """
 
     def WakePartition(
@@ -43,8 +43,8 @@ class LifecycleServiceServicer:
         request: _lifecycle_pb2.WakePartitionRequest,
         context: _aio.ServicerContext[_lifecycle_pb2.WakePartitionRequest, _abc.Awaitable[_lifecycle_pb2.WakePartitionResponse]],
     ) -> _abc.Awaitable[_lifecycle_pb2.WakePartitionResponse]:
-        """Tells that something in a partition is due earlier than the sweeper may expect. Fails with
-        PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+        """Wakes a sweeper because work is due earlier than it may expect. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT.
         """
 
     def ListSweepers(
@@ -52,6 +52,6 @@ class LifecycleServiceServicer:
         request: _lifecycle_pb2.ListSweepersRequest,
         context: _aio.ServicerContext[_lifecycle_pb2.ListSweepersRequest, _abc.Awaitable[_lifecycle_pb2.ListSweepersResponse]],
     ) -> _abc.Awaitable[_lifecycle_pb2.ListSweepersResponse]:
-        """Tells how the sweepers are. Never fails for a reason of its own."""
+        """Lists the sweepers and their state. It has no error reasons of its own."""
 
 def add_LifecycleServiceServicer_to_server(servicer: LifecycleServiceServicer, server: _aio.Server) -> None: ...

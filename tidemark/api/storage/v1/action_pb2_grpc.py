@@ -47,9 +47,9 @@ class OwnerServiceServicer:
     """
 
     def DelegateActions(self, request, context):
-        """Carries out planned actions, batched with the owner's other work. Fails with NOT_OWNER (with
-        the owner's address), PARTITION_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE; what became of each
-        action is in its result.
+        """Carries out planned actions, batched with the holder's other work. Each action has its own
+        result. Fails with NOT_OWNER (with the holder's address), PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

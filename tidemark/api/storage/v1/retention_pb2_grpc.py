@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RetentionServiceStub:
-    """Reads beside the writer and bounded deletions, for retention and eviction passes.
+    """Reads beside the writer, and bounded deletions, for retention and eviction passes.
     """
 
     def __init__(self, channel):
@@ -63,19 +63,19 @@ class RetentionServiceStub:
 
 
 class RetentionServiceServicer:
-    """Reads beside the writer and bounded deletions, for retention and eviction passes.
+    """Reads beside the writer, and bounded deletions, for retention and eviction passes.
     """
 
     def ScanTable(self, request, context):
-        """Streams one table of one partition as Arrow record batches, from one reading, in slices that
-        never block the writer. Fails with PARTITION_NOT_FOUND, INVALID_ARGUMENT, DATA_CORRUPT.
+        """Streams one table of one partition as Arrow record batches, without blocking the writer. Fails
+        with PARTITION_NOT_FOUND, INVALID_ARGUMENT, DATA_CORRUPT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApplyRetention(self, request, context):
-        """Deletes planned rows; each is checked again in the commit that deletes it and writes its
+        """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
         history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
         PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
         """
@@ -99,8 +99,8 @@ class RetentionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def HoldSchedule(self, request, context):
-        """Makes the caller the scheduler of passes for a while, unless another one is. Kept in memory:
-        two schedulers at once do no harm, they only do the same work. Fails with INVALID_ARGUMENT.
+        """Takes, renews or gives up the scheduler lease. It is kept in memory: two schedulers at once do
+        the same work twice, without harm. Fails with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +143,7 @@ def add_RetentionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RetentionService:
-    """Reads beside the writer and bounded deletions, for retention and eviction passes.
+    """Reads beside the writer, and bounded deletions, for retention and eviction passes.
     """
 
     @staticmethod

@@ -118,24 +118,24 @@ class StorageServiceServicer:
     """
 
     def DescribeStorage(self, request, context):
-        """Tells what this process holds. Fails with UNAVAILABLE while it opens.
+        """Describes this process and its partitions. Fails with UNAVAILABLE while they are being opened.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimPartition(self, request, context):
-        """Makes the caller the owner of a partition by durably raising its broker epoch. Fails with
-        PARTITION_NOT_FOUND, CLUSTER_MISMATCH, FENCED (the assignment is older than the one that the
-        present owner came by), PARTITION_FAULTY, UNAVAILABLE.
+        """Makes the calling broker the holder of a partition by durably raising its broker epoch. Fails
+        with PARTITION_NOT_FOUND, CLUSTER_MISMATCH, FENCED (the assignment is older than that of the
+        present holder), PARTITION_FAULTY, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportHeldReservations(self, request_iterator, context):
-        """After a claim: names, in pages, the reservations that the broker still holds; when the stream
-        ends, storage releases the others of the same broker incarnation. Fails with FENCED,
+        """After a claim: reports, in pages, the reservations that the broker still holds. When the stream
+        ends, storage releases all others of the same broker incarnation. Fails with FENCED,
         PARTITION_NOT_FOUND, INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -143,15 +143,15 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """The pipelined stream of operations. The first frame must carry `bind`. Ends with a status only
-        when it can not go on: FENCED, PARTITION_NOT_FOUND, INVALID_ARGUMENT, SHUTTING_DOWN.
+        """The pipelined stream of operations. The first frame must carry `bind`. It ends with a status
+        only if it cannot continue: FENCED, PARTITION_NOT_FOUND, INVALID_ARGUMENT, SHUTTING_DOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ScanPartition(self, request, context):
-        """Phase one of a sweep: reads, beside the writer, what is due. Fails with PARTITION_NOT_FOUND,
+        """Phase one of a sweep: reads due work beside the writer. Fails with PARTITION_NOT_FOUND,
         DATA_CORRUPT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -159,8 +159,8 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LeaseSweep(self, request, context):
-        """Takes, renews or gives up the right to sweep a partition, so that of several lifecycle replicas
-        one does. Kept in memory: a sweep that happens twice does no harm. Fails with
+        """Takes, renews or gives up the sweep lease of a partition, so that only one of several lifecycle
+        replicas sweeps it. It is kept in memory, because a duplicate sweep is harmless. Fails with
         PARTITION_NOT_FOUND, INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -168,7 +168,7 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportSweep(self, request, context):
-        """Tells how phase one ended; a partition serves only after a success. Fails with
+        """Reports the outcome of phase one; a partition is serving only after a success. Fails with
         PARTITION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -176,8 +176,8 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmPartitionTime(self, request, context):
-        """Confirms the time of a partition whose wall clock jumped far ahead: deleting work, suspended
-        until then, goes on. Fails with PARTITION_NOT_FOUND.
+        """Confirms the time of a partition after a large forward jump of the wall clock, which resumes
+        suspended deletions. Fails with PARTITION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,21 +199,21 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTopic(self, request, context):
-        """Gives one topic as a partition knows it. Fails with TOPIC_NOT_FOUND, PARTITION_NOT_FOUND.
+        """Returns one topic as a partition has it. Fails with TOPIC_NOT_FOUND, PARTITION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTopics(self, request, context):
-        """Lists topics as a partition knows them. Fails with PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+        """Lists topics as a partition has them. Fails with PARTITION_NOT_FOUND, INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """Lists queues of one partition without waking them. Fails with PARTITION_NOT_FOUND,
+        """Lists queues of one partition without loading them. Fails with PARTITION_NOT_FOUND,
         INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -221,7 +221,7 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetQueue(self, request, context):
-        """Gives one queue and its groups without waking it. Fails with QUEUE_NOT_FOUND,
+        """Returns one queue and its groups without loading it. Fails with QUEUE_NOT_FOUND,
         PARTITION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
