@@ -10,7 +10,7 @@ import grpc
 
 from broker_svc import metrics
 from broker_svc.api.broker_service import BrokerService
-from broker_svc.api.delegation_service import OwnerService
+from broker_svc.api.delegation_service import DelegationService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.components import BrokerComponents
@@ -31,7 +31,7 @@ from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
 from tidemark.api.broker.v1.broker_pb2_grpc import add_BrokerServiceServicer_to_server
 from tidemark.api.broker.v1.topic_pb2_grpc import add_TopicServiceServicer_to_server
-from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
+from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
@@ -62,7 +62,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         service = BrokerService(components, clients, first_session_id=random.getrandbits(48) << 12)
         server.add(add_BrokerServiceServicer_to_server, service)
         server.add(add_TopicServiceServicer_to_server, TopicService(components, storage))
-        server.add(add_OwnerServiceServicer_to_server, OwnerService(components.links))
+        server.add(add_DelegationServiceServicer_to_server, DelegationService(components.links))
         server.set_serving(_BROKER_SERVICE, False)
         metrics.offer(components, service)
         links = list(components.links.values())

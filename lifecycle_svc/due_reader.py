@@ -72,7 +72,7 @@ def _merge(kinds: Sequence[FactKind], responses: Sequence[ScanPartitionResponse]
     page = DuePage()
     for kind, response in zip(kinds, responses, strict=True):
         page.now_ms = max(page.now_ms, response.partition_time_ms)
-        page.broker_address = response.owner_address
+        page.broker_address = response.broker_address
         page.facts += [Fact(kind, fact.due_ms, fact.action) for fact in response.facts]
         if response.next_page_token:
             page.next_tokens[kind] = response.next_page_token

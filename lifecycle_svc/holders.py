@@ -7,7 +7,7 @@ A partition is held by the connected broker, or by storage if no broker is conne
 from collections.abc import Sequence
 
 from tidemark.api.storage.v1.action_pb2 import Action, ActionResult, DelegateActionsRequest
-from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
+from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import NotOwner, TidemarkError, Unavailable
 from tidemark.rpc.channel_pool import ChannelPool
@@ -68,7 +68,7 @@ class Holders:
         raise failure
 
     async def _call(self, address: str, request: DelegateActionsRequest) -> list[ActionResult]:
-        holder = OwnerServiceStub(await self._channels.to(address))
+        holder = DelegationServiceStub(await self._channels.to(address))
         try:
             response = await self._clock.wait_for(holder.DelegateActions(request), self._timeout_ms)
         except TimeoutError:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from storage_svc import key_figures, metrics
-from storage_svc.api.delegation_service import OwnerService
+from storage_svc.api.delegation_service import DelegationService
 from storage_svc.api.retention_service import RetentionService
 from storage_svc.api.storage_service import Partitions, StorageService
 from storage_svc.engines.engine import Engines, Identity
@@ -15,7 +15,7 @@ from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.lifecycle.announcer import Announcer, announce_all
 from storage_svc.lifecycle.lifecycle_watch import Silence
 from storage_svc.partition.partition import Partition
-from tidemark.api.storage.v1.action_pb2_grpc import add_OwnerServiceServicer_to_server
+from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
@@ -55,7 +55,7 @@ async def storage(
     server = RpcServer(settings.listen, clock=clock)
     service = StorageService(settings.cluster_id, partitions, server.stopping, clock)
     server.add(add_StorageServiceServicer_to_server, service)
-    server.add(add_OwnerServiceServicer_to_server, OwnerService(partitions))
+    server.add(add_DelegationServiceServicer_to_server, DelegationService(partitions))
     server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
     async with ChannelPool() as channels:
         tasks: list[asyncio.Task[None]] = []

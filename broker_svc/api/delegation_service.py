@@ -17,7 +17,7 @@ from tidemark.errors import InvalidArgument, PartitionNotFound
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class OwnerService(action_pb2_grpc.OwnerServiceServicer):
+class DelegationService(action_pb2_grpc.DelegationServiceServicer):
     """Actions on the partitions of this broker."""
 
     def __init__(self, links: Mapping[int, PartitionLink]) -> None:

@@ -17,7 +17,7 @@ from tidemark.errors import InvalidArgument, NotOwner
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class OwnerService(action_pb2_grpc.OwnerServiceServicer):
+class DelegationService(action_pb2_grpc.DelegationServiceServicer):
     """Delegated actions on partitions without a broker."""
 
     def __init__(self, partitions: Partitions) -> None:

@@ -20,7 +20,7 @@ CLIENT = "a-program"
 QUEUE = "orders/ada"
 SECRET = b"nobody's business"
 
-DELEGATE = "tidemark.api.storage.v1.OwnerService/DelegateActions"
+DELEGATE = "tidemark.api.storage.v1.DelegationService/DelegateActions"
 
 SERVICE_SPANS = {
     "broker": "tidemark-broker",

@@ -21,7 +21,7 @@ from tidemark.api.storage.v1.action_pb2 import (
     DelegateActionsRequest,
     OffsetRange,
 )
-from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
+from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_ACK,
     Append,
@@ -211,7 +211,7 @@ class StorageClient:
 
     def __init__(self, channel: Any) -> None:
         self.storage: Any = StorageServiceStub(channel)
-        self.owner: Any = OwnerServiceStub(channel)
+        self.owner: Any = DelegationServiceStub(channel)
         self.retention: Any = RetentionServiceStub(channel)
 
     async def claim(self, partition: int = 0, **fields: Any) -> Any:

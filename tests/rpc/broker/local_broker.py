@@ -19,7 +19,7 @@ from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
+from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.client.transport.codec import Action, Range, batch_of, settlement_of
 from tidemark.client.transport.session import Consumer, Session, open_session
@@ -67,7 +67,7 @@ class LocalBroker:
         self.storage: StorageServiceStub
         self.api: BrokerServiceStub
         self.topics: TopicServiceStub
-        self.owner: OwnerServiceStub
+        self.owner: DelegationServiceStub
 
     @property
     def address(self) -> str:
@@ -112,7 +112,7 @@ class LocalBroker:
         channel = await self._clients.enter_async_context(open_channel(self._broker_listen))
         self.api = BrokerServiceStub(channel)
         self.topics = TopicServiceStub(channel)
-        self.owner = OwnerServiceStub(channel)
+        self.owner = DelegationServiceStub(channel)
         await wait_until_serving(channel, BROKER_SERVICE, SERVES_WITHIN_MS)
 
     async def stop_broker(self) -> None:

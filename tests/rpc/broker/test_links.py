@@ -20,7 +20,7 @@ from tests.rpc.broker.local_broker import (
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE, DelegateActionsRequest
-from tidemark.api.storage.v1.action_pb2_grpc import OwnerServiceStub
+from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.api.storage.v1.exchange_pb2 import ExpireDue, Operation
 from tidemark.api.storage.v1.storage_pb2 import (
     SCAN_KIND_EXPIRED_RESERVATIONS,
@@ -175,7 +175,7 @@ async def sweep_expired(local: LocalBroker) -> None:
     actions = [fact.action for fact in facts]
     request = DelegateActionsRequest(partition=0, actions=actions)
     async with open_channel(local.storage_server.address) as channel:
-        owner = OwnerServiceStub(channel)
+        owner = DelegationServiceStub(channel)
 
         async def is_done() -> bool:
             try:

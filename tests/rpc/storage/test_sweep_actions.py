@@ -60,7 +60,7 @@ async def test_due_reservations_are_found_and_expired_by_whoever_is_asked(
 
     assert (len(early.facts), early.next_due_in_ms) == (0, 500)
     assert (fact.due_ms, due.partition_time_ms) == (clock.wall_ms(), clock.wall_ms())
-    assert due.owner_address == "", "its broker is gone"
+    assert due.broker_address == "", "its broker is gone"
     assert (done.outcome, done.messages) == (ACTION_OUTCOME_DONE, 1)
     assert repeated.outcome == ACTION_OUTCOME_STALE
     assert (len(after.facts), after.HasField("next_due_in_ms")) == (0, False)

@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class OwnerServiceStub:
+class DelegationServiceStub:
     """Phase two of a sweep.
     """
 
@@ -36,13 +36,13 @@ class OwnerServiceStub:
             channel: A grpc.Channel.
         """
         self.DelegateActions = channel.unary_unary(
-                '/tidemark.api.storage.v1.OwnerService/DelegateActions',
+                '/tidemark.api.storage.v1.DelegationService/DelegateActions',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_action__pb2.DelegateActionsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_action__pb2.DelegateActionsResponse.FromString,
                 _registered_method=True)
 
 
-class OwnerServiceServicer:
+class DelegationServiceServicer:
     """Phase two of a sweep.
     """
 
@@ -56,7 +56,7 @@ class OwnerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_OwnerServiceServicer_to_server(servicer, server):
+def add_DelegationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'DelegateActions': grpc.unary_unary_rpc_method_handler(
                     servicer.DelegateActions,
@@ -65,13 +65,13 @@ def add_OwnerServiceServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'tidemark.api.storage.v1.OwnerService', rpc_method_handlers)
+            'tidemark.api.storage.v1.DelegationService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('tidemark.api.storage.v1.OwnerService', rpc_method_handlers)
+    server.add_registered_method_handlers('tidemark.api.storage.v1.DelegationService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class OwnerService:
+class DelegationService:
     """Phase two of a sweep.
     """
 
@@ -89,7 +89,7 @@ class OwnerService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/tidemark.api.storage.v1.OwnerService/DelegateActions',
+            '/tidemark.api.storage.v1.DelegationService/DelegateActions',
             tidemark_dot_api_dot_storage_dot_v1_dot_action__pb2.DelegateActionsRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_action__pb2.DelegateActionsResponse.FromString,
             options,

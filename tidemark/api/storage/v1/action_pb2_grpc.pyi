@@ -14,7 +14,7 @@ from tidemark.api.storage.v1 import action_pb2 as _action_pb2
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class OwnerServiceStub:
+class DelegationServiceStub:
     """Phase two of a sweep."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -24,7 +24,7 @@ class OwnerServiceStub:
     INVALID_ARGUMENT, UNAVAILABLE.
     """
 
-class OwnerServiceServicer:
+class DelegationServiceServicer:
     """Phase two of a sweep."""
 
     def DelegateActions(
@@ -37,4 +37,4 @@ class OwnerServiceServicer:
         INVALID_ARGUMENT, UNAVAILABLE.
         """
 
-def add_OwnerServiceServicer_to_server(servicer: OwnerServiceServicer, server: _aio.Server) -> None: ...
+def add_DelegationServiceServicer_to_server(servicer: DelegationServiceServicer, server: _aio.Server) -> None: ...

@@ -341,14 +341,14 @@ class ScanPartitionResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_DUE_IN_MS_FIELD_NUMBER: _builtins.int
     PARTITION_TIME_MS_FIELD_NUMBER: _builtins.int
-    OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
+    BROKER_ADDRESS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.bytes
     """For the next page. Empty: there is none."""
     next_due_in_ms: _builtins.int
     """Time of the earliest entry that is not yet due, in milliseconds from now. Unset: none."""
     partition_time_ms: _builtins.int
     """Partition time of the scan, in milliseconds."""
-    owner_address: _builtins.str
+    broker_address: _builtins.str
     """Address of the broker that is connected to the partition and expires reservations itself. "":
     none; delegate to storage.
     """
@@ -363,11 +363,11 @@ class ScanPartitionResponse(_message.Message):
         next_page_token: _builtins.bytes = ...,
         next_due_in_ms: _builtins.int | None = ...,
         partition_time_ms: _builtins.int = ...,
-        owner_address: _builtins.str = ...,
+        broker_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms", "next_due_in_ms", b"next_due_in_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms", "facts", b"facts", "next_due_in_ms", b"next_due_in_ms", "next_page_token", b"next_page_token", "owner_address", b"owner_address", "partition_time_ms", b"partition_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms", "broker_address", b"broker_address", "facts", b"facts", "next_due_in_ms", b"next_due_in_ms", "next_page_token", b"next_page_token", "partition_time_ms", b"partition_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_due_in_ms: _TypeAlias = _typing.Literal["next_due_in_ms"]  # noqa: Y015
     _WhichOneofArgType__next_due_in_ms: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms"]  # noqa: Y015
