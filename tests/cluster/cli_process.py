@@ -13,9 +13,13 @@ import termios
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.cli_server import tidemark_command
 from tidemark.local.cluster import LocalCluster
 
 TIMEOUT_S = 120
+SILENCE_S = 10
+"""After so long without output, keys are pressed again."""
+
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9]|[=>])")
 
 
@@ -55,7 +59,7 @@ class Cli:
     def run(self, *arguments: str | bytes, stdin: bytes = b"") -> Finished:
         """To its end, in a pipe."""
         done = subprocess.run(
-            self.command(*arguments),
+            [*self._environment, *tidemark_command(), *arguments],
             input=stdin,
             capture_output=True,
             timeout=TIMEOUT_S,
@@ -80,7 +84,11 @@ class Cli:
     def in_terminal(
         self, *arguments: str, columns: int, keys: str = "", after: str = ""
     ) -> Finished:
-        """In a terminal that wide; the keys are pressed once the text `after` is on the screen."""
+        """In a terminal that wide; the keys are pressed once the text `after` is on the screen.
+
+        Where nothing follows they are pressed again, as people do: Python misses a Ctrl-C between
+        writing a prompt and waiting for the answer.
+        """
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         process = subprocess.Popen(
@@ -91,15 +99,19 @@ class Cli:
         )
         os.close(theirs)
         said = b""
+        to_press, silences = keys, 0
         try:
-            while select.select([ours], [], [], TIMEOUT_S)[0]:
-                try:
-                    said += os.read(ours, 65536)
-                except OSError:  # the last process that had the terminal is gone
-                    break
-                if keys and after in said.decode(errors="replace"):
-                    os.write(ours, keys.encode())
-                    keys = ""
+            while silences * SILENCE_S < TIMEOUT_S:
+                if select.select([ours], [], [], SILENCE_S)[0]:
+                    try:
+                        said += os.read(ours, 65536)
+                    except OSError:  # the last process that had the terminal is gone
+                        break
+                else:
+                    to_press, silences = keys, silences + 1
+                if to_press and after in said.decode(errors="replace"):
+                    os.write(ours, to_press.encode())
+                    to_press = ""
             code = process.wait(TIMEOUT_S)
         finally:
             process.kill()
@@ -109,15 +121,10 @@ class Cli:
         return Finished(code, text, "")
 
     def command(self, *arguments: str | bytes) -> list[str | bytes]:
-        variables = [*self._variables, "TERM=xterm-256color"]
+        """As its users run it."""
+        return [*self._environment, sys.executable, "-m", "tidemark.cli.main", *arguments]
+
+    @property
+    def _environment(self) -> list[str]:
         # A width in the environment would go before that of the terminal.
-        return [
-            "env",
-            "-u",
-            "COLUMNS",
-            *variables,
-            sys.executable,
-            "-m",
-            "tidemark.cli.main",
-            *arguments,
-        ]
+        return ["env", "-u", "COLUMNS", *self._variables, "TERM=xterm-256color"]

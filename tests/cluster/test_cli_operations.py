@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 
 import pytest
 
@@ -130,10 +131,13 @@ def _storage(arguments: tuple[str, ...], address: str) -> tuple[str, ...]:
 
 
 def test_no_answer_in_time_is_exit_code_4(cli: Cli) -> None:
-    done = cli.run("topic", "list", "--timeout", "0ms")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        done = cli.run("topic", "list", "--timeout", "100ms", "--address", address)
 
     assert done.code == 4
-    assert done.err.startswith("tidemark: DEADLINE_EXCEEDED: no response from ")
+    assert done.err.startswith(f"tidemark: DEADLINE_EXCEEDED: no response from {address} ")
 
 
 def test_a_wrong_setting_or_argument_is_exit_code_2(cli: Cli) -> None:

@@ -1,0 +1,1 @@
+"""What tests of different kinds share: harnesses, clients, gates, waits."""
