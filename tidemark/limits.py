@@ -104,7 +104,7 @@ PARTITIONS_MAX: Final = 1024
 GROUPS_PER_QUEUE_MAX: Final = 1_000
 """Groups of one queue: every published run is offered to each of them."""
 
-EXCEPTIONS_MAX: Final = 10_000
+RETURNED_SLICES_MAX: Final = 10_000
 """Delayed or buried slices of one group on one queue. At the limit, the group gets no more
 messages until delays end or a sweep removes some."""
 

@@ -33,9 +33,9 @@ class Table(StrEnum):
     | RUN_BODIES      | queue, run                      | the messages, as they were published     |
     | GROUPS          | queue, text group               | base, counts, owner, mark of lane ""     |
     | LANES           | queue, text group, text key     | mark: run and offset to hand out next    |
-    | EXCEPTIONS      | queue, text group, first offset | messages that came back: attempts, delay |
-    | BURIED          | queue, text group, first offset | empty: exceptions not handed out again   |
-    | DELAYS          | time, queue, text group, offset | empty: exceptions by not-before          |
+    | RETURNED        | queue, text group, first offset | slices given back: attempts, delay       |
+    | BURIED          | queue, text group, first offset | empty: returned, not handed out again    |
+    | DELAYS          | time, queue, text group, offset | empty: returned slices by not-before     |
     | RESERVATIONS    | queue, reservation id           | slice, deadline, epochs, what is open    |
     | DEADLINES       | time, queue, reservation id     | empty: live reservations by deadline     |
     | SCHEDULE        | time, schedule id               | a scheduled run, no offset until due     |
@@ -62,7 +62,7 @@ class Table(StrEnum):
     RUN_BODIES = "run_bodies"
     GROUPS = "groups"
     LANES = "lanes"
-    EXCEPTIONS = "exceptions"
+    RETURNED = "returned"
     BURIED = "buried"
     DELAYS = "delays"
     RESERVATIONS = "reservations"

@@ -131,7 +131,7 @@ def meaning(error: Exception, directory: Path) -> Exception:
         files = named[:1] or sorted(log.name for log in directory.glob("*.log"))
         return DataCorrupt(f"{message} in {', '.join(files)}", file=", ".join(files))
     if "Column families not opened" in message:
-        return FormatNotSupported(f"{message}: tables of a newer version")
+        return FormatNotSupported(f"{message}: tables of another version")
     if "No space left on device" in message:
         return DiskFull(message)
     return OSError(message)

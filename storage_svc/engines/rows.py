@@ -19,14 +19,15 @@ from storage_svc.engines.keys import (
     u64x3,
 )
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane, Run, Slice
-from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.run import Run, Slice
 
 _QUEUE = Struct(">QQQQQQQ????")
 _RUN = Struct(">IQQQ")
 _GROUP = Struct(">QQQQQ")
-_EXCEPTION = Struct(">QQIIQB")
+_RETURNED = Struct(">QQIIQB")
 _RESERVATION = Struct(">QQQQIIQQQHH")
 _SPAN = Struct(">QQ")
 _DONE = Struct(">QQB")
@@ -185,14 +186,14 @@ def read_lane(key: bytes, value: bytes) -> tuple[str, str, tuple[int, int]]:
 # --- messages that came back ----------------------------------------------------------------------
 
 
-def exception_key(queue_id: int, group: str, start: int) -> bytes:
+def returned_key(queue_id: int, group: str, start: int) -> bytes:
     return group_key(queue_id, group) + u64(start)
 
 
-def exception_value(returned: Returned) -> bytes:
+def returned_value(returned: Returned) -> bytes:
     slice_ = returned.slice
     return (
-        _EXCEPTION.pack(
+        _RETURNED.pack(
             slice_.end,
             slice_.run.first_offset,
             slice_.attempts,
@@ -204,26 +205,26 @@ def exception_value(returned: Returned) -> bytes:
     )
 
 
-def exception_run_key(key: bytes, value: bytes) -> bytes:
+def returned_run_key(key: bytes, value: bytes) -> bytes:
     """Where the header of the run is that an exception is about."""
-    return key[:8] + text(value[_EXCEPTION.size :]) + value[8:16]
+    return key[:8] + text(value[_RETURNED.size :]) + value[8:16]
 
 
-def read_exception(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
+def read_returned(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
     """Group, and what came back."""
     group, at = read_text(key, 8)
-    end, _, attempts, deliveries, not_before_ms, buried = _EXCEPTION.unpack_from(value)
+    end, _, attempts, deliveries, not_before_ms, buried = _RETURNED.unpack_from(value)
     slice_ = Slice(read_u64(key, at), end, run, attempts, deliveries)
     return group.decode(), Returned(slice_, not_before_ms, bool(buried))
 
 
-def exception_facts(value: bytes) -> tuple[int, str]:
+def returned_facts(value: bytes) -> tuple[int, str]:
     """Attempts and fairness key, without the run."""
-    return int(_EXCEPTION.unpack_from(value)[2]), value[_EXCEPTION.size :].decode()
+    return int(_RETURNED.unpack_from(value)[2]), value[_RETURNED.size :].decode()
 
 
 def delay_key(queue_id: int, group: str, start: int, not_before_ms: int) -> bytes:
-    return u64(not_before_ms) + exception_key(queue_id, group, start)
+    return u64(not_before_ms) + returned_key(queue_id, group, start)
 
 
 # --- reservations ---------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from storage_svc.engines.engine import Engine, Reader, Table
 from storage_svc.engines.keys import prefix_end
 from storage_svc.engines.paging import scan_all
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Run
-from storage_svc.queue.queue import QueueRecord, QueueState, Rules, SettledBudget
+from storage_svc.queue.queue import QueueState, SettledBudget
+from storage_svc.queue.record import QueueRecord, Rules
+from storage_svc.queue.run import Run
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.telemetry import counter
 from tidemark.topics import Topic
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 _corrupt_records = counter(
     "tidemark.storage.corrupt_records",
     "Records that were left out at recovery",
-    zeros=[{"table": table.value} for table in (Table.RESERVATIONS, Table.EXCEPTIONS)],
+    zeros=[{"table": table.value} for table in (Table.RESERVATIONS, Table.RETURNED)],
 )
 
 
@@ -104,18 +105,18 @@ async def _recover_reservations(engine: Engine, state: QueueState, on_orphan: On
 
 async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
     start, end = rows.queue_range(state.record.queue_id)
-    async for key, value in scan_all(engine, Table.EXCEPTIONS, start, end):
-        run_key = rows.exception_run_key(key, value)
+    async for key, value in scan_all(engine, Table.RETURNED, start, end):
+        run_key = rows.returned_run_key(key, value)
         (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
         if header is None:
-            on_orphan(Table.EXCEPTIONS, key)
+            on_orphan(Table.RETURNED, key)
             continue
-        group_name, returned = rows.read_exception(key, value, rows.read_run(run_key, header))
+        group_name, returned = rows.read_returned(key, value, rows.read_run(run_key, header))
         group = state.groups.get(group_name)
         if group is None:
-            on_orphan(Table.EXCEPTIONS, key)
+            on_orphan(Table.RETURNED, key)
             continue
-        state.recover_exception(group, returned)
+        state.recover_returned(group, returned)
         _count_outstanding(group, returned.slice.run, returned.slice.messages)
 
 

@@ -18,7 +18,7 @@ from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
-from storage_svc.queue.lane import Run, Slice
+from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import action_pb2
 from tidemark.errors import InvalidArgument
 from tidemark.limits import RUN_BYTES_MAX

@@ -148,9 +148,9 @@ async def move_group(commit: CommitContext, handle: Handle, group: Group, start:
     await _delete_group(commit, handle, group)
     moved = await new_group(commit, handle, group.name, base)
     moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
-    moved.short = group.short
-    if moved.short and moved.ring:
-        moved.short = False
+    moved.has_waiters = group.has_waiters
+    if moved.has_waiters and moved.ring:
+        moved.has_waiters = False
         commit.journal.ready(state.record, moved)
     return moved
 
@@ -181,8 +181,8 @@ async def _delete_group(commit: CommitContext, handle: Handle, group: Group) -> 
     record = state.record
     prefix = rows.group_key(record.queue_id, group.name)
     for offset, (_, not_before_ms) in group.delayed.items():
-        commit.journal.delete_exception(record, group, offset, not_before_ms)
-    for table in (Table.LANES, Table.EXCEPTIONS, Table.BURIED):
+        commit.journal.delete_returned(record, group, offset, not_before_ms)
+    for table in (Table.LANES, Table.RETURNED, Table.BURIED):
         await delete_rows(commit, table, prefix, prefix_end(prefix))
     state.remove_group(group.name, commit.journal)
 

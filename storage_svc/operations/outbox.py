@@ -15,7 +15,7 @@ from storage_svc.operations.fields import check_body, queue_name
 from storage_svc.operations.operation import STALE, Acted, ActionDecoders, ActionOutcome
 from storage_svc.operations.runs import append_run, queue_with_room
 from storage_svc.partition.commit import CommitContext
-from storage_svc.queue.lane import Slice
+from storage_svc.queue.run import Slice
 from tidemark import limits
 from tidemark.api.storage.v1 import action_pb2
 from tidemark.errors import DiskFull, Unavailable

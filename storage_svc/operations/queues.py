@@ -16,7 +16,7 @@ from storage_svc.operations.history import RetentionType
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.operations.schedule import remove_all_scheduled
 from storage_svc.partition.commit import CommitContext
-from storage_svc.queue.lane import Run
+from storage_svc.queue.run import Run
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import QueueNotFound, TopicNotEmpty
 
@@ -25,7 +25,7 @@ _QUEUE_TABLES = (
     Table.RUN_BODIES,
     Table.GROUPS,
     Table.LANES,
-    Table.EXCEPTIONS,
+    Table.RETURNED,
     Table.BURIED,
     Table.RESERVATIONS,
 )
@@ -101,7 +101,7 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
             commit.journal.expired.append(reservation.reservation_id)
     for group in handle.state.groups.values():
         for offset, (_, not_before_ms) in group.delayed.items():
-            commit.journal.delete_exception(record, group, offset, not_before_ms)
+            commit.journal.delete_returned(record, group, offset, not_before_ms)
     await remove_all_scheduled(commit, record)
     for run in await commit.runs(handle.state):
         if run.dead_deadline_ms:

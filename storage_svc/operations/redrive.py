@@ -24,8 +24,8 @@ from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.runs import append_run, waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
-from storage_svc.queue.lane import Run, Slice
 from storage_svc.queue.reservation import Span
+from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, InvalidName
 from tidemark.names import LmqName, topic_of

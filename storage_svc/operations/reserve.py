@@ -13,12 +13,12 @@ from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
 from storage_svc.queue.group import PASSED_MAX, Group
-from storage_svc.queue.lane import Slice
 from storage_svc.queue.reservation import Reservation
+from storage_svc.queue.run import Slice
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced
-from tidemark.limits import EXCEPTIONS_MAX, RUN_BYTES_MAX
+from tidemark.limits import RETURNED_SLICES_MAX, RUN_BYTES_MAX
 from tidemark.receipts import Receipt
 
 ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
@@ -129,12 +129,12 @@ class Reserve(NamedTuple):
         counters.reservation_id += len(reservations)
         counters.delivered += sum(each.slice.messages for each in reservations)
         # Whatever is still active was kept back by the bounds of the request alone.
-        group.short = not group.ring or not (taken or too_large)
+        group.has_waiters = not group.ring or not (taken or too_large)
         if len(group.lanes) > group.lanes_max:
             await commit.forget_lanes(state)
         slices = [await _reserved(commit, handle, each, visibility_ms) for each in reservations]
         commit.handed_out_bytes += sum(len(each.body) for each in slices)
-        return Reserved(tuple(slices), more=not group.short)
+        return Reserved(tuple(slices), more=not group.has_waiters)
 
 
 async def _take(
@@ -147,7 +147,7 @@ async def _take(
     taken: list[Slice] = []
     messages_max, bytes_max = operation.messages_max, operation.bytes_max
     room_bytes, measured = ANSWER_BYTES_MAX, 0
-    if len(group.delayed) + len(group.buried) >= EXCEPTIONS_MAX:
+    if len(group.delayed) + len(group.buried) >= RETURNED_SLICES_MAX:
         return taken, False  # what was returned must go first, or it would grow without end
     if commit.handed_out_bytes >= HANDED_OUT_BYTES_MAX:
         return taken, True
@@ -169,14 +169,14 @@ async def _take(
         taken += found.slices
         if len(found.passed) == PASSED_MAX:
             commit.journal.ready(handle.state.record, group)  # there may be more: ask again
-        if found.cramped and found.slices:
+        if found.answer_full and found.slices:
             for slice_ in taken[measured:]:
                 room_bytes += slice_.run.body_bytes - len(await _body(commit, handle, slice_))
             measured = len(taken)
             continue
-        if found.starved is None:
-            return taken, found.too_large or found.cramped
-        await commit.read_lane(handle.state, found.starved)
+        if found.needs_page is None:
+            return taken, found.too_large or found.answer_full
+        await commit.read_lane(handle.state, found.needs_page)
     return taken, False
 
 

@@ -18,7 +18,7 @@ from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.queues import delete_queue
 from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
-from storage_svc.queue.lane import Run
+from storage_svc.queue.run import Run
 from tidemark.errors import InvalidArgument
 from tidemark.telemetry import counter
 from tidemark.topics import MaxWaitAction, TopicSettings

@@ -7,8 +7,8 @@ which of its messages still wait.
 from storage_svc.engines.engine import Table
 from storage_svc.loading.handles import Handle
 from storage_svc.partition.commit import CommitContext
-from storage_svc.queue.lane import Run
 from storage_svc.queue.reservation import Span
+from storage_svc.queue.run import Run
 from tidemark.errors import QueueFull
 from tidemark.topics import Topic
 

@@ -22,7 +22,7 @@ from storage_svc.operations.operation import (
 )
 from storage_svc.operations.runs import append_run
 from storage_svc.partition.commit import CommitContext
-from storage_svc.queue.queue import QueueRecord
+from storage_svc.queue.record import QueueRecord
 from tidemark.api.storage.v1 import action_pb2, exchange_pb2
 from tidemark.errors import DataCorrupt, RunNotScheduled
 

@@ -15,9 +15,11 @@ from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.partition.journal import BatchJournal
 from storage_svc.partition.state import PartitionState
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import LANE_RUNS_MAX, Lane, Run
-from storage_svc.queue.queue import QueueRecord, QueueState
+from storage_svc.queue.lane import LANE_RUNS_MAX, Lane
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation
+from storage_svc.queue.run import Run
 from tidemark.errors import QueueNotFound, TidemarkError
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.names import topic_of

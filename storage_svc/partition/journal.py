@@ -11,9 +11,10 @@ from storage_svc.engines.engine import Batch, Row, Table
 from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane, Run
-from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Reservation, Span
+from storage_svc.queue.run import Run
 
 QueueGroup = tuple[str, str]
 """lmq_name and group."""
@@ -196,11 +197,11 @@ class BatchJournal:
 
     # --- messages that came back ---------------------------------------------------------------
 
-    def put_exception(self, record: QueueRecord, group: Group, returned: Returned) -> None:
+    def put_returned(self, record: QueueRecord, group: Group, returned: Returned) -> None:
         self.changed_queues.add(record.queue_id)
         start = returned.slice.start
-        key = rows.exception_key(record.queue_id, group.name, start)
-        self.batch.put(Table.EXCEPTIONS, key, rows.exception_value(returned))
+        key = rows.returned_key(record.queue_id, group.name, start)
+        self.batch.put(Table.RETURNED, key, rows.returned_value(returned))
         if returned.buried:
             self.batch.put(Table.BURIED, key, b"")
             self.indexed.append((Table.BURIED, self.now_ms))
@@ -211,11 +212,11 @@ class BatchJournal:
             self.erased_rows.discard((Table.DELAYS, delay))
             self.batch.put(Table.DELAYS, delay, b"")
 
-    def delete_exception(
+    def delete_returned(
         self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
     ) -> None:
-        key = rows.exception_key(record.queue_id, group.name, start)
-        self.batch.delete(Table.EXCEPTIONS, key)
+        key = rows.returned_key(record.queue_id, group.name, start)
+        self.batch.delete(Table.RETURNED, key)
         self.batch.delete(Table.BURIED, key)
         if not_before_ms:
             self._deadlines.discard(not_before_ms)

@@ -1,4 +1,4 @@
-"""Bodies of runs: the only place in storage that looks inside one, and only to cut it.
+"""Bodies of runs: the only module of storage that parses them, and only to cut or label them.
 
 A run that is handed out whole travels as the bytes that were published. One that must be sliced is
 parsed and cut in C, without a Python object per message.
@@ -15,7 +15,7 @@ CACHE_BYTES_MAX = 8 * 1024 * 1024
 
 
 def count(body: bytes) -> int | None:
-    """How many messages a body holds; None if it is not a body."""
+    """How many messages a body holds; None if it cannot be parsed."""
     try:
         return len(MessageBatch.FromString(body).messages)
     except DecodeError:
@@ -31,7 +31,7 @@ def cut(body: bytes, start: int, end: int) -> bytes:
 
 
 def label(body: bytes, headers: Mapping[str, str], first_offset: int, offset_name: str) -> bytes:
-    """The same messages, each with more headers and its own offset in one of them."""
+    """The same messages, each with these headers added and its offset in another one."""
     batch = MessageBatch.FromString(body)
     for offset, message in enumerate(batch.messages, first_offset):
         for name, value in headers.items():
@@ -46,7 +46,7 @@ def first_headers(body: bytes) -> Mapping[str, str]:
 
 
 def unlabel(body: bytes, prefix: str) -> bytes:
-    """The same messages without the headers whose names begin so."""
+    """The same messages without the headers whose names start with `prefix`."""
     batch = MessageBatch.FromString(body)
     for message in batch.messages:
         for name in [name for name in message.headers if name.startswith(prefix)]:
@@ -55,7 +55,7 @@ def unlabel(body: bytes, prefix: str) -> bytes:
 
 
 class BodyCache:
-    """Bodies that were stored or read lately: most messages are consumed soon after."""
+    """Bodies that were stored or read recently: most messages are consumed soon after."""
 
     __slots__ = ("_bodies", "_bytes")
 

@@ -1,8 +1,8 @@
 """Deficit round robin: which fairness key is served next, and how much of it (V7).
 
-Pure. Owns the order of the active keys and the bytes each may still send in its present visit;
-what a key holds is the caller's matter. A visit earns the key `quantum x weight` bytes; what it
-does not use up it keeps for its next visit, but only for as long as it stays active.
+Pure. Owns the order of the active keys and the bytes each may still send in its present visit; the
+messages of a key are the caller's. A visit earns the key `quantum x weight` bytes; unused bytes are
+kept for its next visit, but only for as long as the key stays active.
 """
 
 from collections import deque
@@ -33,17 +33,17 @@ class Ring:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to be fair to."""
+        """Whether only one key is active."""
         return len(self._order) == 1
 
     def activate(self, key: str) -> None:
-        """The key has something to send; a key that was active already keeps its place."""
+        """Add a key that has messages; one that is active already keeps its place."""
         if key not in self._deficits:
             self._deficits[key] = 0
             self._order.append(key)
 
     def current(self) -> str | None:
-        """The key whose turn it is. A key that has just come to its turn earns its quantum."""
+        """The key whose turn it is. A key earns its quantum when its turn begins."""
         if not self._order:
             return None
         key = self._order[0]
@@ -53,20 +53,20 @@ class Ring:
         return key
 
     def allowance_bytes(self) -> int:
-        """What the current key may still send in this visit."""
+        """The bytes that the current key may still send in this visit."""
         return self._deficits[self._order[0]]
 
     def spend(self, sent_bytes: int) -> None:
-        """The current key sent that much. Alone it owes nothing to anybody."""
+        """Charge the current key; a key that is alone is not charged."""
         key = self._order[0]
         self._deficits[key] = 0 if self.alone else self._deficits[key] - sent_bytes
 
     def rotate(self) -> None:
-        """The visit is over: the next key's turn."""
+        """End the visit: the next key takes its turn."""
         self._order.rotate(-1)
         self._visiting = False
 
     def retire(self) -> None:
-        """The current key has nothing left: it leaves the ring and loses what it had earned."""
+        """Remove the current key, which has nothing left; it loses the bytes it had earned."""
         del self._deficits[self._order.popleft()]
         self._visiting = False

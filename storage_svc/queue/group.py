@@ -1,10 +1,10 @@
-"""A group's progress over one queue: what it was given, what came back, what is still to come.
+"""A group's progress over one queue: what is reserved, what was given back, what comes next.
 
 Pure. Every unsettled message of the queue is, for each group, in exactly one place: never handed
 out (in a lane, from its position on), in a live reservation, ready again (in a lane), delayed, or
-buried (its attempts are exhausted or its time to live has passed, and a sweep will take it away).
+buried (its attempts are exhausted or its time to live has passed, and a sweep will remove it).
 Everything before a lane's position that is in none of these is settled; so settling needs no record
-of its own, and progress costs what is in flight, not what ever happened (ADR 0004).
+of its own, and the cost of progress is that of what is in flight (ADR 0004).
 """
 
 import math
@@ -13,24 +13,29 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.queue.drr import Ring
-from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation
+from storage_svc.queue.run import Run, Slice
 
 PASSED_MAX = 1000
 """Slices that one hand-out sets aside, so that a backlog past its time costs no long commit."""
 
 IDLE_LANES_MAX = 1024
-"""Lanes beyond those it needs that a group gathers before it looks which of them are left over."""
+"""Unused lanes that a group may have before it is checked for those that can be forgotten."""
 
 
 class Taken(NamedTuple):
-    """What `Group.take` found."""
+    """The result of `Group.take`."""
 
     slices: list[Slice]
-    passed: list[Slice]  # not to be handed out: too late, or tried too often
-    starved: Lane | None  # where to read on before anything more can be taken
-    too_large: bool = False  # whether the next message alone is more than the bytes allow
-    cramped: bool = False  # whether the run of the next messages may be more than there is room for
+    passed: list[Slice]
+    """Not to be handed out: past their time to live, or their attempts are exhausted."""
+    needs_page: Lane | None
+    """The lane that must read its next page before more can be taken."""
+    too_large: bool = False
+    """Whether the next message alone exceeds the bytes that are left."""
+    answer_full: bool = False
+    """Whether the run of the next messages might not fit the answer."""
 
 
 class Group:
@@ -40,6 +45,7 @@ class Group:
         "base",
         "buried",
         "delayed",
+        "has_waiters",
         "lanes",
         "lanes_max",
         "live",
@@ -49,18 +55,17 @@ class Group:
         "owner_epoch",
         "ring",
         "settled",
-        "short",
     )
 
     def __init__(self, name: str, base: int, weights: Mapping[str, int]) -> None:
         self.name = name
         self.base = base
-        """Where the group began: messages before it are not its own."""
+        """Where the group started: messages before it are not part of its progress."""
         self.settled = 0
         """Messages from `base` on that are settled or were never there."""
         self.lanes: dict[str, Lane] = {}
         self.lanes_max = IDLE_LANES_MAX
-        """Beyond it somebody must look which lanes are left over: see `idle_lanes`."""
+        """With more lanes than that, those of `idle_lanes` are checked and forgotten."""
         self.ring = Ring(weights)
         self.outstanding: dict[int, int] = {}
         """Messages handed out and not settled, by the first offset of their run."""
@@ -71,12 +76,12 @@ class Group:
         """Slices by their start that are not handed out again."""
         self.owner_client_id = ""
         self.owner_epoch = 0
-        self.short = False
-        """Whether the last hand-out came back short, so that somebody waits for more."""
+        self.has_waiters = False
+        """Whether the last hand-out fell short of the request, so that consumers wait for more."""
 
     @property
     def has_returned(self) -> bool:
-        """Whether anything that was handed out waits here."""
+        """Whether any message that was handed out is ready again, delayed or buried."""
         return bool(
             self.delayed or self.buried or any(lane.returned for lane in self.lanes.values())
         )
@@ -88,7 +93,7 @@ class Group:
             self.ring.activate(key)
 
     def idle_lanes(self) -> list[Lane]:
-        """Lanes with nothing to hand out, which are left over unless runs of them are stored.
+        """Lanes with nothing to hand out; they can be forgotten if no run of theirs is stored.
 
         The one without a key is part of the group's record, and stays.
         """
@@ -96,13 +101,13 @@ class Group:
         return [lane for lane in idle if lane.key not in self.ring]
 
     def forget_lanes(self, lanes: Sequence[Lane]) -> None:
-        """No run of these lanes is stored: a later one begins anew."""
+        """Forget lanes of which no run is stored; a later run starts a new lane."""
         for lane in lanes:
             del self.lanes[lane.key]
         self.lanes_max = 2 * len(self.lanes) + IDLE_LANES_MAX
 
     def offer(self, run: Run) -> None:
-        """A run was appended to the queue."""
+        """Add a run that was appended to the queue."""
         lane = self.lanes.get(run.fairness_key)
         if lane is None:
             lane = self.lanes[run.fairness_key] = Lane(run.fairness_key, self.base)
@@ -119,7 +124,7 @@ class Group:
         at_least_one: bool = True,
         room_bytes: float = math.inf,
     ) -> Taken:
-        """Messages to hand out next, in fair turns; the first whatever its size, if one must be.
+        """Messages to hand out next, in fair turns; with `at_least_one`, the first of any size.
 
         Bytes are those of the mean message of a run. Any part of a run may hold nearly all its
         bytes, so each that is taken needs room for the whole run.
@@ -133,8 +138,8 @@ class Group:
             lane = self.lanes[key]
             head = lane.head()
             if head is None:
-                if lane.starved:
-                    return taken._replace(starved=lane)
+                if lane.needs_page:
+                    return taken._replace(needs_page=lane)
                 ring.retire()
                 continue
             if 0 < head.run.dead_deadline_ms <= now_ms or 0 < max_attempts <= head.attempts:
@@ -144,7 +149,7 @@ class Group:
             if bytes_max < message_bytes and (taken.slices or not at_least_one):
                 return taken._replace(too_large=True)
             if room_bytes < head.run.body_bytes:
-                return taken._replace(cramped=True)
+                return taken._replace(answer_full=True)
             allowed = head.messages if ring.alone else ring.allowance_bytes() // message_bytes
             if allowed <= 0:
                 ring.rotate()
@@ -156,17 +161,17 @@ class Group:
             bytes_max -= count * message_bytes
             room_bytes -= head.run.body_bytes
             if lane.drained:
-                ring.retire()  # also when no more may be taken: nobody needs to ask again
+                ring.retire()  # also at the limit: the consumer need not ask again
         return taken
 
     def hand_out(self, slice_: Slice) -> None:
-        """Count messages that leave their lane; those that were out before are counted already."""
+        """Count messages that leave their lane, unless they were handed out before."""
         if not slice_.deliveries:
             first = slice_.run.first_offset
             self.outstanding[first] = self.outstanding.get(first, 0) + slice_.messages
 
     def settle(self, run: Run, count: int) -> bool:
-        """Messages of a run are done; returns whether that settles the whole run."""
+        """Settle messages of a run; returns whether that settles the whole run."""
         self.settled += count
         left = self.outstanding[run.first_offset] - count
         if left:
@@ -183,7 +188,7 @@ class Group:
         return handed_out and run.first_offset not in self.outstanding
 
     def has_settled_message(self, run: Run, offset: int) -> bool:
-        """Whether one message is settled. Slow: for looking, not for delivering."""
+        """Whether one message is settled. Slow: for peeking, not for delivering."""
         lane = self.lanes.get(run.fairness_key)
         if offset < self.base:
             return True
@@ -232,7 +237,7 @@ class Group:
         returned = lane.drop(first_offsets) if lane is not None else []
         handed_out = first_offsets & self.outstanding.keys()
         if not handed_out:
-            return []  # nothing of them came back either: the rule, and it costs nothing more
+            return []  # the usual case: nothing of them was given back either
         assert not any(each.slice.run.first_offset in handed_out for each in self.live.values()), (
             "a live reservation protects its run"
         )
@@ -247,7 +252,7 @@ class Group:
         return [(start, 0) for start in returned + buried] + delayed
 
     def cursor(self, next_offset: int) -> int:
-        """Every message before it is settled, as far as what is in memory tells."""
+        """Every message before it is settled, as far as the state in memory shows."""
         marks = [next_offset, *self.delayed, *self.buried]
         marks += (lane.next_offset for lane in self.lanes.values() if not lane.drained)
         marks += (each.open[0][0] for each in self.live.values())
@@ -255,7 +260,7 @@ class Group:
 
 
 def _within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:
-    """Those of `starts` that lie in runs: costs the fewer of offsets and starts, nearly."""
+    """Those of `starts` that lie in runs; the cost follows the smaller of the two."""
     if sum(run.messages for run in runs) < len(starts):
         return [at for run in runs for at in range(run.first_offset, run.end) if at in starts]
     runs = sorted(runs)

@@ -1,63 +1,29 @@
-"""A lane: the messages of one fairness key that one group has yet to be given.
+"""A lane: the messages of one fairness key that one group has not been handed yet.
 
-Pure. Holds a bounded window of run headers: what was given back comes first, in the order of its
-offsets, then what was never handed out. Beyond the window the headers stay in the engine and are
-fed in page by page, so that a backlog costs no memory.
+Pure. Holds a bounded window of run headers: slices that were given back come first, by offset, then
+runs that were never handed out. Headers beyond the window stay in the engine and are fed in page by
+page, so that a backlog costs no memory.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Set
-from typing import NamedTuple
+
+from storage_svc.queue.run import Run, Slice
 
 LANE_RUNS_MAX = 128
-"""Headers of runs, never handed out, that one lane keeps in memory."""
-
-
-class Run(NamedTuple):
-    """The header of a stored run. Immutable, like the run itself."""
-
-    first_offset: int
-    messages: int
-    body_bytes: int
-    publish_time_ms: int
-    dead_deadline_ms: int  # 0: it lives for ever
-    fairness_key: str
-    traceparent: str
-
-    @property
-    def end(self) -> int:
-        return self.first_offset + self.messages
-
-    @property
-    def message_bytes(self) -> int:
-        """What one message counts for: the mean, because nobody looks at single messages."""
-        return max(1, self.body_bytes // self.messages)
-
-
-class Slice(NamedTuple):
-    """Messages of one run that have the same history in a group."""
-
-    start: int
-    end: int
-    run: Run
-    attempts: int = 0  # failed deliveries
-    deliveries: int = 0  # hand-outs
-
-    @property
-    def messages(self) -> int:
-        return self.end - self.start
+"""Headers of runs that one lane keeps in memory before they are handed out."""
 
 
 class Lane:
-    """What one group has yet to be given of one fairness key."""
+    """The messages of one fairness key that one group has not been handed yet."""
 
     __slots__ = ("fresh", "key", "position", "read_from", "returned", "unread")
 
     def __init__(self, key: str, position: int, read_from: int | None = None) -> None:
         self.key = key
         self.position = position
-        """Everything before it was handed out, or is not this group's."""
+        """Everything before it was handed out, or precedes the group."""
         self.fresh: deque[Run] = deque()
         self.returned: list[Slice] = []
         self.unread = read_from is not None
@@ -65,8 +31,8 @@ class Lane:
         self.read_from = read_from if read_from is not None else position
 
     @property
-    def starved(self) -> bool:
-        """Nothing in memory, and it is worth reading on."""
+    def needs_page(self) -> bool:
+        """Nothing is in memory, and the engine may hold more."""
         return self.unread and not self.fresh and not self.returned
 
     @property
@@ -82,7 +48,7 @@ class Lane:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Where to read on after a restart: the first offset of the run at `position`, and that."""
+        """Where to continue after a restart: first offset of the run at `position`, then that."""
         if self.fresh:
             return min(self.fresh[0].first_offset, self.position), self.position
         if self.unread:
@@ -92,7 +58,7 @@ class Lane:
     def offer(self, run: Run) -> None:
         """A run was appended behind all others."""
         if self.unread:
-            return  # it will be read in its turn
+            return  # it will be read with a later page
         if len(self.fresh) < LANE_RUNS_MAX:
             self.fresh.append(run)
         else:
@@ -106,7 +72,7 @@ class Lane:
         self.unread = not last
 
     def head(self) -> Slice | None:
-        """What comes next, as far as it is in memory."""
+        """The next messages, as far as they are in memory."""
         if self.returned:
             return self.returned[0]
         if self.fresh:
@@ -148,10 +114,10 @@ class Lane:
         return dropped
 
     def give_back(self, slice_: Slice) -> tuple[Slice, list[int]]:
-        """Messages that were handed out are ready again.
+        """Make messages that were handed out ready again.
 
-        Neighbours with the same history become one slice: returns it, and the starts of those that
-        it swallowed.
+        Adjacent slices with the same history are merged: returns the slice, and the starts of those
+        that it replaces.
         """
         swallowed: list[int] = []
         at = bisect_left(self.returned, slice_)

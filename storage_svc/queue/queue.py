@@ -1,97 +1,29 @@
 """The state of one queue: its runs, its groups and their reservations, as rules without I/O.
 
-Pure: no engine, no clock, no wire. Every method either raises and changes nothing, or changes the
-state and tells a `Journal` what to write, so that memory and engine always say the same. Works in
-runs and slices: a thousand messages that share their history are one record.
+Pure: no engine, no clock, no wire format. Every method either raises and changes nothing, or
+changes the state and writes the change to a `Journal`, so that memory and engine always agree.
+Works in runs and slices: a thousand messages that share their history are one record.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
 
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane, Run, Slice
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.record import Journal, QueueRecord, Returned, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
+from storage_svc.queue.run import Run, Slice
 from tidemark.errors import Fenced, GroupNotFound, ReservationNotFound
-from tidemark.topics import TopicSettings
 
-REMEMBERED_MIN = 1024
-"""Settled reservations that any queue may remember, to answer repeated settlements."""
+SETTLED_PER_QUEUE_MIN = 1024
+"""Settled reservations that every queue may keep, to answer repeated settlements."""
 
-REMEMBERED_TOGETHER_MAX = 25_000
-"""What the queues of a partition share beyond that, at some 800 bytes each. A queue may have as
-many as are left: half of them alone, which is more than a frame of settlements holds."""
-
-
-@dataclass(slots=True)
-class QueueRecord:
-    """What the catalog keeps of a queue; readable without waking it."""
-
-    queue_id: int
-    lmq_name: str
-    create_time_ms: int
-    last_activity_ms: int
-    next_offset: int = 0
-    messages: int = 0
-    body_bytes: int = 0
-    scheduled: int = 0
-    # What need not be looked for when the queue is loaded, because it never was there. Most queues
-    # have no fairness keys and nothing that came back: they are loaded with two reads.
-    keyed: bool = False
-    returned: bool = False
-    reserved: bool = False
-    kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
-
-
-class Returned(NamedTuple):
-    """Messages that came back, and what is to become of them."""
-
-    slice: Slice
-    not_before_ms: int = 0  # 0: ready now
-    buried: bool = False
-
-
-class Journal(Protocol):
-    """Where changes are written down, for one commit."""
-
-    def queue_changed(self, record: QueueRecord) -> None: ...
-    def group_changed(self, record: QueueRecord, group: Group) -> None: ...
-    def group_removed(self, record: QueueRecord, group: Group) -> None: ...
-    def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None: ...
-    def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None: ...
-    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None: ...
-    def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None: ...
-    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None: ...
-    def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
-    def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
-    def put_exception(self, record: QueueRecord, group: Group, returned: Returned) -> None: ...
-    def delete_exception(
-        self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
-    ) -> None: ...
-    def consumed(self, record: QueueRecord, group: str, span: Span) -> None: ...
-    def ready(self, record: QueueRecord, group: Group) -> None: ...
-
-
-class Rules(NamedTuple):
-    """The settings of the topic that a queue obeys."""
-
-    max_attempts: int = 0
-    keeps_settled: bool = False
-    weights: Mapping[str, int] = {}
-    records_consumption: bool = True
-
-    @classmethod
-    def of(cls, settings: TopicSettings) -> "Rules":
-        return cls(
-            settings.max_attempts,
-            settings.retention_enabled,
-            settings.fairness_weights,
-            not settings.consumption_records_disabled,
-        )
+SETTLED_SHARED_MAX = 25_000
+"""Settled reservations that the queues of a partition share beyond that, at some 800 bytes each. A
+queue may use what is left: half of them if it is alone, more than a frame of settlements holds."""
 
 
 class SettledBudget:
-    """How many settled reservations the queues of a partition remember together."""
+    """How many settled reservations the queues of a partition keep together."""
 
     __slots__ = ("total",)
 
@@ -102,23 +34,23 @@ class SettledBudget:
 class QueueState:
     """A materialized queue."""
 
-    __slots__ = ("_remembered", "_together", "groups", "record", "reservations", "rules")
+    __slots__ = ("_budget", "_settled", "groups", "record", "reservations", "rules")
 
     def __init__(
-        self, record: QueueRecord, rules: Rules, together: SettledBudget | None = None
+        self, record: QueueRecord, rules: Rules, budget: SettledBudget | None = None
     ) -> None:
         self.record = record
         self.rules = rules
         self.groups: dict[str, Group] = {}
         self.reservations: dict[int, Reservation] = {}
-        self._remembered: dict[int, None] = {}
+        self._settled: dict[int, None] = {}
         """Settled reservations, oldest first. A dict: an empty deque weighs ten times as much."""
-        self._together = together or SettledBudget()
+        self._budget = budget or SettledBudget()
 
-    # --- messages come and go ------------------------------------------------------------------
+    # --- runs ----------------------------------------------------------------------------------
 
     def append(self, run: Run, body: bytes, now_ms: int, journal: Journal) -> None:
-        """A run gets the next offsets."""
+        """Give a run the next offsets."""
         record = self.record
         assert run.first_offset == record.next_offset, "offsets have no gaps"
         record.next_offset = run.end
@@ -130,16 +62,16 @@ class QueueState:
         journal.queue_changed(record)
         for group in self.groups.values():
             group.offer(run)
-            self._tell_if_short(group, journal)
+            self._notify_waiters(group, journal)
 
     def delete_runs(self, runs: Sequence[Run], journal: Journal) -> None:
-        """Remove runs of one lane in every group; no live reservation may hold any."""
+        """Delete runs of one lane in every group; no live reservation may hold any."""
         for group in self.groups.values():
             came_back = group.drop_runs(runs)
             for start, not_before_ms in came_back:
-                journal.delete_exception(self.record, group, start, not_before_ms)
+                journal.delete_returned(self.record, group, start, not_before_ms)
             if came_back:
-                self._tell_if_short(group, journal)  # there may have been too many of them
+                self._notify_waiters(group, journal)  # too many may have blocked the group
             journal.group_changed(self.record, group)
         self._erase(runs, journal)
 
@@ -168,7 +100,7 @@ class QueueState:
             raise GroupNotFound(f"there is no group {name}", group=name) from None
 
     def add_group(self, name: str, base: int, stored_from_base: int, journal: Journal) -> Group:
-        """A group that begins at `base`, of whose messages `stored_from_base` are still there."""
+        """A group that starts at `base`, where `stored_from_base` messages are still stored."""
         group = Group(name, base, self.rules.weights)
         group.settled = max(0, self.record.next_offset - base - stored_from_base)
         self.groups[name] = group
@@ -176,7 +108,7 @@ class QueueState:
         return group
 
     def remove_group(self, name: str, journal: Journal) -> Group:
-        """Forget a group; returns it. Its live reservations are revoked."""
+        """Remove a group; returns it. Its live reservations are revoked."""
         group = self.group(name)
         self.revoke(group, journal)
         for reservation in [each for each in self.reservations.values() if each.group == name]:
@@ -187,12 +119,12 @@ class QueueState:
         return group
 
     def erase_settled(self, runs: Iterable[Run], journal: Journal) -> None:
-        """Drop runs that every group has settled, after a group went or moved on."""
+        """Delete runs that every group has settled, after a group was removed or moved on."""
         for run in runs:
             if self.groups:
                 self._erase_if_done(run, journal)
 
-    # --- hand out and take back ----------------------------------------------------------------
+    # --- reservations --------------------------------------------------------------------------
 
     def reserve(
         self,
@@ -206,7 +138,7 @@ class QueueState:
         session_id: int = 0,
         broker_incarnation: int = 0,
     ) -> list[Reservation]:
-        """Make reservations of what `Group.take` took; their ids are consecutive."""
+        """Reserve the slices that `Group.take` returned; the reservation ids are consecutive."""
         record = self.record
         reservations = []
         lanes: dict[str, Lane] = {}
@@ -234,14 +166,14 @@ class QueueState:
         return reservations
 
     def bury(self, group: Group, slices: Sequence[Slice], journal: Journal) -> None:
-        """Keep messages that `Group.take` found too late from ever being handed out."""
+        """Set aside messages that are past their time to live or their attempts, for a sweep."""
         lanes: dict[str, Lane] = {}
         self.record.returned = True
         journal.queue_changed(self.record)
         for slice_ in slices:
             self._leave_lane(group, slice_, lanes, journal)
             group.buried[slice_.start] = slice_
-            journal.put_exception(self.record, group, Returned(slice_, buried=True))
+            journal.put_returned(self.record, group, Returned(slice_, buried=True))
         for lane in lanes.values():
             journal.lane_moved(self.record, group, lane)
 
@@ -263,8 +195,8 @@ class QueueState:
     ) -> list[Span]:
         """End messages of a reservation; returns those that were open until now.
 
-        ACK and DEAD_LETTER settle them; what is dead-lettered is the caller's to keep. All others
-        give them back: with one attempt more, except after RELEASE and REVOKED.
+        ACK and DEAD_LETTER settle them; the caller stores what is dead-lettered. All others give
+        them back: with one attempt more, except after RELEASE and REVOKED.
         """
         changed = reservation.finish(spans, ending)
         if not changed:
@@ -297,18 +229,18 @@ class QueueState:
     def ready_delayed(self, group: Group, start: int, journal: Journal) -> int:
         """End the delay of nacked messages; returns how many became ready."""
         slice_, not_before_ms = group.delayed.pop(start)
-        journal.delete_exception(self.record, group, start, not_before_ms)
+        journal.delete_returned(self.record, group, start, not_before_ms)
         self._return(group, Returned(slice_), journal)
         return slice_.messages
 
     def settle_buried(self, group: Group, start: int, journal: Journal) -> Slice:
-        """Messages that were buried are taken away; the caller keeps what must be kept."""
+        """Settle messages that were buried; the caller stores what is dead-lettered."""
         slice_ = group.buried.pop(start)
-        journal.delete_exception(self.record, group, start)
+        journal.delete_returned(self.record, group, start)
         if group.settle(slice_.run, slice_.messages):
             self._erase_if_done(slice_.run, journal)
         journal.group_changed(self.record, group)
-        self._tell_if_short(group, journal)  # there may have been too many of them
+        self._notify_waiters(group, journal)  # too many may have blocked the group
         return slice_
 
     # --- owners --------------------------------------------------------------------------------
@@ -322,7 +254,7 @@ class QueueState:
             )
 
     def revoke(self, group: Group, journal: Journal) -> list[int]:
-        """Take everything back that consumers of a group hold; nobody's attempt is counted."""
+        """Take back everything that consumers of a group hold; no attempt is counted."""
         revoked = list(group.live.values())
         for reservation in revoked:
             self.settle(reservation, (), Ending.REVOKED, self.record.last_activity_ms, journal)
@@ -343,16 +275,16 @@ class QueueState:
         return any(group.live for group in self.groups.values())
 
     def recover_reservation(self, reservation: Reservation) -> None:
-        """Take over a reservation that was read from the engine, live or remembered."""
+        """Add a reservation that was read from the engine, live or settled."""
         self.reservations[reservation.reservation_id] = reservation
         if reservation.live:
             self.groups[reservation.group].live[reservation.reservation_id] = reservation
         else:
-            self._remembered[reservation.reservation_id] = None
-            self._together.total += 1
+            self._settled[reservation.reservation_id] = None
+            self._budget.total += 1
 
-    def recover_exception(self, group: Group, returned: Returned) -> None:
-        """Take over messages that had come back, as read from the engine."""
+    def recover_returned(self, group: Group, returned: Returned) -> None:
+        """Add messages that had been given back, as read from the engine."""
         slice_ = returned.slice
         if returned.buried:
             group.buried[slice_.start] = slice_
@@ -363,32 +295,32 @@ class QueueState:
             group.ring.activate(slice_.run.fairness_key)
 
     def prepare_to_unload(self, journal: Journal) -> None:
-        """Drop what was kept for repeated settlements, and note what is not there any more."""
+        """Drop what was kept for repeated settlements, and note which tables hold nothing of it."""
         nothing_returned = not any(group.has_returned for group in self.groups.values())
         if self.record.reserved or (self.record.returned and nothing_returned):
             self.record.reserved = False
             self.record.returned = self.record.returned and not nothing_returned
             journal.queue_changed(self.record)
-        for reservation_id in self._remembered:
+        for reservation_id in self._settled:
             journal.delete_reservation(self.record, reservation_id)
         self.forget_settled()
 
     def forget_settled(self) -> None:
-        """The queue is dropped: others may remember more."""
-        for reservation_id in list(self._remembered):
+        """The queue is dropped: its share of the budget goes to others."""
+        for reservation_id in list(self._settled):
             self._forget(reservation_id)
 
-    # --- inside --------------------------------------------------------------------------------
+    # --- steps ---------------------------------------------------------------------------------
 
     def _leave_lane(
         self, group: Group, slice_: Slice, lanes: dict[str, Lane], journal: Journal
     ) -> None:
-        """Messages were taken out of a lane: change the records that said they were there."""
+        """Messages were taken out of a lane: change the records that placed them there."""
         lane = group.lanes[slice_.run.fairness_key]
         if slice_.deliveries:
-            journal.delete_exception(self.record, group, slice_.start)
+            journal.delete_returned(self.record, group, slice_.start)
             if lane.returned and lane.returned[0].start == slice_.end:
-                journal.put_exception(self.record, group, Returned(lane.returned[0]))
+                journal.put_returned(self.record, group, Returned(lane.returned[0]))
         else:
             lanes[lane.key] = lane
         group.hand_out(slice_)
@@ -414,29 +346,29 @@ class QueueState:
         self._return(group, Returned(slice_, not_before_ms), journal)
 
     def _return(self, group: Group, returned: Returned, journal: Journal) -> None:
-        """Messages come back: ready, delayed, or buried if they were tried too often."""
+        """Messages are given back: ready, delayed, or buried if their attempts are exhausted."""
         slice_ = returned.slice
         self.record.returned = True
         if 0 < self.rules.max_attempts <= slice_.attempts:
             group.buried[slice_.start] = slice_
-            journal.put_exception(self.record, group, Returned(slice_, buried=True))
+            journal.put_returned(self.record, group, Returned(slice_, buried=True))
         elif returned.not_before_ms:
             group.delayed[slice_.start] = (slice_, returned.not_before_ms)
-            journal.put_exception(self.record, group, returned)
+            journal.put_returned(self.record, group, returned)
         else:
             self._make_ready(group, slice_, journal)
 
     def _make_ready(self, group: Group, slice_: Slice, journal: Journal) -> None:
         merged, swallowed = group.lanes[slice_.run.fairness_key].give_back(slice_)
         for start in swallowed:
-            journal.delete_exception(self.record, group, start)
-        journal.put_exception(self.record, group, Returned(merged))
+            journal.delete_returned(self.record, group, start)
+        journal.put_returned(self.record, group, Returned(merged))
         group.ring.activate(slice_.run.fairness_key)
-        self._tell_if_short(group, journal)
+        self._notify_waiters(group, journal)
 
-    def _tell_if_short(self, group: Group, journal: Journal) -> None:
-        if group.short:
-            group.short = False
+    def _notify_waiters(self, group: Group, journal: Journal) -> None:
+        if group.has_waiters:
+            group.has_waiters = False
             journal.ready(self.record, group)
 
     def _erase_if_done(self, run: Run, journal: Journal) -> None:
@@ -454,18 +386,18 @@ class QueueState:
         journal.queue_changed(self.record)
 
     def _remember(self, reservation: Reservation, journal: Journal) -> None:
-        self._remembered[reservation.reservation_id] = None
-        self._together.total += 1
-        left = REMEMBERED_TOGETHER_MAX - self._together.total
-        # Two at most: a queue that has more than its share now gives it back bit by bit.
+        self._settled[reservation.reservation_id] = None
+        self._budget.total += 1
+        left = SETTLED_SHARED_MAX - self._budget.total
+        # Two at most: a queue that is above its share gives it up gradually.
         for _ in range(2):
-            if len(self._remembered) > max(REMEMBERED_MIN, left):
-                oldest = next(iter(self._remembered))
+            if len(self._settled) > max(SETTLED_PER_QUEUE_MIN, left):
+                oldest = next(iter(self._settled))
                 self._forget(oldest)
                 journal.delete_reservation(self.record, oldest)
 
     def _forget(self, reservation_id: int) -> None:
         del self.reservations[reservation_id]
-        if reservation_id in self._remembered:
-            del self._remembered[reservation_id]
-            self._together.total -= 1
+        if reservation_id in self._settled:
+            del self._settled[reservation_id]
+            self._budget.total -= 1

@@ -1,15 +1,15 @@
-"""Reservations: messages handed to a consumer until a deadline, and what became of them.
+"""Reservations: messages handed to a consumer until a deadline, and how each of them ended.
 
-Pure. A reservation covers a slice of one run. Each of its messages is either still open or done in
-exactly one way; a settled reservation is remembered for a while, so that a repeated settlement gets
-the same answer and a different one is told so (V6).
+Pure. A reservation covers a slice of one run. Each of its messages is either still open or ended in
+exactly one way; a settled reservation is kept for a while, so that a repeated settlement gets the
+same answer and a different one is refused (V6).
 """
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import pairwise
 
-from storage_svc.queue.lane import Slice
+from storage_svc.queue.run import Slice
 from tidemark.errors import (
     AlreadySettled,
     Fenced,
@@ -35,7 +35,7 @@ class Ending(IntEnum):
 
 
 class Reservation:
-    """Some messages of one run in the hands of one consumer."""
+    """Messages of one run that one consumer holds."""
 
     __slots__ = (
         "broker_incarnation",
@@ -76,16 +76,16 @@ class Reservation:
 
     @property
     def live(self) -> bool:
-        """Whether any of its messages is still in the consumer's hands."""
+        """Whether the consumer still holds any of its messages."""
         return bool(self.open)
 
     @property
     def expired(self) -> bool:
-        """Whether what was open at its deadline went back."""
+        """Whether it ended at its deadline."""
         return not self.open and self.done[-1][2] is Ending.EXPIRED
 
     def check_live(self) -> None:
-        """Raise why it is not, if it is not."""
+        """Raise the reason if it has ended."""
         if not self.open:
             raise self._refusal(self.done[-1][2])
 
@@ -113,7 +113,7 @@ class Reservation:
         nothing, if any ended in another way.
         """
         if not spans and not self.open:
-            # Whoever settled all that was open did so last.
+            # The settlement that ended all open messages was the last one.
             if self.done[-1][2] is ending:
                 return []
             raise self._refusal(self.done[-1][2])
@@ -130,7 +130,7 @@ class Reservation:
         return changed
 
     def _add_done(self, start: int, end: int, ending: Ending) -> None:
-        """Messages that are settled one after the other stay one record."""
+        """Consecutive messages that ended the same way stay one record."""
         if self.done and self.done[-1][1:] == (start, ending):
             start = self.done.pop()[0]
         self.done.append((start, end, ending))

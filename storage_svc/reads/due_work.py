@@ -97,7 +97,7 @@ async def scan(
 
 async def _scan_buried(reader: Reader, token: bytes, limit: int, now_ms: int) -> Page:
     found = await reader.scan(Table.BURIED, token, None, limit=limit)
-    exceptions = await reader.load(Table.EXCEPTIONS, [key for key, _ in found])
+    exceptions = await reader.load(Table.RETURNED, [key for key, _ in found])
     due = [
         _exhausted(key, value, now_ms)
         for (key, _), value in zip(found, exceptions, strict=True)
@@ -182,7 +182,7 @@ _READERS = {
 
 def _exhausted(key: bytes, value: bytes, now_ms: int) -> Due:
     group, at = read_text(key, 8)
-    attempts, fairness_key = rows.exception_facts(value)
+    attempts, fairness_key = rows.returned_facts(value)
     reason = DeadReason.ATTEMPTS_EXHAUSTED
     bury = Bury(read_u64(key), group.decode(), fairness_key, read_u64(key, at), reason, attempts)
     return Due(bury, now_ms)

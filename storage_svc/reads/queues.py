@@ -14,8 +14,9 @@ from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.loading.recovery import fairness_keys
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Run
-from storage_svc.queue.queue import QueueRecord, QueueState
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord
+from storage_svc.queue.run import Run
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.errors import InvalidArgument
 from tidemark.limits import RUN_MESSAGES_MAX

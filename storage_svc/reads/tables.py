@@ -17,7 +17,8 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64
 from storage_svc.operations import history, system_metrics
 from storage_svc.partition.partition import Partition
-from storage_svc.queue.queue import QueueRecord, QueueState
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord
 from tidemark.clock import Clock
 from tidemark.errors import InvalidArgument, QueueNotFound
 from tidemark.names import topic_of

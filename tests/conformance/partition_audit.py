@@ -14,8 +14,8 @@ from storage_svc.operations.dead_letters import HEADER_OFFSET, HEADER_QUEUE
 from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Slice
 from storage_svc.queue.queue import QueueState
+from storage_svc.queue.run import Slice
 from storage_svc.reads import queues as looking
 from tests.conformance.model.partition import PartitionModel
 from tests.conformance.model.queue import ModelGroup, Place, QueueModel
@@ -209,13 +209,13 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
             expected[Table.GROUPS].add(rows.group_key(queue_id, group.name))
             came_back = [o for o in group.in_place(Place.READY) if group.standings[o].deliveries]
             for start, _ in group.slices(came_back):
-                expected[Table.EXCEPTIONS].add(rows.exception_key(queue_id, group.name, start))
+                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
             for start, (_, at_ms) in group.delayed.items():
-                expected[Table.EXCEPTIONS].add(rows.exception_key(queue_id, group.name, start))
+                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
                 expected[Table.DELAYS].add(rows.delay_key(queue_id, group.name, start, at_ms))
             for start in group.buried:
-                expected[Table.EXCEPTIONS].add(rows.exception_key(queue_id, group.name, start))
-                expected[Table.BURIED].add(rows.exception_key(queue_id, group.name, start))
+                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
+                expected[Table.BURIED].add(rows.returned_key(queue_id, group.name, start))
     for table, keys in expected.items():
         real = await _keys(partition, table)
         if table is Table.RESERVATIONS:
@@ -234,7 +234,7 @@ _COMPARED = (
     Table.RUN_HEADERS,
     Table.RUN_BODIES,
     Table.GROUPS,
-    Table.EXCEPTIONS,
+    Table.RETURNED,
     Table.BURIED,
     Table.DELAYS,
     Table.RESERVATIONS,

@@ -19,7 +19,7 @@ from storage_svc.operations.settle import Settle
 from storage_svc.partition.partition import HOUSEKEEPING_MS
 from storage_svc.queue import group as group_state
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Run
+from storage_svc.queue.run import Run
 from storage_svc.reads import due_work as scanning
 from storage_svc.reads import queues as looking
 from tests.conformance.partition_life import ACK, DAY_MS, NACK, Life, spans
@@ -155,7 +155,7 @@ async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_lea
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V2: at the cap nothing is handed out; what leaves by its time to live makes room as well."""
-    monkeypatch.setattr(reserve, "EXCEPTIONS_MAX", 1)
+    monkeypatch.setattr(reserve, "RETURNED_SLICES_MAX", 1)
     await life.do(life.run("t", 1, ttl_ms=1000))
     (slice_,) = (await life.do(Reserve("t", "g", 1))).slices
     await life.do(Settle(slice_.receipt, NACK, delay_ms=DAY_MS))
@@ -195,5 +195,5 @@ async def test_a_purge_looks_once_at_what_came_back(
 
     assert (purged.messages, purged.skipped) == (98, 2)
     assert calls == keys
-    assert await life.rows(Table.EXCEPTIONS, Table.DELAYS) == 0
+    assert await life.rows(Table.RETURNED, Table.DELAYS) == 0
     assert await life.rows(Table.RUN_HEADERS) == 1

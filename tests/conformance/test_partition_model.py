@@ -84,8 +84,8 @@ SMALL_BOUNDS = [
     (group_state, "PASSED_MAX", 2),
     (group_state, "IDLE_LANES_MAX", 1),
     (reserve, "PASSED_MAX", 2),
-    (queue_state, "REMEMBERED_MIN", 12),
-    (queue_state, "REMEMBERED_TOGETHER_MAX", 0),
+    (queue_state, "SETTLED_PER_QUEUE_MIN", 12),
+    (queue_state, "SETTLED_SHARED_MAX", 0),
 ]
 
 
@@ -120,7 +120,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="tidemark-model-"))
         self.lives = 0
         self.clock = StillClock()
-        self.model = PartitionModel(TOPICS, queue_state.REMEMBERED_MIN)
+        self.model = PartitionModel(TOPICS, queue_state.SETTLED_PER_QUEUE_MIN)
         self.frame: list[Operation[object]] = []
         self.numbered: dict[int, Append] = {}
         self.names: dict[str, str] = {}

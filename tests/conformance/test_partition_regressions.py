@@ -169,7 +169,7 @@ async def test_runs_that_leave_together_leave_what_is_held_and_forget_what_came_
     state = life.state("old")
     assert (state.record.messages, state.inflight) == (2, 2)
     assert await life.rows(Table.RUN_HEADERS, Table.RUN_BODIES) == 2
-    assert await life.rows(Table.EXCEPTIONS, Table.DELAYS, Table.TTL, Table.BURIED) == 0
+    assert await life.rows(Table.RETURNED, Table.DELAYS, Table.TTL, Table.BURIED) == 0
     assert life.partition.reservations == 1
     await life.reopen()
     assert spans(await life.do(Reserve("old", "other", 100))) == [(0, 2)]
@@ -234,7 +234,7 @@ async def test_purging_delayed_messages_ends_their_delays(life: Life) -> None:
 
     await life.do(Purge("t"))
 
-    assert await life.rows(Table.DELAYS, Table.EXCEPTIONS) == 0
+    assert await life.rows(Table.DELAYS, Table.RETURNED) == 0
     assert life.partition.reservations == 0
     assert life.partition.next_deadline_ms is None
 

@@ -6,9 +6,10 @@ from spark_batch.storage_client import FORMAT_VERSION as KNOWN_TO_JOBS
 from storage_svc.engines import rows
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane, Run, Slice
-from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.run import Run, Slice
 
 LAYOUT = (3, "f15c673226d9fafe")
 """A format version, and the digest of the rows below as that version writes them."""
@@ -45,8 +46,8 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         rows.group_value(group),
         rows.lane_key(1, "g", "tenant"),
         rows.lane_value(Lane("tenant", 3)),
-        rows.exception_key(1, "g", 7),
-        rows.exception_value(Returned(SLICE, 3_000)),
+        rows.returned_key(1, "g", 7),
+        rows.returned_value(Returned(SLICE, 3_000)),
         rows.delay_key(1, "g", 7, 3_000),
         rows.reservation_key(1, 4),
         rows.reservation_value(reservation),

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from storage_svc.queue.drr import QUANTUM_BYTES, Ring
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import LANE_RUNS_MAX, Run, Slice
+from storage_svc.queue.lane import LANE_RUNS_MAX
 from storage_svc.queue.reservation import Reservation
+from storage_svc.queue.run import Run, Slice
 
 NOW_MS = 1_000
 PLENTY = 10**12
@@ -154,8 +155,8 @@ def test_a_dry_lane_is_named_so_that_it_can_be_read_on() -> None:
     found = backlog.take(PLENTY, PLENTY, NOW_MS)
 
     assert len(found.slices) == LANE_RUNS_MAX
-    assert found.starved is backlog.lanes[""]
-    assert found.starved.read_from == LANE_RUNS_MAX
+    assert found.needs_page is backlog.lanes[""]
+    assert found.needs_page.read_from == LANE_RUNS_MAX
 
 
 def test_a_lane_that_exists_in_the_engine_is_read_before_anything_is_given() -> None:
@@ -163,10 +164,10 @@ def test_a_lane_that_exists_in_the_engine_is_read_before_anything_is_given() -> 
     recovered.add_lane("a", 5, 3)
 
     found = recovered.take(1, PLENTY, NOW_MS)
-    assert found.starved is not None
+    assert found.needs_page is not None
     assert found.slices == []
 
-    found.starved.feed([run(3, 4, "a")], read_to=7, last=True)
+    found.needs_page.feed([run(3, 4, "a")], read_to=7, last=True)
     assert spans(taken(recovered)) == [(5, 7)]
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.queue.lane import LANE_RUNS_MAX, Lane, Run, Slice
+from storage_svc.queue.lane import LANE_RUNS_MAX, Lane
+from storage_svc.queue.run import Run, Slice
 
 
 def run(first_offset: int, messages: int = 10, body_bytes: int = 100) -> Run:
@@ -38,7 +39,7 @@ def test_a_new_lane_is_drained_and_has_no_head() -> None:
 
     assert empty.head() is None
     assert empty.drained
-    assert not empty.starved
+    assert not empty.needs_page
     assert empty.mark == (0, 0)
 
 
@@ -101,7 +102,7 @@ def test_a_full_window_leaves_the_rest_in_the_engine() -> None:
     assert len(full.fresh) == LANE_RUNS_MAX
     assert full.unread
     assert full.read_from == LANE_RUNS_MAX
-    assert not full.starved
+    assert not full.needs_page
     assert not full.drained
 
 
@@ -109,7 +110,7 @@ def test_a_lane_is_starved_once_its_window_is_used_up_and_there_is_more() -> Non
     starved = lane(*(run(first, 1) for first in range(LANE_RUNS_MAX + 2)))
     for _ in range(LANE_RUNS_MAX):
         starved.take(1)
-    assert starved.starved
+    assert starved.needs_page
     assert starved.next_offset == LANE_RUNS_MAX
 
     page = [run(LANE_RUNS_MAX, 1), run(LANE_RUNS_MAX + 1, 1)]
@@ -127,7 +128,7 @@ def test_a_page_skips_what_lies_before_the_position_and_reads_on_behind_it() -> 
     recovered = Lane("", position=7, read_from=0)
 
     recovered.feed([run(0, 3), run(3, 4)], read_to=7, last=False)
-    assert recovered.starved
+    assert recovered.needs_page
     assert recovered.read_from == 7
 
     recovered.feed([run(7, 2)], read_to=9, last=True)
@@ -140,7 +141,7 @@ def test_a_page_of_which_everything_was_deleted_is_not_read_again() -> None:
 
     purged.feed([], read_to=7, last=False)
 
-    assert purged.starved
+    assert purged.needs_page
     assert purged.read_from == 7
 
 

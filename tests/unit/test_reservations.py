@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.queue.lane import Run, Slice
 from storage_svc.queue.reservation import Ending, Reservation, Span
+from storage_svc.queue.run import Run, Slice
 from tidemark.errors import (
     AlreadySettled,
     Fenced,

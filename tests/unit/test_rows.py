@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from storage_svc.engines import rows
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane, Run, Slice
-from storage_svc.queue.queue import QueueRecord, Returned
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.run import Run, Slice
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -145,11 +146,11 @@ def test_messages_that_came_back_survive_their_row(
 ) -> None:
     """V3, V8."""
     slice_ = returned.slice
-    key = rows.exception_key(queue_id, group, slice_.start)
-    value = rows.exception_value(returned)
+    key = rows.returned_key(queue_id, group, slice_.start)
+    value = rows.returned_value(returned)
 
-    assert rows.exception_run_key(key, value) == rows.run_key(queue_id, slice_.run)
-    assert rows.read_exception(key, value, slice_.run) == (group, returned)
+    assert rows.returned_run_key(key, value) == rows.run_key(queue_id, slice_.run)
+    assert rows.read_returned(key, value, slice_.run) == (group, returned)
 
 
 @given(U64, TEXTS, OFFSETS, U64)
@@ -161,7 +162,7 @@ def test_a_delay_names_what_it_delays(
     name, at = read_text(key, 16)
     assert read_u64x2(key) == (not_before_ms, queue_id)
     assert (name.decode(), read_u64(key, at)) == (group, start)
-    assert key[8:] == rows.exception_key(queue_id, group, start)
+    assert key[8:] == rows.returned_key(queue_id, group, start)
 
 
 @given(U64, reservations())

@@ -219,7 +219,7 @@ async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
         ) -> Any:
             found = await scan(self, table, *where, **how)
             looked_at.append(table)
-            if table is Table.EXCEPTIONS:
+            if table is Table.RETURNED:
                 disk.gate.set()
                 await removal
             return found
@@ -227,5 +227,5 @@ async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
         monkeypatch.setattr(FaultyEngine, "scan", scan_then_delete)
         await storage.queue("jobs/a")
 
-    assert Table.EXCEPTIONS in looked_at
+    assert Table.RETURNED in looked_at
     assert "a record was left out" not in caplog.messages

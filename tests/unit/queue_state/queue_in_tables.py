@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from storage_svc.queue import lane as lanes
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane, Run, Slice
-from storage_svc.queue.queue import QueueRecord, QueueState, Returned, Rules
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord, Returned, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
+from storage_svc.queue.run import Run, Slice
 from tidemark.limits import RUN_MESSAGES_MAX
 
 PLENTY = 10**9
@@ -40,7 +42,7 @@ class Tables:
         self.bodies: dict[int, bytes] = {}
         self.reservations: dict[int, Reservation] = {}
         self.deadlines: set[tuple[int, int]] = set()
-        self.exceptions: dict[tuple[str, int], Returned] = {}
+        self.returned: dict[tuple[str, int], Returned] = {}
         self.delays: set[tuple[int, str, int]] = set()
         self.consumption: list[tuple[str, Span]] = []
         self.told: list[str] = []
@@ -96,15 +98,15 @@ class Tables:
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self.deadlines.remove((reservation.deadline_ms, reservation.reservation_id))
 
-    def put_exception(self, record: QueueRecord, group: Group, returned: Returned) -> None:
-        self.exceptions[group.name, returned.slice.start] = returned
+    def put_returned(self, record: QueueRecord, group: Group, returned: Returned) -> None:
+        self.returned[group.name, returned.slice.start] = returned
         if returned.not_before_ms:
             self.delays.add((returned.not_before_ms, group.name, returned.slice.start))
 
-    def delete_exception(
+    def delete_returned(
         self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
     ) -> None:
-        self.exceptions.pop((group.name, start), None)
+        self.returned.pop((group.name, start), None)
         if not_before_ms:
             self.delays.remove((not_before_ms, group.name, start))
 
@@ -118,8 +120,8 @@ class Tables:
         """Delete the rows of a group."""
         for mark in [mark for mark in self.marks if mark[0] == name]:
             del self.marks[mark]
-        for row in [row for row in self.exceptions if row[0] == name]:
-            del self.exceptions[row]
+        for row in [row for row in self.returned if row[0] == name]:
+            del self.returned[row]
 
     def feed(self, lane: Lane) -> None:
         """Read the next page of a lane."""
@@ -152,8 +154,8 @@ class Tables:
             if reservation.live:
                 group = state.groups[reservation.group]
                 _add(group, reservation.slice.run, reservation.open_messages)
-        for (name, _), returned in sorted(self.exceptions.items()):
-            state.recover_exception(state.groups[name], returned)
+        for (name, _), returned in sorted(self.returned.items()):
+            state.recover_returned(state.groups[name], returned)
             _add(state.groups[name], returned.slice.run, returned.slice.messages)
         return state
 
@@ -206,9 +208,9 @@ class Queue:
             bytes_max -= sum(each.messages * each.run.message_bytes for each in found.slices)
             slices += found.slices
             passed += found.passed
-            if found.starved is None:
+            if found.needs_page is None:
                 break
-            self.tables.feed(found.starved)
+            self.tables.feed(found.needs_page)
         return slices, passed
 
     def reserve(
@@ -243,7 +245,7 @@ class Queue:
         group = self.state.group(name)
         self.state.revoke(group, self.tables)
         for start, (_, not_before_ms) in group.delayed.items():
-            self.tables.delete_exception(self.state.record, group, start, not_before_ms)
+            self.tables.delete_returned(self.state.record, group, start, not_before_ms)
         self.tables.forget(name)
         self.state.remove_group(name, self.tables)
         self.state.erase_settled(sorted(self.tables.runs.values()), self.tables)

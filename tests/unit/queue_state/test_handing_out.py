@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage_svc.queue.lane import Slice
-from storage_svc.queue.queue import Rules
+from storage_svc.queue.record import Rules
 from storage_svc.queue.reservation import Ending
+from storage_svc.queue.run import Slice
 from tests.unit.queue_state.queue_in_tables import Queue, spans_of
 
 
@@ -77,7 +77,7 @@ def test_messages_are_handed_out_until_their_attempts_are_exhausted() -> None:
 
     assert queue.state.settle_buried(group, 0, queue.tables) == Slice(0, 2, run, 2, 2)
     assert queue.tables.runs == {}
-    assert queue.tables.exceptions == {}
+    assert queue.tables.returned == {}
 
 
 def test_attempts_below_the_limit_are_never_buried() -> None:
@@ -107,7 +107,7 @@ def test_a_lower_limit_of_attempts_holds_for_what_came_back_before_it() -> None:
 
     assert queue.reserve() == []
     assert sorted(group.buried) == [0, 1]
-    assert all(each.buried for each in queue.tables.exceptions.values())
+    assert all(each.buried for each in queue.tables.returned.values())
 
 
 def test_a_message_whose_time_to_live_has_passed_is_not_handed_out() -> None:
@@ -139,7 +139,7 @@ def test_a_short_hand_out_is_told_once_when_there_is_more() -> None:
     queue.append(1)
     assert queue.tables.told == []
 
-    group.short = True
+    group.has_waiters = True
     queue.settle(reservation, Ending.EXPIRED)
     queue.append(1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_svc.queue.queue import Rules
+from storage_svc.queue.record import Rules
 from storage_svc.queue.reservation import Ending
 from tests.unit.queue_state.queue_in_tables import Queue, spans_of
 from tidemark.errors import GroupNotFound, ReservationNotFound
@@ -84,7 +84,7 @@ def test_a_group_that_is_removed_is_gone_with_its_reservations() -> None:
     assert list(queue.tables.groups) == ["other"]
     assert list(queue.tables.reservations) == [other.reservation_id]
     assert queue.tables.deadlines == {(other.deadline_ms, other.reservation_id)}
-    assert queue.tables.exceptions == {}
+    assert queue.tables.returned == {}
     with pytest.raises(GroupNotFound):
         queue.state.group("default")
     with pytest.raises(ReservationNotFound):
@@ -130,7 +130,7 @@ def test_a_run_that_is_deleted_is_gone_in_every_place_it_can_be() -> None:
     assert [group.settled for group in groups] == [2, 2, 2, 2]
     assert all(not group.outstanding for group in groups)
     assert queue.tables.runs == {}
-    assert queue.tables.exceptions == {}
+    assert queue.tables.returned == {}
     assert queue.tables.delays == set()
     assert queue.state.record.messages == 0
 

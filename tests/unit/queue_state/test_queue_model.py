@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from storage_svc.queue import lane as lanes
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Run
-from storage_svc.queue.queue import QueueState, Returned, Rules
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import Returned, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
+from storage_svc.queue.run import Run
 from tests.unit.queue_state.queue_in_tables import PLENTY, Queue
 from tidemark.errors import AlreadySettled, Fenced, ReservationExpired
 
@@ -378,7 +379,7 @@ class AQueueMachine(RuleBasedStateMachine):
             for start, (_, not_before_ms) in group.delayed.items()
         }
         assert set(tables.reservations) == set(state.reservations)
-        assert tables.exceptions == {
+        assert tables.returned == {
             (group.name, returned.slice.start): returned
             for group in state.groups.values()
             for returned in exceptions_of(group)

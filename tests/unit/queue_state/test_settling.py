@@ -21,7 +21,7 @@ def test_a_run_is_reserved_and_acknowledged_as_one_record() -> None:
     assert queue.tables.runs == {}
     assert queue.tables.bodies == {}
     assert queue.tables.deadlines == set()
-    assert queue.tables.exceptions == {}
+    assert queue.tables.returned == {}
     assert queue.tables.consumption == [("default", (0, 1_000))]
     assert (queue.state.record.messages, queue.state.record.body_bytes) == (0, 0)
     assert queue.state.group("default").settled == 1_000
@@ -77,10 +77,10 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """V6: long after, a repeat is told that there is no such reservation."""
-    monkeypatch.setattr(queue_state, "REMEMBERED_TOGETHER_MAX", 0)
+    monkeypatch.setattr(queue_state, "SETTLED_SHARED_MAX", 0)
     queue = Queue()
     queue.add_group()
-    for _ in range(queue_state.REMEMBERED_MIN + 1):
+    for _ in range(queue_state.SETTLED_PER_QUEUE_MIN + 1):
         queue.append(1)
         queue.settle(queue.reserve()[0], Ending.ACK)
 
@@ -88,7 +88,7 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
         queue.state.find(1)
 
     assert queue.state.find(2).reservation_id == 2
-    assert len(queue.tables.reservations) == queue_state.REMEMBERED_MIN
+    assert len(queue.tables.reservations) == queue_state.SETTLED_PER_QUEUE_MIN
 
     queue.state.prepare_to_unload(queue.tables)
     assert queue.tables.reservations == {}
@@ -98,8 +98,8 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
 
 def test_queues_share_what_they_remember_beyond_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """V6: nobody has all of it, and whoever leaves gives it back."""
-    monkeypatch.setattr(queue_state, "REMEMBERED_MIN", 2)
-    monkeypatch.setattr(queue_state, "REMEMBERED_TOGETHER_MAX", 12)
+    monkeypatch.setattr(queue_state, "SETTLED_PER_QUEUE_MIN", 2)
+    monkeypatch.setattr(queue_state, "SETTLED_SHARED_MAX", 12)
     together = queue_state.SettledBudget()
     queues = []
     kept = []

@@ -1,0 +1,81 @@
+"""The record of a queue, the rules that it obeys, and the journal that its changes are written to.
+
+Pure: the journal is a protocol, which `partition/journal.py` implements for one commit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from storage_svc.queue.group import Group
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.reservation import Reservation, Span
+from storage_svc.queue.run import Run, Slice
+from tidemark.topics import TopicSettings
+
+
+@dataclass(slots=True)
+class QueueRecord:
+    """The catalog row of a queue; readable without loading the queue."""
+
+    queue_id: int
+    lmq_name: str
+    create_time_ms: int
+    last_activity_ms: int
+    next_offset: int = 0
+    messages: int = 0
+    body_bytes: int = 0
+    scheduled: int = 0
+    # Tables that need not be read when the queue is loaded, because they never held rows of it.
+    # Most queues have no fairness keys and nothing given back: they are loaded with two reads.
+    keyed: bool = False
+    returned: bool = False
+    reserved: bool = False
+    kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
+
+
+class Returned(NamedTuple):
+    """Messages that were given back, and when they may be handed out again."""
+
+    slice: Slice
+    not_before_ms: int = 0  # 0: ready now
+    buried: bool = False
+
+
+class Journal(Protocol):
+    """Records the changes of one commit."""
+
+    def queue_changed(self, record: QueueRecord) -> None: ...
+    def group_changed(self, record: QueueRecord, group: Group) -> None: ...
+    def group_removed(self, record: QueueRecord, group: Group) -> None: ...
+    def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None: ...
+    def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None: ...
+    def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None: ...
+    def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None: ...
+    def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def put_returned(self, record: QueueRecord, group: Group, returned: Returned) -> None: ...
+    def delete_returned(
+        self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
+    ) -> None: ...
+    def consumed(self, record: QueueRecord, group: str, span: Span) -> None: ...
+    def ready(self, record: QueueRecord, group: Group) -> None: ...
+
+
+class Rules(NamedTuple):
+    """The settings of the topic that a queue obeys."""
+
+    max_attempts: int = 0
+    keeps_settled: bool = False
+    weights: Mapping[str, int] = {}
+    records_consumption: bool = True
+
+    @classmethod
+    def of(cls, settings: TopicSettings) -> "Rules":
+        return cls(
+            settings.max_attempts,
+            settings.retention_enabled,
+            settings.fairness_weights,
+            not settings.consumption_records_disabled,
+        )
