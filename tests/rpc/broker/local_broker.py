@@ -137,6 +137,11 @@ class LocalBroker:
         """A connection of its own, for what the client does not do."""
         return await self._clients.enter_async_context(open_channel(self.address))
 
+    async def narrow_channel(self) -> grpc.aio.Channel:
+        """A connection that takes little while nobody reads: gRPC widens any other as it likes."""
+        channel = grpc.aio.insecure_channel(self.address, options=[("grpc.http2.bdp_probe", 0)])
+        return await self._clients.enter_async_context(channel)
+
     async def create_topic(self, name: str = TOPIC, **settings: Any) -> topic_pb2.Topic:
         request = topic_pb2.CreateTopicRequest(
             name=name, settings=topic_pb2.TopicSettings(**settings)
