@@ -93,6 +93,9 @@ PAGE_SIZE_DEFAULT: Final = 100
 PULL_MESSAGES_MAX: Final = 10_000
 """Messages in one pull: one full run."""
 
+PEEK_MESSAGES_MAX: Final = 1000
+"""Messages that one look at a queue may ask for."""
+
 PULL_WAIT_MS_MAX: Final = 60_000
 """Longest wait of a pull. Load balancers cut calls that are idle for longer."""
 
@@ -142,6 +145,9 @@ DELAY_MS_MAX: Final = 365 * _DAY_MS
 
 TTL_MS_MAX: Final = 365 * _DAY_MS
 """Longest time to live of a message; 0 means no limit."""
+
+CLIENT_TIMEOUT_MS_MAX: Final = 30 * _DAY_MS
+"""Longest timeout that a client may be given."""
 
 IDLE_AFTER_MS_MIN: Final = 100
 """Shortest idle window of a topic. Below that, queues would be unloaded between two messages."""

@@ -24,6 +24,7 @@ from opentelemetry.trace import Span
 
 from tidemark import client as asynchronous
 from tidemark.client import Message, PublishReceipt
+from tidemark.client.arguments import Duration, check_instance, check_iterable, check_lmq_names
 from tidemark.client.client import DEFAULT_GROUP
 from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.settlements import SettleFailed
@@ -46,8 +47,7 @@ Taken = TypeVar("Taken", asynchronous.Delivery, asynchronous.DeliveryBatch)
 
 def connect(addresses: str | Iterable[str], **options: Any) -> "Client":
     """A blocking client; use it in `with`. The options are those of `tidemark.connect`."""
-    chosen = addresses if isinstance(addresses, str) else list(addresses)
-    return Client(asynchronous.connect(chosen, **options))
+    return Client(asynchronous.connect(addresses, **options))
 
 
 class _Loop:
@@ -149,15 +149,16 @@ class Client:
         *,
         group: str = DEFAULT_GROUP,
         credit: int = 500,
-        visibility_ms: int = 0,
+        visibility_ms: Duration = 0,
         on_evicted: OnEvicted | None = None,
         on_settle_failed: SettleFailed | None = None,
     ) -> "Subscription":
         """Callbacks are called in the client's thread: they must not call the client."""
+        names = check_lmq_names(lmq_names)  # read here: an iterator belongs to its thread
 
         async def subscribe() -> asynchronous.Subscription:
             return self._client.subscribe(
-                lmq_names,
+                names,
                 group=group,
                 credit=credit,
                 visibility_ms=visibility_ms,
@@ -173,8 +174,8 @@ class Client:
         *,
         group: str = DEFAULT_GROUP,
         max_messages: int = 100,
-        wait_ms: int = 0,
-        visibility_ms: int = 0,
+        wait_ms: Duration = 0,
+        visibility_ms: Duration = 0,
     ) -> "PulledBatch":
         pulled = self._client.pull(
             lmq_name,
@@ -185,7 +186,8 @@ class Client:
         )
         return PulledBatch(self._loop.run(pulled), self._loop)
 
-    def settle(self, pulled: "PulledBatch", *, ack: bool = True, delay_ms: int = 0) -> None:
+    def settle(self, pulled: "PulledBatch", *, ack: bool = True, delay_ms: Duration = 0) -> None:
+        check_instance("pulled", pulled, PulledBatch)
         self._loop.run(self._client.settle(pulled.pulled, ack=ack, delay_ms=delay_ms))
 
     def create_topic(self, name: str, **settings: Any) -> Topic:
@@ -206,8 +208,8 @@ class Publisher:
         *,
         headers: Mapping[str, str] | None = None,
         fairness_key: str = "",
-        delay_ms: int = 0,
-        ttl_ms: int | None = None,
+        delay_ms: Duration = 0,
+        ttl_ms: Duration | None = None,
         sequence: int = 0,
     ) -> PublishReceipt:
         return self._loop.run(
@@ -226,13 +228,13 @@ class Publisher:
         messages: Iterable[bytes | Message],
         *,
         fairness_key: str = "",
-        delay_ms: int = 0,
-        ttl_ms: int | None = None,
+        delay_ms: Duration = 0,
+        ttl_ms: Duration | None = None,
         sequence: int = 0,
     ) -> list[PublishReceipt]:
         return self._loop.run(
             self._publisher.publish_many(
-                list(messages),  # read here: an iterator of the caller's belongs to its thread
+                list(check_iterable("messages", messages)),  # read here: it belongs to this thread
                 fairness_key=fairness_key,
                 delay_ms=delay_ms,
                 ttl_ms=ttl_ms,
@@ -347,7 +349,7 @@ class _Settled:
     def ack(self) -> None:
         self._loop.run(self._settled.ack())
 
-    def nack(self, delay_ms: int = 0) -> None:
+    def nack(self, delay_ms: Duration = 0) -> None:
         self._loop.run(self._settled.nack(delay_ms))
 
     def dead_letter(self, why: str) -> None:
@@ -356,7 +358,7 @@ class _Settled:
     def release(self) -> None:
         self._loop.run(self._settled.release())
 
-    def extend(self, visibility_ms: int) -> int:
+    def extend(self, visibility_ms: Duration) -> int:
         return self._loop.run(self._settled.extend(visibility_ms))
 
 

@@ -64,13 +64,19 @@ class Topic:
     update_time_ms: int = 0
 
 
-_RANGES: Mapping[str, tuple[int, int]] = {
+SETTING_RANGES: Mapping[str, tuple[int, int]] = {
+    "partitions": (1, limits.PARTITIONS_MAX),
     "visibility_timeout_ms": (limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX),
     "max_attempts": (0, limits.MAX_ATTEMPTS_MAX),
+    "retention_seconds": (0, limits.RETENTION_SECONDS_MAX),
+    "completed_retention_seconds": (0, limits.RETENTION_SECONDS_MAX),
+    "max_wait_time_seconds": (0, limits.RETENTION_SECONDS_MAX),
     "idle_after_ms": (limits.IDLE_AFTER_MS_MIN, limits.IDLE_AFTER_MS_MAX),
+    "queue_messages_max": (0, 2**64 - 1),
+    "queue_bytes_max": (0, 2**64 - 1),
     "default_ttl_ms": (0, limits.TTL_MS_MAX),
 }
-_AGES = ("retention_seconds", "completed_retention_seconds", "max_wait_time_seconds")
+"""Every setting that is a number, with its range."""
 
 
 def validate(topic: Topic, cluster_partitions: int) -> None:
@@ -78,10 +84,8 @@ def validate(topic: Topic, cluster_partitions: int) -> None:
     validate_topic(topic.name)
     settings = topic.settings
     _check("partitions", settings.partitions, 1, cluster_partitions)
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in SETTING_RANGES.items():
         _check(name, getattr(settings, name), low, high)
-    for name in _AGES:
-        _check(name, getattr(settings, name), 0, limits.RETENTION_SECONDS_MAX)
     if settings.dead_letter_topic:
         validate_topic(settings.dead_letter_topic)
         if settings.dead_letter_topic == topic.name:

@@ -1,5 +1,7 @@
 """How calls become runs."""
 
+from typing import Any, cast
+
 from tidemark import limits
 from tidemark.client.publish.batching import Call, Lane, Run, Sequences, Shape
 from tidemark.client.publish.messages import batch_of
@@ -15,6 +17,10 @@ class Waiter:
 
     def done(self) -> bool:
         return self.gone
+
+
+def no_refusal(call: Call[Waiter], error: Exception) -> None:
+    raise AssertionError("every call can be encoded") from error
 
 
 def lane_of(*calls: Call[Waiter]) -> Lane[Waiter]:
@@ -35,7 +41,7 @@ def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
     many = Call(Waiter(), Shape(), 0, batch=batch_of([b"c", b"d"]))
     lane = lane_of(call(b"a"), call(b"b"), many, call(b"e", delay_ms=5), call(b"f"))
 
-    runs = lane.gather(ROOM, 10)
+    runs = lane.gather(ROOM, 10, no_refusal)
 
     assert payloads(runs) == [[b"a", b"b", b"c", b"d"], [b"e"], [b"f"]]
     assert [run.proto.count for run in runs] == [4, 1, 1]
@@ -47,8 +53,8 @@ def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
     lane = lane_of(*(call(b"") for _ in range(limits.RUN_MESSAGES_MAX + 1)))
     large = lane_of(*(call(bytes(1_000_000)) for _ in range(5)))
 
-    counts = [run.proto.count for run in lane.gather(ROOM, 10)]
-    sizes = [run.proto.count for run in large.gather(ROOM, 10)]
+    counts = [run.proto.count for run in lane.gather(ROOM, 10, no_refusal)]
+    sizes = [run.proto.count for run in large.gather(ROOM, 10, no_refusal)]
 
     assert counts == [limits.RUN_MESSAGES_MAX, 1]
     assert sizes == [4], "the fifth goes with the next frame"
@@ -58,31 +64,45 @@ def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
 def test_no_more_runs_are_made_than_allowed() -> None:
     lane = lane_of(*(call(b"x", delay_ms=number) for number in range(5)))
 
-    assert len(lane.gather(ROOM, 2)) == 2
+    assert len(lane.gather(ROOM, 2, no_refusal)) == 2
     assert len(lane.waiting) == 3
 
 
 def test_whoever_has_gone_is_left_out() -> None:
     lane = lane_of(call(b"a", gone=True), call(b"b"))
 
-    assert payloads(lane.gather(ROOM, 10)) == [[b"b"]]
+    assert payloads(lane.gather(ROOM, 10, no_refusal)) == [[b"b"]]
 
 
 def test_a_refused_run_is_tried_again_call_by_call_before_what_came_later() -> None:
     lane = lane_of(call(b"a"), call(b"b"))
-    (run,) = lane.gather(ROOM, 10)
+    (run,) = lane.gather(ROOM, 10, no_refusal)
     lane.waiting.append(call(b"later"))
 
     lane.split(run)
 
-    assert payloads(lane.gather(ROOM, 10)) == [[b"a"], [b"b"], [b"later"]]
+    assert payloads(lane.gather(ROOM, 10, no_refusal)) == [[b"a"], [b"b"], [b"later"]]
+
+
+def test_a_call_that_cannot_be_encoded_is_refused_alone() -> None:
+    """K3: its neighbours are stored in their order, and the lane goes on."""
+    wrong: Any = "not bytes"
+    bad, late = call(wrong), Call(Waiter(), Shape(delay_ms=cast("int", 1.5)), 0, b"late")
+    lane = lane_of(call(b"a"), bad, call(b"b"), late, call(b"c"))
+    refused: list[Call[Waiter]] = []
+
+    runs = lane.gather(ROOM, 10, lambda each, _: refused.append(each))
+
+    assert payloads(runs) == [[b"a"], [b"b"], [b"c"]]
+    assert refused == [bad, late]
+    assert not lane.waiting
 
 
 def test_a_number_of_the_users_own_makes_a_run_of_its_own() -> None:
     numbered = Call(Waiter(), Shape(sequence=7, alone=True), 0, b"n")
     lane = lane_of(numbered, Call(Waiter(), Shape(sequence=7, alone=True), 0, b"n"))
 
-    assert [run.proto.sequence for run in lane.gather(ROOM, 10)] == [7, 7]
+    assert [run.proto.sequence for run in lane.gather(ROOM, 10, no_refusal)] == [7, 7]
 
 
 def test_sequences_stay_within_the_window_that_storage_remembers() -> None:

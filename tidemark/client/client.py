@@ -16,6 +16,24 @@ import grpc
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.client.admin.admin import Admin
+from tidemark.client.arguments import (
+    Duration,
+    check_addresses,
+    check_bool,
+    check_callback,
+    check_clock,
+    check_delay_ms,
+    check_group,
+    check_instance,
+    check_int,
+    check_lmq_name,
+    check_lmq_names,
+    check_ms,
+    check_settings,
+    check_str,
+    check_timeout_ms,
+    check_visibility_ms,
+)
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.pull import PulledBatch, Puller
@@ -29,16 +47,9 @@ from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError
-from tidemark.names import (
-    LmqName,
-    partition_of,
-    validate_client_id,
-    validate_group,
-    validate_producer_id,
-)
+from tidemark.names import partition_of, validate_client_id, validate_producer_id
 from tidemark.rpc.channel import open_channel
-from tidemark.topics import SETTING_NAMES, MaxWaitAction, Topic, TopicSettings
-from tidemark.topics import Subscription as SubscriptionKind
+from tidemark.topics import Topic, TopicSettings
 
 DEFAULT_GROUP: Final = "default"
 _FLUSH_TIMEOUT_MS: Final = 5_000
@@ -47,12 +58,12 @@ S = TypeVar("S")
 
 
 def connect(
-    addresses: str | Sequence[str],
+    addresses: str | Iterable[str],
     *,
     client_id: str | None = None,
     producer_id: str | None = None,
-    publish_timeout_ms: int = 30_000,
-    connect_timeout_ms: int = 10_000,
+    publish_timeout_ms: Duration = 30_000,
+    connect_timeout_ms: Duration = 10_000,
     buffer_bytes_max: int = 16 * 1024 * 1024,
     credentials: grpc.ChannelCredentials | None = None,
     clock: Clock | None = None,
@@ -71,17 +82,27 @@ def connect(
     repeats only what it sent itself. `publish_timeout_ms` bounds how long a publish is tried,
     `buffer_bytes_max` how much may be under way before `publish` waits, `connect_timeout_ms` how
     long the first connection, and a subscription, may take.
+
+    Here and in every call: durations are whole milliseconds or a `timedelta`, and a wrong argument
+    raises InvalidArgument, whose `field` names it, before anything is sent.
     """
+    if client_id is None:
+        client_id = f"client-{secrets.token_hex(8)}"
+    validate_client_id(check_str("client_id", client_id))
+    if producer_id is not None:
+        validate_producer_id(check_str("producer_id", producer_id))
+    if credentials is not None:
+        check_instance("credentials", credentials, grpc.ChannelCredentials)
     return Client(
-        [addresses] if isinstance(addresses, str) else list(addresses),
-        client_id=client_id or f"client-{secrets.token_hex(8)}",
+        check_addresses(addresses),
+        client_id=client_id,
         producer_id=producer_id,
-        publish_timeout_ms=publish_timeout_ms,
-        connect_timeout_ms=connect_timeout_ms,
-        buffer_bytes_max=buffer_bytes_max,
+        publish_timeout_ms=check_timeout_ms("publish_timeout_ms", publish_timeout_ms),
+        connect_timeout_ms=check_timeout_ms("connect_timeout_ms", connect_timeout_ms),
+        buffer_bytes_max=check_int("buffer_bytes_max", buffer_bytes_max, 1),
         credentials=credentials,
-        clock=clock or SystemClock(),
-        random=random or Random(),
+        clock=SystemClock() if clock is None else check_clock(clock),
+        random=Random() if random is None else check_instance("random", random, Random),
     )
 
 
@@ -101,13 +122,6 @@ class Client:
         clock: Clock,
         random: Random,
     ) -> None:
-        if not addresses:
-            raise InvalidArgument("there is no address to connect to", field="addresses")
-        validate_client_id(client_id)
-        if producer_id is not None:
-            validate_producer_id(producer_id)
-        if min(publish_timeout_ms, connect_timeout_ms, buffer_bytes_max) < 1:
-            raise InvalidArgument("times and sizes are above 0")
         self.client_id = client_id
         self._numbered = producer_id is not None
         # Sequences begin at 1 with each client, so each is a producer of its own.
@@ -185,7 +199,7 @@ class Client:
     async def publisher(self, lmq_name: str) -> Publisher:
         """A publisher of one queue, which is created if need be; raises if its topic is not."""
         self._check_open()
-        LmqName.parse(lmq_name)
+        check_lmq_name(lmq_name)
         clock, backoff = self._identity.clock, Backoff(self._identity.random)
         deadline_ms = clock.monotonic_ms() + self._publish_timeout_ms
         while True:
@@ -215,7 +229,7 @@ class Client:
         *,
         group: str = DEFAULT_GROUP,
         credit: int = 500,
-        visibility_ms: int = 0,
+        visibility_ms: Duration = 0,
         on_evicted: OnEvicted | None = None,
         on_settle_failed: SettleFailed | None = None,
     ) -> Subscription:
@@ -227,9 +241,10 @@ class Client:
         error when an ack of it failed; without it, that is logged.
         """
         self._check_open()
-        if isinstance(lmq_names, str):
-            raise InvalidArgument("name the queues in a list", field="lmq_names")
-        names = list(lmq_names)
+        names = check_lmq_names(lmq_names)
+        check_group(group)
+        check_callback("on_evicted", on_evicted)
+        check_callback("on_settle_failed", on_settle_failed)
         for other in self._subscriptions:
             twice = set(names) & set(other.lmq_names) if other.group == group else set()
             if twice:
@@ -242,8 +257,8 @@ class Client:
             self._identity,
             names,
             group=group,
-            credit=min(credit, limits.CREDIT_MAX),
-            visibility_ms=visibility_ms,
+            credit=check_int("credit", credit, 1, limits.CREDIT_MAX),
+            visibility_ms=check_visibility_ms(visibility_ms, optional=True),
             timeout_ms=self._connect_timeout_ms,
             on_evicted=on_evicted,
             on_settle_failed=on_settle_failed,
@@ -258,27 +273,31 @@ class Client:
         *,
         group: str = DEFAULT_GROUP,
         max_messages: int = 100,
-        wait_ms: int = 0,
-        visibility_ms: int = 0,
+        wait_ms: Duration = 0,
+        visibility_ms: Duration = 0,
     ) -> PulledBatch:
         """Reserve messages that are there, or come within `wait_ms`; maybe none."""
-        LmqName.parse(lmq_name)
-        validate_group(group)
-        if not 1 <= max_messages <= limits.PULL_MESSAGES_MAX:
-            raise InvalidArgument(f"1 to {limits.PULL_MESSAGES_MAX}", field="max_messages")
-        if not 0 <= wait_ms <= limits.PULL_WAIT_MS_MAX:
-            raise InvalidArgument(f"0 to {limits.PULL_WAIT_MS_MAX} ms", field="wait_ms")
-        return await self._puller().pull(lmq_name, group, max_messages, wait_ms, visibility_ms)
+        return await self._puller().pull(
+            check_lmq_name(lmq_name),
+            check_group(group),
+            check_int("max_messages", max_messages, 1, limits.PULL_MESSAGES_MAX),
+            check_ms("wait_ms", wait_ms, 0, limits.PULL_WAIT_MS_MAX),
+            check_visibility_ms(visibility_ms, optional=True),
+        )
 
     async def settle(
         self,
         pulled: PulledBatch | DeliveryBatch | Delivery,
         *,
         ack: bool = True,
-        delay_ms: int = 0,
+        delay_ms: Duration = 0,
     ) -> None:
         """Ack what was pulled, or have it again after a delay; raises why that failed."""
         self._check_open()
+        check_instance("pulled", pulled, PulledBatch, DeliveryBatch, Delivery)
+        delay_ms = check_delay_ms(delay_ms, limits.NACK_DELAY_MS_MAX)
+        if check_bool("ack", ack) and delay_ms:
+            raise InvalidArgument("only what is not acked comes again", field="delay_ms")
         if isinstance(pulled, PulledBatch):
             action = Ack() if ack else Nack(delay_ms=delay_ms)
             await self._puller().settle_all(pulled.batches, action)
@@ -294,7 +313,7 @@ class Client:
 
         >>> await client.create_topic("jobs", max_attempts=5, dead_letter_topic="jobs-dead")
         """
-        return await self.admin.create_topic(name, _settings(settings))
+        return await self.admin.create_topic(name, TopicSettings(**check_settings(settings)))
 
     @property
     def admin(self) -> Admin:
@@ -326,20 +345,3 @@ class Client:
             raise ClientClosed(
                 "the client is closed" if self._state == "closed" else "use it in `async with`"
             )
-
-
-def _settings(settings: dict[str, Any]) -> TopicSettings:
-    unknown = set(settings) - set(SETTING_NAMES)
-    if unknown:
-        raise InvalidArgument(
-            f"a topic has no setting {sorted(unknown)[0]}; it has {', '.join(SETTING_NAMES)}",
-            field=sorted(unknown)[0],
-        )
-    try:
-        if "subscription" in settings:
-            settings["subscription"] = SubscriptionKind(settings["subscription"])
-        if "max_wait_action" in settings:
-            settings["max_wait_action"] = MaxWaitAction(settings["max_wait_action"])
-        return TopicSettings(**settings)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None

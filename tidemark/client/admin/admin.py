@@ -6,10 +6,11 @@ the classes of `tidemark.errors`. It keeps no state, never repeats a call and cl
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import grpc
 
+from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.client.admin.values import (
@@ -21,6 +22,18 @@ from tidemark.client.admin.values import (
     QueueStats,
     Redriven,
     StoredMessage,
+)
+from tidemark.client.arguments import (
+    TIMESTAMP_MS_MAX,
+    UINT32_MAX,
+    check_bool,
+    check_group,
+    check_instance,
+    check_int,
+    check_lmq_name,
+    check_settings,
+    check_str,
+    check_topic_name,
 )
 from tidemark.errors import InvalidArgument
 from tidemark.limits import PAGE_SIZE_MAX
@@ -45,12 +58,17 @@ class Admin:
 
     async def create_topic(self, name: str, settings: TopicSettings = _DEFAULTS) -> Topic:
         """Create a topic. Repeating it with equal settings is a success."""
-        request = topic_pb2.CreateTopicRequest(name=name, settings=settings_to_proto(settings))
+        check_topic_name(name)
+        check_instance("settings", settings, TopicSettings)
+        chosen = check_settings({each: getattr(settings, each) for each in SETTING_NAMES})
+        request = topic_pb2.CreateTopicRequest(
+            name=name, settings=settings_to_proto(TopicSettings(**chosen))
+        )
         answer = await self._topics.CreateTopic(request, timeout=self._timeout_s)
         return topic_from_proto(answer.topic)
 
     async def get_topic(self, name: str) -> Topic:
-        request = topic_pb2.GetTopicRequest(name=name)
+        request = topic_pb2.GetTopicRequest(name=check_topic_name(name))
         answer = await self._topics.GetTopic(request, timeout=self._timeout_s)
         return topic_from_proto(answer.topic)
 
@@ -69,12 +87,12 @@ class Admin:
         self, name: str, changes: Mapping[str, Any], *, expected_version: int = 0
     ) -> Topic:
         """Change the named settings and no others; a zero brings a default back."""
-        for setting in changes:
-            if setting not in SETTING_NAMES:
-                raise InvalidArgument(f"there is no setting {setting!r}", field=setting)
-        settings = settings_to_proto(replace(_DEFAULTS, **changes))
+        check_topic_name(name)
+        changes = check_settings(changes)
         request = topic_pb2.UpdateTopicRequest(
-            name=name, settings=settings, expected_version=expected_version
+            name=name,
+            settings=settings_to_proto(replace(_DEFAULTS, **changes)),
+            expected_version=check_int("expected_version", expected_version, 0),
         )
         request.update_mask.paths.extend(changes)
         answer = await self._topics.UpdateTopic(request, timeout=self._timeout_s)
@@ -82,18 +100,25 @@ class Admin:
 
     async def delete_topic(self, name: str, *, force: bool = False) -> int:
         """Delete a topic; returns how many queues went with it."""
-        request = topic_pb2.DeleteTopicRequest(name=name, force=force)
+        request = topic_pb2.DeleteTopicRequest(
+            name=check_topic_name(name), force=check_bool("force", force)
+        )
         return (await self._topics.DeleteTopic(request, timeout=self._timeout_s)).queues
 
     # --- queues --------------------------------------------------------------------------------
 
-    async def list_queues(
+    def list_queues(
         self, topic: str, *, lite_prefix: str = "", page_size: int = PAGE_SIZE_MAX
     ) -> AsyncIterator[Queue]:
         """The queues of a topic by partition and name, page by page; none is woken."""
         request = topic_pb2.ListQueuesRequest(
-            topic=topic, lite_prefix=lite_prefix, page_size=page_size
+            topic=check_topic_name(topic, "topic"),
+            lite_prefix=check_str("lite_prefix", lite_prefix, limits.LITE_NAME_BYTES_MAX),
+            page_size=check_int("page_size", page_size, 1, UINT32_MAX),
         )
+        return self._queues(request)
+
+    async def _queues(self, request: topic_pb2.ListQueuesRequest) -> AsyncIterator[Queue]:
         while True:
             page = await self._topics.ListQueues(request, timeout=self._timeout_s)
             for each in page.queues:
@@ -103,7 +128,7 @@ class Admin:
             request.page_token = page.next_page_token
 
     async def get_queue(self, lmq_name: str) -> QueueStats:
-        request = topic_pb2.GetQueueRequest(lmq_name=lmq_name)
+        request = topic_pb2.GetQueueRequest(lmq_name=check_lmq_name(lmq_name))
         answer = await self._topics.GetQueue(request, timeout=self._timeout_s)
         return QueueStats(_queue(answer.queue), tuple(map(_group, answer.groups)))
 
@@ -112,24 +137,27 @@ class Admin:
     ) -> list[StoredMessage]:
         """Messages by offset without reserving them; with a group, those it has not settled."""
         request = topic_pb2.PeekQueueRequest(
-            lmq_name=lmq_name, offset=offset, max_messages=max_messages, group=group
+            lmq_name=check_lmq_name(lmq_name),
+            offset=check_int("offset", offset, 0),
+            max_messages=check_int("max_messages", max_messages, 1, limits.PEEK_MESSAGES_MAX),
+            group=check_group(group) if group != "" else "",
         )
         answer = await self._topics.PeekQueue(request, timeout=self._timeout_s)
         return [_stored(each) for each in answer.messages]
 
     async def purge_queue(self, lmq_name: str) -> int:
         """Delete what no live reservation holds; returns how many messages that were."""
-        request = topic_pb2.PurgeQueueRequest(lmq_name=lmq_name)
+        request = topic_pb2.PurgeQueueRequest(lmq_name=check_lmq_name(lmq_name))
         return (await self._topics.PurgeQueue(request, timeout=self._timeout_s)).messages
 
     async def delete_queue(self, lmq_name: str) -> int:
         """Delete a queue; returns how many messages went with it."""
-        request = topic_pb2.DeleteQueueRequest(lmq_name=lmq_name)
+        request = topic_pb2.DeleteQueueRequest(lmq_name=check_lmq_name(lmq_name))
         return (await self._topics.DeleteQueue(request, timeout=self._timeout_s)).messages
 
     async def evict_queue(self, lmq_name: str) -> Eviction:
         """Try to unload a queue now, and say what came of it (I6)."""
-        request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name=lmq_name)
+        request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name=check_lmq_name(lmq_name))
         answer = await self._topics.TryEvictInactiveQueue(request, timeout=self._timeout_s)
         outcomes = {each.partition: _outcome(each.outcome) for each in answer.partitions}
         return Eviction(_outcome(answer.outcome), outcomes)
@@ -137,7 +165,9 @@ class Admin:
     async def cancel_scheduled(self, lmq_name: str, partition: int, schedule_id: int) -> int:
         """Forget a run that is not yet due; returns how many messages it had."""
         request = topic_pb2.CancelScheduledRequest(
-            lmq_name=lmq_name, partition=partition, schedule_id=schedule_id
+            lmq_name=check_lmq_name(lmq_name),
+            partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1),
+            schedule_id=check_int("schedule_id", schedule_id, 1),
         )
         return (await self._topics.CancelScheduled(request, timeout=self._timeout_s)).messages
 
@@ -154,15 +184,19 @@ class Admin:
     ) -> Redriven:
         """Move dead letters back to the queues they came from."""
         request = topic_pb2.RedriveDeadLettersRequest(
-            lmq_name=lmq_name,
-            reason=reason,
-            source_lmq_name=source_lmq_name,
-            limit=limit,
-            dry_run=dry_run,
+            lmq_name=check_lmq_name(lmq_name),
+            reason=check_str("reason", reason),
+            source_lmq_name=(
+                check_lmq_name(source_lmq_name, "source_lmq_name") if source_lmq_name != "" else ""
+            ),
+            limit=check_int("limit", limit, 0),
+            dry_run=check_bool("dry_run", dry_run),
         )
         if after_time_ms is not None:
+            after_time_ms = check_int("after_time_ms", after_time_ms, 0, TIMESTAMP_MS_MAX)
             request.after_time.FromMilliseconds(after_time_ms)
         if before_time_ms is not None:
+            before_time_ms = check_int("before_time_ms", before_time_ms, 0, TIMESTAMP_MS_MAX)
             request.before_time.FromMilliseconds(before_time_ms)
         answer = await self._topics.RedriveDeadLetters(request, timeout=self._timeout_s)
         return Redriven(answer.messages, answer.orphans)
@@ -170,7 +204,7 @@ class Admin:
     # --- groups --------------------------------------------------------------------------------
 
     async def list_groups(self, lmq_name: str) -> list[Group]:
-        request = topic_pb2.ListGroupsRequest(lmq_name=lmq_name)
+        request = topic_pb2.ListGroupsRequest(lmq_name=check_lmq_name(lmq_name))
         answer = await self._topics.ListGroups(request, timeout=self._timeout_s)
         return [_group(each) for each in answer.groups]
 
@@ -178,17 +212,26 @@ class Admin:
         self, lmq_name: str, group: str, position: Position, number: int = 0
     ) -> list[Group]:
         """Move the progress of a group; what its consumers hold is revoked."""
+        if position not in get_args(Position):
+            known = ", ".join(get_args(Position))
+            raise InvalidArgument(f"position is one of {known}", field="position")
+        least = 1 if position == "last" else 0
+        number = check_int("number", number, least)
         start = subscription_pb2.StartPosition()
         if position in ("earliest", "latest"):
             setattr(start, position, True)
         else:
             setattr(start, position, number)
-        request = topic_pb2.ResetGroupRequest(lmq_name=lmq_name, group=group, start=start)
+        request = topic_pb2.ResetGroupRequest(
+            lmq_name=check_lmq_name(lmq_name), group=check_group(group), start=start
+        )
         answer = await self._topics.ResetGroup(request, timeout=self._timeout_s)
         return [_group(each) for each in answer.groups]
 
     async def delete_group(self, lmq_name: str, group: str) -> None:
-        request = topic_pb2.DeleteGroupRequest(lmq_name=lmq_name, group=group)
+        request = topic_pb2.DeleteGroupRequest(
+            lmq_name=check_lmq_name(lmq_name), group=check_group(group)
+        )
         await self._topics.DeleteGroup(request, timeout=self._timeout_s)
 
     # --- partitions ----------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.api.storage.v1 import retention_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.client.admin.values import Finding, Job, Pass, Removal, Sweeper
+from tidemark.client.arguments import check_bool, check_int, check_str
 from tidemark.errors import InvalidArgument
-from tidemark.limits import PAGE_SIZE_MAX
+from tidemark.limits import PAGE_SIZE_MAX, PARTITIONS_MAX
 from tidemark.rpc.enums import word_of
 
 JOBS = ("metrics", "retention", "eviction")
@@ -44,7 +45,7 @@ async def run_job(
     if name not in JOBS:
         raise InvalidArgument(f"there is no job {name!r}", field="name")
     job = jobs_pb2.JobName.Value(f"JOB_NAME_{name.upper()}")
-    request = jobs_pb2.RunJobRequest(name=job, dry_run=dry_run)
+    request = jobs_pb2.RunJobRequest(name=job, dry_run=check_bool("dry_run", dry_run))
     answer = await JobServiceStub(scheduler).RunJob(request, timeout=_seconds(timeout_ms))
     findings = tuple(
         Finding(each.topic, each.rule, each.due, each.why_not) for each in answer.findings
@@ -60,17 +61,19 @@ async def list_retention_history(
     timeout_ms: int | None = None,
 ) -> AsyncIterator[Removal]:
     """What was removed, newest first, page by page; of one type (R6) or all."""
+    if partition is not None:
+        check_int("partition", partition, 0, PARTITIONS_MAX - 1)
     request = retention_pb2.ListRetentionHistoryRequest(
         partition=partition, page_size=PAGE_SIZE_MAX
     )
-    if retention_type:
+    if check_str("retention_type", retention_type):
         try:
             request.type = retention_pb2.RetentionType.Value(
                 f"RETENTION_TYPE_{retention_type.upper()}"
             )
         except ValueError:
             detail = f"there is no retention type {retention_type!r}"
-            raise InvalidArgument(detail, field="type") from None
+            raise InvalidArgument(detail, field="retention_type") from None
     stub = RetentionServiceStub(storage)
     while True:
         page = await stub.ListRetentionHistory(request, timeout=_seconds(timeout_ms))

@@ -13,9 +13,10 @@ from opentelemetry.trace import Span
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
+from tidemark.client.arguments import Duration, check_delay_ms, check_str, check_visibility_ms
 from tidemark.client.spans import process_span
 from tidemark.client.transport.codec import Action, Range
-from tidemark.errors import AlreadySettled, InvalidArgument
+from tidemark.errors import AlreadySettled
 
 _ACK: Final = Ack()
 _NUMBERS: Final[Mapping[type[Action], int]] = {Ack: 1, Nack: 2, DeadLetter: 3, Release: 4}
@@ -155,7 +156,7 @@ class DeliveryBatch:
         if ranges is not None:
             await self._settler.ack(self, ranges)
 
-    async def nack(self, delay_ms: int = 0) -> None:
+    async def nack(self, delay_ms: Duration = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1."""
         await self._settle(_nack(delay_ms))
 
@@ -167,11 +168,9 @@ class DeliveryBatch:
         """Not tried: ready again at once, and it does not count as an attempt."""
         await self._settle(Release())
 
-    async def extend(self, visibility_ms: int) -> int:
+    async def extend(self, visibility_ms: Duration) -> int:
         """More time: that many milliseconds from now. Returns the time left."""
-        low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
-        if not low <= visibility_ms <= high:
-            raise InvalidArgument(f"{low} to {high} ms, not {visibility_ms}", field="visibility_ms")
+        visibility_ms = check_visibility_ms(visibility_ms, optional=False)
         result = await self._settler.settle(self, Extend(visibility_ms=visibility_ms), ())
         return result.visibility_ms
 
@@ -298,7 +297,7 @@ class Delivery:
         """
         await self._batch.ack_one(self._index)
 
-    async def nack(self, delay_ms: int = 0) -> None:
+    async def nack(self, delay_ms: Duration = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1. Raises why it could not be."""
         await self._settle(_nack(delay_ms))
 
@@ -310,7 +309,7 @@ class Delivery:
         """Not tried: ready again at once, and it does not count as an attempt."""
         await self._settle(Release())
 
-    async def extend(self, visibility_ms: int) -> int:
+    async def extend(self, visibility_ms: Duration) -> int:
         """More time, for all messages that arrived with this one; returns the milliseconds left."""
         return await self._batch.extend(visibility_ms)
 
@@ -318,16 +317,15 @@ class Delivery:
         await self._batch.settle_one(action, self._index)
 
 
-def _nack(delay_ms: int) -> Nack:
+def _nack(delay_ms: Duration) -> Nack:
     # Checked here: once it is noted how a message was settled, there is no second try.
-    most_ms = limits.NACK_DELAY_MS_MAX
-    if not 0 <= delay_ms <= most_ms:
-        raise InvalidArgument(f"0 to {most_ms} ms, not {delay_ms}", field="delay_ms")
-    return Nack(delay_ms=delay_ms)
+    return Nack(delay_ms=check_delay_ms(delay_ms, limits.NACK_DELAY_MS_MAX))
 
 
 def _dead_letter(why: str) -> DeadLetter:
-    return DeadLetter(reason=why.encode()[:_WHY_BYTES_MAX].decode(errors="ignore"))
+    return DeadLetter(
+        reason=check_str("why", why).encode()[:_WHY_BYTES_MAX].decode(errors="ignore")
+    )
 
 
 def open_ranges(marks: bytearray, start: int, end: int) -> list[Range]:

@@ -16,6 +16,7 @@ from opentelemetry.trace import Span
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
+from tidemark.client.arguments import not_encoded
 from tidemark.client.consume.delivery import DeliveryBatch, merge
 from tidemark.client.spans import begin_settle
 from tidemark.client.transport.backoff import Backoff, is_transient
@@ -138,7 +139,13 @@ class Settlements:
         acks, self._acks = self._acks, {}
         to_send += [_Settling(batch, _ACK, ranges) for batch, ranges in acks.items()]
         for each in to_send[: limits.SETTLEMENTS_PER_FRAME_MAX]:
-            self._send(session, each)
+            try:
+                self._send(session, each)
+            except TidemarkError:
+                raise  # the session has ended
+            except Exception as error:  # it cannot be encoded: it fails alone
+                self._fail(each, not_encoded(error))
+                self._check_quiet()
         self._to_send = to_send[limits.SETTLEMENTS_PER_FRAME_MAX :] + self._to_send
         return bool(self._to_send)
 

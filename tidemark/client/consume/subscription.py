@@ -19,8 +19,7 @@ from tidemark.client.consume.settlements import SettleFailed, call_back
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
 from tidemark.client.transport.routes import Routes
-from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError, Unavailable
-from tidemark.names import LmqName, validate_group
+from tidemark.errors import ClientClosed, NotOwner, TidemarkError, Unavailable
 
 _FAILED: Final = Nack()
 _NOT_TRIED: Final = Release()
@@ -74,13 +73,6 @@ class Subscription:
         self._error: TidemarkError | None = None
         self._opened = self._closed = False
         self._ticking: asyncio.Task[None] | None = None
-        if not self._wanted:
-            raise InvalidArgument("a subscription names at least one queue", field="lmq_names")
-        for lmq_name in self._wanted:
-            LmqName.parse(lmq_name)
-        validate_group(group)
-        if credit < 1:
-            raise InvalidArgument("a credit is at least 1", field="credit")
 
     @property
     def lmq_names(self) -> list[str]:

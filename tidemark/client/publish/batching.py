@@ -7,7 +7,7 @@ definite answer (S11).
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemark import limits
@@ -111,8 +111,13 @@ class Lane(Generic[D]):
     def idle(self) -> bool:
         return not self.waiting and not self.runs
 
-    def gather(self, room_bytes: int, runs_max: int) -> list[Run[D]]:
-        """The next runs, as many as fit; at least one if anybody waits."""
+    def gather(
+        self, room_bytes: int, runs_max: int, refuse: Callable[[Call[D], Exception], None]
+    ) -> list[Run[D]]:
+        """The next runs, as many as fit; at least one if any call waits.
+
+        A call that cannot be encoded is refused with the reason, and no other call with it.
+        """
         assert not self.runs, "a lane has its runs answered before it makes others"
         waiting = self.waiting
         while waiting and len(self.runs) < runs_max:
@@ -121,7 +126,15 @@ class Lane(Generic[D]):
                 continue
             if self.runs and waiting[0].size > room_bytes:
                 break
-            run = self._next_run(room_bytes)
+            calls = self._next_calls(room_bytes)
+            try:
+                run = self._run_of(calls)
+            except Exception as error:  # whatever the encoder raises
+                if len(calls) > 1:
+                    self._put_back(calls)
+                else:
+                    refuse(calls[0], error)
+                continue
             room_bytes -= run.size
             self.runs.append(run)
         return self.runs
@@ -129,11 +142,16 @@ class Lane(Generic[D]):
     def split(self, run: Run[D]) -> None:
         """A run was refused whole: each of its calls becomes a run of its own."""
         self.runs.remove(run)
-        for call in reversed(run.calls):
+        self._put_back(run.calls)
+
+    def _put_back(self, calls: list[Call[D]]) -> None:
+        """Each of these calls becomes a run of its own."""
+        for call in reversed(calls):
             call.shape = call.shape._replace(alone=True)
             self.waiting.appendleft(call)
 
-    def _next_run(self, room_bytes: int) -> Run[D]:
+    def _next_calls(self, room_bytes: int) -> list[Call[D]]:
+        """Neighbours that become one run."""
         calls = [self.waiting.popleft()]
         shape, count, size = calls[0].shape, calls[0].count, calls[0].size
         room_bytes = min(room_bytes, limits.RUN_BYTES_MAX)
@@ -148,7 +166,7 @@ class Lane(Generic[D]):
             if too_much or following.shape != shape:
                 break
             calls.append(self.waiting.popleft())
-        return self._run_of(calls)
+        return calls
 
     def _run_of(self, calls: list[Call[D]]) -> Run[D]:
         shape = calls[0].shape

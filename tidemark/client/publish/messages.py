@@ -1,6 +1,6 @@
-"""Messages and receipts as users see them, and the checks that need no broker.
+"""Messages and receipts as users see them, and messages as they travel.
 
-A message is checked before it is gathered with others into a run, so that nobody is refused for
+A message is checked before it is gathered with others into a run, so that no call is refused for
 what a neighbour sent.
 """
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, cast
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
-from tidemark.errors import HeadersTooLarge, InvalidArgument, MessageTooLarge
+from tidemark.client.arguments import check_message
 
 _FIELD_1: Final = b"\x0a"
 """The tag of field 1 with a length, as Protocol Buffers write it."""
@@ -44,26 +44,6 @@ class PublishReceipt(NamedTuple):
     """Names a delayed run, for cancelling it. 0 for one that was not delayed."""
     duplicate: bool = False
     """Whether an earlier try had stored it already."""
-
-
-def check_message(payload: bytes, headers: Mapping[str, str] | None) -> int:
-    """The size of a message that can be stored; raises why it never can be."""
-    if not isinstance(payload, bytes):
-        raise InvalidArgument(f"a payload is bytes, not {type(payload).__name__}", field="payload")
-    size = len(payload)
-    if size > limits.MESSAGE_BYTES_MAX:
-        raise MessageTooLarge(f"a payload has at most {limits.MESSAGE_BYTES_MAX} bytes, not {size}")
-    if headers:
-        if len(headers) > limits.HEADERS_COUNT_MAX:
-            raise HeadersTooLarge(f"a message has at most {limits.HEADERS_COUNT_MAX} headers")
-        try:
-            headers_bytes = sum(len(k.encode()) + len(v.encode()) for k, v in headers.items())
-        except (AttributeError, UnicodeEncodeError):
-            raise InvalidArgument("headers are strings of legal Unicode", field="headers") from None
-        if headers_bytes > limits.HEADERS_BYTES_MAX:
-            raise HeadersTooLarge(f"headers have at most {limits.HEADERS_BYTES_MAX} bytes")
-        size += headers_bytes
-    return size
 
 
 def batch_of(messages: Sequence[bytes | Message]) -> MessageBatch:
@@ -115,11 +95,3 @@ def _varint(number: int) -> bytes:
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
-
-
-def check_delays(delay_ms: int, ttl_ms: int) -> None:
-    """Raise for times that no run can have."""
-    if not 0 <= delay_ms <= limits.DELAY_MS_MAX:
-        raise InvalidArgument(f"0 to {limits.DELAY_MS_MAX} ms, not {delay_ms}", field="delay_ms")
-    if not 0 <= ttl_ms <= limits.TTL_MS_MAX:
-        raise InvalidArgument(f"0 to {limits.TTL_MS_MAX} ms, not {ttl_ms}", field="ttl_ms")

@@ -6,6 +6,7 @@ stored once (S11). Nothing overtakes in a lane.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Final, TypeAlias
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.client.arguments import not_encoded
 from tidemark.client.publish import batching as gathering
 from tidemark.client.publish.batching import Sequences, Shape
 from tidemark.client.publish.messages import PublishReceipt
@@ -34,6 +36,8 @@ _FRAME_BYTES: Final = limits.RUN_BYTES_MAX
 """Bodies in one frame: larger frames gain nothing, and make small ones wait."""
 
 _TICKS_PER_TIMEOUT: Final = 20
+
+_log = logging.getLogger(__name__)
 
 
 class _Partition:
@@ -192,7 +196,7 @@ class Outbox:
             if runs_max <= 0 and lane.waiting:
                 part.parked.append(lane)
                 return 0
-            for run in lane.gather(room_bytes, runs_max):
+            for run in lane.gather(room_bytes, runs_max, self._refuse):
                 if not run.proto.sequence:
                     run.proto.sequence = part.sequences.take()
         if not lane.runs:
@@ -321,6 +325,11 @@ class Outbox:
         return DeadlineExceeded(
             f"not sent within {self._timeout_ms} ms ({why}): it was not stored", outcome="not_sent"
         )
+
+    def _refuse(self, call: Call, error: Exception) -> None:
+        """The call cannot be encoded: it got past the checks of its arguments."""
+        _log.error("a publish could not be encoded", exc_info=error)
+        self._fail([call], not_encoded(error))
 
     @staticmethod
     def _fail(calls: "deque[Call] | list[Call]", error: TidemarkError) -> None:

@@ -11,18 +11,20 @@ from typing import Final, NoReturn
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
-from tidemark.client.publish.batching import Shape
-from tidemark.client.publish.messages import (
-    Message,
-    PublishReceipt,
-    batch_of,
-    check_delays,
+from tidemark.client.arguments import (
+    Duration,
+    check_delay_ms,
+    check_fairness_key,
+    check_int,
+    check_iterable,
     check_message,
+    check_ms,
 )
+from tidemark.client.publish.batching import Shape
+from tidemark.client.publish.messages import Message, PublishReceipt, batch_of
 from tidemark.client.publish.publish_buffer import Outbox
 from tidemark.client.spans import publish_span
 from tidemark.errors import BatchTooLarge, InvalidArgument
-from tidemark.names import validate_fairness_key
 from tidemark.telemetry.traces import current_traceparent
 
 _PLAIN: Final = Shape()
@@ -57,8 +59,8 @@ class Publisher:
         *,
         headers: Mapping[str, str] | None = None,
         fairness_key: str = "",
-        delay_ms: int = 0,
-        ttl_ms: int | None = None,
+        delay_ms: Duration = 0,
+        ttl_ms: Duration | None = None,
         sequence: int = 0,
     ) -> PublishReceipt:
         """Store one message; returns once it is on disk.
@@ -69,6 +71,8 @@ class Publisher:
         not sent or the outcome is unknown.
         """
         check_message(payload, headers)
+        if headers is not None:
+            headers = dict(headers)  # the caller may change them before they are sent
         shape = self._shape(fairness_key, delay_ms, ttl_ms, sequence)
         if self._outbox.traced:
             with publish_span(self.lmq_name, 1):
@@ -85,8 +89,8 @@ class Publisher:
         messages: Iterable[bytes | Message],
         *,
         fairness_key: str = "",
-        delay_ms: int = 0,
-        ttl_ms: int | None = None,
+        delay_ms: Duration = 0,
+        ttl_ms: Duration | None = None,
         sequence: int = 0,
     ) -> list[PublishReceipt]:
         """Store messages in their order, a run at a time; a receipt for each run.
@@ -108,20 +112,22 @@ class Publisher:
                 )
         return receipts
 
-    def _shape(self, fairness_key: str, delay_ms: int, ttl_ms: int | None, sequence: int) -> Shape:
-        if fairness_key:
-            validate_fairness_key(fairness_key)
+    def _shape(
+        self, fairness_key: str, delay_ms: Duration, ttl_ms: Duration | None, sequence: int
+    ) -> Shape:
+        if fairness_key != "":
+            check_fairness_key(fairness_key)
+        sequence = check_int("sequence", sequence, 0)
         if bool(sequence) != self._numbered:
             raise InvalidArgument(
                 "every publish of a client with a producer_id has a sequence, and no other has one",
                 field="sequence",
             )
+        delay_ms = check_delay_ms(delay_ms, limits.DELAY_MS_MAX)
         if not delay_ms and ttl_ms is None and not sequence:
             return _PLAIN
-        if sequence < 0 or ttl_ms == 0:
-            raise InvalidArgument("a sequence and a time to live are above 0")
-        check_delays(delay_ms, ttl_ms or 0)
-        return Shape(delay_ms, ttl_ms or 0, sequence=sequence, alone=bool(sequence))
+        ttl_ms = 0 if ttl_ms is None else check_ms("ttl_ms", ttl_ms, 1, limits.TTL_MS_MAX)
+        return Shape(delay_ms, ttl_ms, sequence=sequence, alone=bool(sequence))
 
     def _partition(self, sequence: int) -> int:
         """The next partition in turn that serves; a numbered run always goes to the same one."""
@@ -146,7 +152,7 @@ class Publisher:
 
 def _batches(messages: Iterable[bytes | Message]) -> Iterable[MessageBatch]:
     """Messages by runs, each within the limits of one."""
-    rest = iter(messages)
+    rest = check_iterable("messages", messages)
     while chunk := list(islice(rest, limits.RUN_MESSAGES_MAX)):
         batch = batch_of(chunk)
         if batch.ByteSize() <= limits.RUN_BYTES_MAX:

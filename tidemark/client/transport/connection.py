@@ -20,7 +20,14 @@ from tidemark.client.transport.backoff import Backoff
 from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import Clock
-from tidemark.errors import ClientError, NotOwner, QuotaExceeded, TidemarkError, Unavailable
+from tidemark.errors import (
+    ClientError,
+    Internal,
+    NotOwner,
+    QuotaExceeded,
+    TidemarkError,
+    Unavailable,
+)
 
 _HELLO_TIMEOUT_MS: Final = 5_000
 _CLOSE_TIMEOUT_MS: Final = 2_000
@@ -261,8 +268,19 @@ class Connection:
         session = self.session
         if session is None or session.ended is not None:
             return False
-        more = [part.prepare(session) for part in self._parts]
+        more = [self._prepared(part, session) for part in list(self._parts)]
         return any(more)
+
+    def _prepared(self, part: Part, session: Session) -> bool:
+        """Have one part submit; one that cannot fails alone, and the session goes on."""
+        try:
+            return part.prepare(session)
+        except TidemarkError:
+            raise  # the session has ended
+        except Exception as error:
+            _log.exception("a part of a frame could not be made")
+            part.failed(Internal(f"a part of a frame could not be made: {error!r:.200}"))
+            return False
 
     def _lost(self, error: TidemarkError, *, for_good: bool = False) -> None:
         self.error = error
