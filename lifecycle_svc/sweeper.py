@@ -38,7 +38,7 @@ from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings
-from tidemark.telemetry import counter, leave_trace, seconds, span, tracer
+from tidemark.telemetry import LateSpan, counter, leave_trace, seconds, tracer
 
 LEFTOVER_RETRY_MS = 1_000
 """Delay before retrying due work that could not be done, such as messages still reserved."""
@@ -186,7 +186,7 @@ class Sweeper:
         sweep = Sweep(self._clock.wall_ms())
         begin_ns = self._clock.monotonic_ns()
         phase = "read"
-        with span(_tracer, "sweep", attributes={"tidemark.partition": self.partition}) as traced:
+        with LateSpan(_tracer, "sweep", {"tidemark.partition": self.partition}) as traced:
             try:
                 page = await self._read(self._first_tokens())
                 if not self._reported:
@@ -194,13 +194,14 @@ class Sweeper:
                     self._reported = True
                 while True:
                     phase = "act"
-                    await self._act(page, sweep)
+                    await self._act(page, sweep, traced)
                     tokens = tokens_after(page)
                     if not tokens or not await self._hold_lease():
                         break
                     phase = "read"
                     page = await self._read(tokens)
             except Exception as error:
+                traced.failed(error)
                 if phase == "read":
                     self._reported = False
                     await self._report(succeeded=False, detail=_describe(error))
@@ -249,9 +250,11 @@ class Sweeper:
 
     # --- phase two -----------------------------------------------------------------------------
 
-    async def _act(self, page: DuePage, sweep: Sweep) -> None:
+    async def _act(self, page: DuePage, sweep: Sweep, traced: LateSpan) -> None:
         self.state = SweeperState.ACTING
         planned = plan(page.facts, page.now_ms, has_broker=bool(page.broker_address))
+        if planned.actions or planned.transfers:
+            traced.begin()
         sweep.found += len(planned.actions) + len(planned.transfers)
         await self._act_on(planned, sweep)
         if planned.transfers:

@@ -21,7 +21,7 @@ from spark_batch.source import TABLES, ScanFilter
 from spark_batch.storage_client import PartitionAddress, find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
-from tidemark.telemetry import current_traceparent, span, tracer
+from tidemark.telemetry import LateSpan, current_traceparent, tracer
 from tidemark.topics import Topic, TopicSettings
 
 RETENTION_TYPES: Final = (
@@ -202,16 +202,13 @@ class Jobs:
     ) -> Pass:
         pass_id = f"{name}-{uuid4().hex}"
         started_ms = self._clock.monotonic_ms()
-        with span(_tracer, f"{name} pass") as traced:
-            traced.set_attribute("tidemark.pass_id", pass_id)
+        counts: Counts = {}
+        with LateSpan(_tracer, f"{name} pass", {"tidemark.pass_id": pass_id}) as traced:
             topics = find_topics(self.storage)
             plan = make_plan(topics, self._clock.wall_ms())
-            if plan is None:
-                counts: Counts = {}
-            elif dry_run:
-                counts = _count(plan)
-            else:
-                counts = self.apply(plan, pass_id, batch_size)
+            if plan is not None:
+                traced.begin()
+                counts = _count(plan) if dry_run else self.apply(plan, pass_id, batch_size)
         settings = self._settings
         days = {
             rules.INACTIVE_QUEUE: settings.partition_cleanup_days,

@@ -213,6 +213,10 @@ class Engine(Protocol):
 
     def reader(self) -> Reader: ...
 
+    def disk_free_bytes(self) -> int:
+        """Room on its disk; asked every second, so it costs next to nothing."""
+        ...
+
     def usage(self) -> Usage: ...
 
     async def close(self) -> None:

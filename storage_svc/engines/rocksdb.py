@@ -199,6 +199,10 @@ class RocksEngine:
         self._opened()
         return RocksReader(self)
 
+    def disk_free_bytes(self) -> int:
+        self._opened()
+        return disk_usage(self._directory).free
+
     def usage(self) -> Usage:
         self._opened()
         disk = disk_usage(self._directory)

@@ -6,6 +6,7 @@ nothing in memory. What the commit under way has changed is the business of `par
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Engine, Table
@@ -25,30 +26,35 @@ EXAMINED_MAX = 10_000
 class Handle:
     """One materialized queue."""
 
-    __slots__ = ("last_used_ms", "stamp", "state", "topic", "tracked")
+    __slots__ = ("last_used_ms", "stamp", "state", "topic")
 
     def __init__(self, state: QueueState, topic: Topic, now_ms: int) -> None:
         self.state = state
         self.topic = topic
         self.stamp = 1
         """Grows with every use, so that an unload can name the use it was decided after."""
-        self.tracked = False
-        """Whether a broker has asked for it, and will ask to unload it."""
         self.last_used_ms = now_ms
 
     @property
     def queue_id(self) -> int:
         return self.state.record.queue_id
 
+    def used(self, now_ms: int) -> None:
+        """An operation uses the queue."""
+        self.stamp += 1
+        self.last_used_ms = now_ms
+
 
 class Handles:
-    """The materialized queues of one partition, least recently used first."""
+    """The materialized queues of one partition."""
 
     def __init__(self, engine: Engine, topics: Topics) -> None:
         self._engine = engine
         self._topics = topics
-        self._by_name: OrderedDict[str, Handle] = OrderedDict()
+        self._by_name: dict[str, Handle] = {}
         self._names: dict[int, str] = {}
+        self._untracked: OrderedDict[str, Handle] = OrderedDict()
+        """Those that no broker will ask to unload, least recently examined first."""
         self._budget = SettledBudget()
 
     def __len__(self) -> int:
@@ -103,40 +109,40 @@ class Handles:
         """Whether the engine has a queue of that name."""
         return await self._catalog_value(lmq_name) is not None
 
-    def used(self, lmq_name: str, handle: Handle, now_ms: int) -> None:
-        """An operation uses the queue."""
-        handle.stamp += 1
-        handle.last_used_ms = now_ms
-        self._by_name.move_to_end(lmq_name)
-
     def drop(self, lmq_name: str) -> None:
         """Forget a handle: its queue was deleted, or is unloaded."""
         handle = self._by_name.pop(lmq_name)
+        self._untracked.pop(lmq_name, None)
         handle.state.forget_settled()
         del self._names[handle.queue_id]
 
     def untracked(self, now_ms: int) -> list[str]:
         """Queues that no broker tracks and that were not used for twice their idle window (I9).
 
-        Examines a bounded number, least recently used first; those that must stay go to the end of
-        the line, so that the others get their turn.
+        Examines a bounded number, least recently examined first; those that must stay go to the end
+        of the line, so that the others get their turn. Tracked queues cost nothing.
         """
         idle = []
-        examined = [name for name, _ in zip(self._by_name, range(EXAMINED_MAX), strict=False)]
-        for lmq_name in examined:
-            handle = self._by_name[lmq_name]
+        for lmq_name, handle in list(islice(self._untracked.items(), EXAMINED_MAX)):
             window_ms = 2 * handle.topic.settings.idle_after_ms
             rested = now_ms - handle.last_used_ms >= window_ms
-            if rested and not handle.tracked and not handle.state.has_inflight:
+            if rested and not handle.state.has_inflight:
                 idle.append(lmq_name)
             else:
-                self._by_name.move_to_end(lmq_name)
+                self._untracked.move_to_end(lmq_name)
         return idle
+
+    def is_tracked(self, lmq_name: str) -> bool:
+        """Whether the queue is loaded and a broker will ask to unload it."""
+        return lmq_name in self._by_name and lmq_name not in self._untracked
+
+    def track(self, lmq_name: str) -> None:
+        """A broker has asked for the queue, and will ask to unload it."""
+        self._untracked.pop(lmq_name, None)
 
     def forget_trackers(self) -> None:
         """The broker has changed or is gone: no queue is tracked until it is materialized again."""
-        for handle in self._by_name.values():
-            handle.tracked = False
+        self._untracked.update(self._by_name)
 
     def topic_changed(self, topic: Topic) -> None:
         """Loaded queues obey the new settings from now on."""
@@ -159,4 +165,5 @@ class Handles:
     def _add(self, lmq_name: str, handle: Handle) -> Handle:
         self._by_name[lmq_name] = handle
         self._names[handle.queue_id] = lmq_name
+        self._untracked[lmq_name] = handle
         return handle

@@ -45,7 +45,7 @@ class Materialize(NamedTuple):
             handle = await commit.queue_or_new(self.lmq_name)
         else:
             handle = await commit.queue(self.lmq_name)
-        handle.tracked = True
+        commit.handles.track(self.lmq_name)
         created = commit.counters.queues != queues
         return Materialized(handle.queue_id, handle.stamp, was_cold, created)
 

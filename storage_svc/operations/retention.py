@@ -179,7 +179,7 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed 
     record = handle.state.record
     if record.messages or record.scheduled or record.last_activity_ms > row.before_ms:
         return None
-    if handle.tracked:
+    if commit.handles.is_tracked(record.lmq_name):
         return None  # a client uses it and would not be notified
     await delete_queue(commit, handle)
     return 0, 0

@@ -101,7 +101,7 @@ class CommitContext:
         state = handle.state
         if state.record.kept and not state.rules.keeps_settled:
             await self._erase_kept(state)
-        self.handles.used(lmq_name, handle, self.now_ms)
+        handle.used(self.now_ms)
         return handle
 
     async def queue(self, lmq_name: str) -> Handle:

@@ -5,8 +5,6 @@ Past its watermark nothing new is stored; settling and deleting go on, and make 
 
 import logging
 
-from storage_svc.engines.engine import Usage
-
 _log = logging.getLogger(__name__)
 
 
@@ -19,8 +17,9 @@ class DiskWatch:
         self.free_bytes = 0
         self.full = False
 
-    def look(self, usage: Usage) -> None:
-        self.free_bytes = usage.disk_free_bytes
+    def look(self, free_bytes: int) -> None:
+        """The disk has so much room now."""
+        self.free_bytes = free_bytes
         full = self.free_bytes < self._free_bytes_min
         if full != self.full:
             _log.warning(

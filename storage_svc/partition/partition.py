@@ -19,7 +19,6 @@ from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.publish import Append
-from storage_svc.partition import spans
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.counters import put_counters
@@ -27,6 +26,7 @@ from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.exchange_events import Watcher
 from storage_svc.partition.health import FaultReason, Health
+from storage_svc.partition.spans import CommitSpans, refused
 from storage_svc.partition.state import PartitionState, open_state
 from tidemark.clock import Clock
 from tidemark.errors import (
@@ -274,21 +274,25 @@ class Partition:
     async def _commit(self, frames: list[_Frame]) -> None:
         started_ns = self._clock.monotonic_ns()
         commit = self._new_commit()
-        with spans.commit(self.number, [caller for each in frames for caller in each.callers]):
-            results = [await self._apply_frame(commit, frame) for frame in frames]
+        callers = [caller for each in frames for caller in each.callers]
+        with CommitSpans(self.number, callers) as traced:
+            results = [await self._apply_frame(commit, frame, traced) for frame in frames]
             if self.driven and self._is_due(commit.now_ms):
                 await ExpireDue().apply(commit)
             batch = commit.journal.finish()
             if len(batch):
                 commit.count()
                 put_counters(batch, commit.counters)
-                await commit.engine.commit(batch)
+                with traced.commit():
+                    await commit.engine.commit(batch)
                 self.commits += 1
         # Results first: who waits for them wakes first, so that results and events share a frame.
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
         self._committed(commit)
+        if not len(batch):  # nothing was committed: it would hide what the others took
+            return
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
         _commit_operations.record(sum(len(frame.operations) for frame in frames))
         _commit_bytes.record(batch.bytes_approx)
@@ -317,7 +321,9 @@ class Partition:
             partition=str(self.number),
         )
 
-    async def _apply_frame(self, commit: CommitContext, frame: _Frame) -> list[Any]:
+    async def _apply_frame(
+        self, commit: CommitContext, frame: _Frame, traced: CommitSpans
+    ) -> list[Any]:
         try:
             self.check_epoch(frame.broker_epoch)
         except Fenced as error:
@@ -326,8 +332,9 @@ class Partition:
             return [await _apply(commit, operation) for operation in frame.operations]
         results: list[Any] = []
         for operation, caller in zip(frame.operations, frame.callers, strict=True):
-            with spans.operation(self.number, operation, caller):
+            with traced.operation(operation, caller) as span:
                 results.append(await _apply(commit, operation))
+                refused(span, results[-1])
         return results
 
     def _committed(self, commit: CommitContext) -> None:
@@ -391,7 +398,7 @@ class Partition:
     async def _load(self) -> None:
         state = await open_state(self._engines, self.identity)
         try:
-            self.disk.look(state.engine.usage())
+            self.disk.look(state.engine.disk_free_bytes())
         except BaseException:
             await state.engine.close()  # or it could never be opened again
             raise
@@ -416,13 +423,21 @@ class Partition:
         """Look at the disk and for lifecycle, unload idle queues, forget old producers."""
         if self._state is None:
             return
-        self.disk.look(self._state.engine.usage())
+        self.disk.look(self._state.engine.disk_free_bytes())
         earliest_ms = self._deadlines.earliest_ms()
         self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
         if self.lifecycle.listen(self.health, self.now_ms(), self._clock.monotonic_ms()):
             self._tell_health()
         with suppress(TidemarkError):  # whoever closes or reopens the partition says so
-            await self.submit([RunHousekeeping()])
+            if await self._has_housekeeping():
+                await self.submit([RunHousekeeping()])
+
+    async def _has_housekeeping(self) -> bool:
+        """Whether a commit has something to unload or forget: mostly not, and then none is made."""
+        state, now_ms = self.state, self.now_ms()
+        if state.handles.untracked(now_ms):
+            return True
+        return not self._time.suspicious and await state.producers.has_old(now_ms)
 
     def _tell_health(self) -> None:
         for watcher in self._watchers:

@@ -47,12 +47,18 @@ class _Producer:
         self.highest = max(self.highest, sequence)
 
 
+def _first_day_kept(now_ms: int) -> int:
+    return max(0, now_ms - PRODUCER_WINDOW_MS) // _DAY_MS
+
+
 class Producers:
     """The producers that published lately, a bounded number of them in memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cached: OrderedDict[str, _Producer] = OrderedDict()
+        self._searched_to = 0
+        """The day before which no producer published last, as far as is known."""
 
     async def find(self, producer_id: str, sequence: int, mine: Answer) -> Answer | None:
         """The first answer if this run was stored before; None if it never was.
@@ -96,9 +102,19 @@ class Producers:
             batch.put(Table.PRODUCER_INDEX, u64(day) + prefix, b"")
             batch.put(Table.PRODUCERS, prefix, u64(day))
 
+    async def has_old(self, now_ms: int) -> bool:
+        """Whether there is a producer to forget. Reads once for each day that begins."""
+        before = _first_day_kept(now_ms)
+        if before <= self._searched_to:
+            return False
+        if await self._engine.scan(Table.PRODUCER_INDEX, b"", u64(before), limit=1):
+            return True
+        self._searched_to = before
+        return False
+
     async def forget_old(self, now_ms: int, limit: int, batch: Batch) -> int:
         """Forget producers that published nothing for the whole window; returns how many."""
-        before = max(0, now_ms - PRODUCER_WINDOW_MS) // _DAY_MS
+        before = _first_day_kept(now_ms)
         old = await self._engine.scan(Table.PRODUCER_INDEX, b"", u64(before), limit=limit)
         for key, _ in old:
             producer_id, _ = read_text(key, 8)

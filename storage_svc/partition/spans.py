@@ -1,17 +1,20 @@
 """Spans of the writer: one for each operation that somebody traces, one for the commit they share.
 
-A commit belongs to many traces at once, so it has one of its own that links to every operation in
-it. Operations that nobody traces cost a look at their caller, and no span.
+The span of an operation lasts until what it did is durable, and links to the commit that made it
+so. A commit belongs to many traces at once, so it has one of its own that links to every caller;
+one that writes nothing has no span. Operations that nobody traces cost a look at their caller.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from storage_svc.operations.operation import Operation
+from tidemark.errors import TidemarkError
 from tidemark.telemetry import (
     context_from_traceparent,
     is_sampled,
@@ -21,45 +24,84 @@ from tidemark.telemetry import (
     tracer,
     tracing_enabled,
 )
+from tidemark.telemetry.traces import current, note_failure, reason_of
 
 _tracer = tracer(__name__)
 
 
-def commit(partition: int, callers: Sequence[str]) -> AbstractContextManager[Span | None]:
-    """Around a commit; `callers` are the trace contexts of its operations, empty for most."""
-    traced = list(filter(is_sampled, callers))
-    # One that carries nothing but the work of clients who do not trace is nobody's to look at.
-    if not tracing_enabled() or not traced:
-        return nullcontext()
-    return span(
-        _tracer,
-        "storage commit",
-        context=Context(),
-        links=map(link_from_traceparent, traced),
-        attributes={
+class CommitSpans:
+    """The spans of one commit; around everything from the first operation to the answers."""
+
+    __slots__ = ("_callers", "_open", "_operations", "_partition")
+
+    def __init__(self, partition: int, callers: Sequence[str]) -> None:
+        """`callers` are the trace contexts of its operations, empty for most."""
+        self._partition = partition
+        self._operations = len(callers)
+        self._callers = list(filter(is_sampled, callers))
+        self._open: list[Span] = []
+
+    def __enter__(self) -> "CommitSpans":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each in self._open:
+            if error is not None:
+                note_failure(each, reason_of(error))
+            each.end()
+
+    @contextmanager
+    def operation(self, operation: Operation[Any], caller: str) -> Iterator[Span | None]:
+        """Around one operation, below the span of its caller; the span goes on until the end."""
+        if not is_sampled(caller):
+            yield None
+            return
+        attributes = self._attributes()
+        lmq_name = getattr(operation, "lmq_name", "")
+        if lmq_name:
+            attributes["messaging.destination.name"] = messaging.topic_of(lmq_name)
+        started = _tracer.start_span(
+            f"storage {type(operation).__name__.lower()}",
+            context_from_traceparent(caller),
+            attributes=attributes,
+        )
+        self._open.append(started)
+        with current(started, end=False):
+            yield started
+
+    def commit(self) -> AbstractContextManager[object]:
+        """Around the write that makes all of it durable."""
+        # One that carries nothing but the work of clients who do not trace is nobody's to look at.
+        if not self._callers or not tracing_enabled():
+            return nullcontext()
+        return self._commit()
+
+    @contextmanager
+    def _commit(self) -> Iterator[None]:
+        with span(
+            _tracer,
+            "storage commit",
+            context=Context(),
+            links=map(link_from_traceparent, self._callers),
+            attributes={**self._attributes(), "tidemark.commit.operations": self._operations},
+        ) as committing:
+            for each in self._open:
+                each.add_link(committing.get_span_context())
+            yield
+
+    def _attributes(self) -> dict[str, str]:
+        return {
             "messaging.system": messaging.SYSTEM,
-            "messaging.destination.partition.id": str(partition),
-            "tidemark.commit.operations": len(callers),
-        },
-    )
+            "messaging.destination.partition.id": str(self._partition),
+        }
 
 
-def operation(
-    partition: int, operation: Operation[Any], caller: str
-) -> AbstractContextManager[Span | None]:
-    """Around one operation, below the span of whoever asked for it."""
-    if not is_sampled(caller):
-        return nullcontext()
-    attributes = {
-        "messaging.system": messaging.SYSTEM,
-        "messaging.destination.partition.id": str(partition),
-    }
-    lmq_name = getattr(operation, "lmq_name", "")
-    if lmq_name:
-        attributes["messaging.destination.name"] = messaging.topic_of(lmq_name)
-    return span(
-        _tracer,
-        f"storage {type(operation).__name__.lower()}",
-        context=context_from_traceparent(caller),
-        attributes=attributes,
-    )
+def refused(traced: Span | None, result: object) -> None:
+    """Note on the span of an operation that it was refused, if it was."""
+    if traced is not None and isinstance(result, TidemarkError):
+        note_failure(traced, result.reason)

@@ -277,7 +277,7 @@ def _attributes(pairs: Iterable[KeyValue]) -> dict[str, str | int]:
 
 
 def _of_service(resource: Resource, what: str) -> str:
-    return str(_attributes(resource.attributes)[f"service.{what}"])
+    return str(_attributes(resource.attributes).get(f"service.{what}", ""))
 
 
 def _number(identity: bytes) -> int:

@@ -109,7 +109,7 @@ def check_conventions(receiver: OtlpReceiver) -> None:
 async def test_the_life_of_a_message_is_one_picture(
     client: tidemark.Client, receiver: OtlpReceiver
 ) -> None:
-    """S4: publish, storage commit, delivery, handling and ack across three processes and ours."""
+    """S4, O2: publish, commit, delivery, handling and ack across three processes and ours."""
     await client.create_topic("orders")
     publisher = await client.publisher(QUEUE)
 
@@ -139,8 +139,13 @@ async def test_the_life_of_a_message_is_one_picture(
     (ack,) = named(spans, at("broker", "ack orders"))
     commits = [await the_commit(receiver, step) for step in (in_broker, ack)]
     assert {commit.parent_id for commit in commits} == {0}, "it belongs to many traces at once"
+    assert append.links == {commits[0].key}
+    assert append.begin_ns <= commits[0].begin_ns <= commits[0].end_ns <= append.end_ns, "durable"
     (process,) = named(spans, at(CLIENT, "process orders"))
     assert process.links == {publish.key}
+    (settle,) = named(spans, at(CLIENT, "ack orders"))
+    assert (settle.trace_id, settle.parent_id) == process.key
+    assert settle.links == {publish.key}
     assert (publish.kind, process.kind, ack.kind) == ("PRODUCER", "CONSUMER", "SERVER")
     assert (
         ack.attributes.items()

@@ -83,9 +83,12 @@ class FaultyEngine:
     def reader(self) -> Reader:
         return self._engine.reader()
 
-    def usage(self) -> Usage:
+    def disk_free_bytes(self) -> int:
         if self._controls.next_looks:
             raise self._controls.next_looks.pop(0)
+        return self._engine.disk_free_bytes()
+
+    def usage(self) -> Usage:
         return self._engine.usage()
 
     async def close(self) -> None:

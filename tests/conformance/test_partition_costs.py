@@ -11,7 +11,12 @@ from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.rocksdb import RocksReader
 from storage_svc.operations import reserve
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.loading import Materialize, UnloadOutcome, Unmaterialize
+from storage_svc.operations.loading import (
+    Materialize,
+    RunHousekeeping,
+    UnloadOutcome,
+    Unmaterialize,
+)
 from storage_svc.operations.queues import Purge
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.retention import ApplyRetention, RetentionRow
@@ -149,6 +154,41 @@ async def test_a_disk_that_cannot_be_looked_at_for_a_moment_does_not_end_houseke
     await life.clock.until_sleepers(1)
 
     assert life.partition.state.handles.peek("brief") is None
+
+
+async def test_housekeeping_without_anything_to_do_makes_no_commit(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O3: an idle partition does nothing but look; what is due later is not forgotten."""
+    await life.topic("used", idle_after_ms=HOUSEKEEPING_MS)
+    await life.do(life.run("used", 1, producer_id="p", sequence=1), Materialize("used"))
+    submitted: list[Any] = []
+    submit = life.partition.submit
+
+    def record(operations: Sequence[Any], *rest: Any, **named: Any) -> Any:
+        submitted.extend(operations)
+        return submit(operations, *rest, **named)
+
+    monkeypatch.setattr(life.partition, "submit", record)
+
+    for _ in range(10):
+        await life.partition.housekeep_once()
+        await life.clock.advance_ms(HOUSEKEEPING_MS)
+    while_tracked = list(submitted)
+    life.partition.state.handles.forget_trackers()
+    await life.partition.housekeep_once()
+    unloaded = life.partition.state.handles.peek("used") is None
+    life.clock.set_wall_ms(life.clock.wall_ms() + 10 * DAY_MS)
+    await life.partition.housekeep_once()
+    life.partition.confirm_time()
+    await life.partition.housekeep_once()
+    submitted_in_all = list(submitted)
+    await life.partition.housekeep_once()
+
+    assert while_tracked == []
+    assert unloaded
+    assert submitted == submitted_in_all == [RunHousekeeping()] * 2
+    assert await life.rows(Table.PRODUCERS, Table.PRODUCER_INDEX) == 0
 
 
 async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_leave(

@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from tests.rpc.echo_service import SERVICE, Echo, serving
 from tidemark import errors
@@ -325,14 +325,69 @@ async def test_the_trace_of_the_caller_is_current_in_the_handler() -> None:
     assert [each.decode() for each in streamed] == [TRACEPARENT, TRACEPARENT]
 
 
-async def test_a_unary_call_is_one_server_span_under_the_span_of_its_caller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """S4: a span per unary call, none per stream, which may live for days."""
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What the server traces. The provider of a process can be set once, so it is put in place."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     monkeypatch.setattr(interceptors, "_tracer", provider.get_tracer("test"))
+    return exporter
+
+
+@pytest.mark.parametrize(
+    ("error", "is_error", "attributes"),
+    [
+        (
+            errors.NotOwner("call another", owner="b-1"),
+            False,
+            {"tidemark.reason": "NOT_OWNER"},
+        ),
+        (errors.QueueNotFound("no orders/ada"), True, {"error.type": "QUEUE_NOT_FOUND"}),
+        (ValueError("orders/ada has a secret"), True, {"error.type": "ValueError"}),
+    ],
+)
+async def test_a_span_names_the_reason_of_a_failure_and_a_redirect_is_none(
+    exporter: InMemorySpanExporter, error: Exception, is_error: bool, attributes: dict[str, str]
+) -> None:
+    """S4: without the text of the error, which may name a queue or quote a payload."""
+
+    async def refuse(request: bytes, context: Any) -> bytes:
+        raise error
+
+    async with serving({"unary_unary": refuse}) as echo:
+        with pytest.raises(errors.TidemarkError):
+            await echo.unary()
+
+    (span,) = exporter.get_finished_spans()
+    assert (span.status.status_code is StatusCode.ERROR) == is_error
+    assert attributes.items() <= dict(span.attributes or {}).items()
+    assert span.events == ()
+    assert "orders/ada" not in span.to_json()
+
+
+async def test_a_probe_begins_no_trace_and_is_part_of_its_callers(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """O3: it comes every few seconds, for as long as a service runs."""
+    check = HealthCheckRequest()
+
+    async with serving({}) as echo:
+        health: Any = HealthStub(echo.channel)
+        await health.Check(check)
+        probes = exporter.get_finished_spans()
+        with trace.use_span(NonRecordingSpan(CALLER)):
+            await health.Check(check)
+
+    assert probes == ()
+    assert [span.name for span in exporter.get_finished_spans()] == ["grpc.health.v1.Health/Check"]
+
+
+async def test_a_unary_call_is_one_server_span_under_the_span_of_its_caller(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """S4: a span per unary call, none per stream, which may live for days."""
     behaviors = {"unary_unary": answer_traceparent, "unary_stream": answer_traceparent_twice}
 
     async with serving(behaviors) as echo:

@@ -1,15 +1,25 @@
 """Spans of the client, by OpenTelemetry's conventions for messaging.
 
 A publish is a producer span whose context travels with the run; handling a delivery is a consumer
-span that links to it, and so is settling it. Where nobody traces, they cost next to nothing. No
-payload and no header goes into any of them.
+span that links to it. A settlement is a span of the trace that handled its messages, and links to
+the publisher's. Where nobody traces, they cost next to nothing. No payload and no header goes into
+any of them.
 """
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    set_span_in_context,
+)
 
 from tidemark.telemetry import messaging
 from tidemark.telemetry.messaging import Messages, Step
@@ -23,6 +33,13 @@ from tidemark.telemetry.traces import (
 
 if TYPE_CHECKING:
     from tidemark.client.consume.delivery import DeliveryBatch
+    from tidemark.client.transport.codec import Range
+
+WHOLE_BATCH: Final = -1
+"""Stands for all messages of a batch where one of them has an index."""
+
+_LINKED_MAX: Final = 128
+"""Handlers that a settlement links to: OpenTelemetry keeps as many links of a span by default."""
 
 _tracer = tracer(__name__)
 
@@ -38,34 +55,68 @@ def publish_span(lmq_name: str, messages: int) -> AbstractContextManager[Span]:
     )
 
 
-def process_span(batch: "DeliveryBatch", messages: int) -> AbstractContextManager[Span]:
+def process_span(
+    batch: "DeliveryBatch", messages: int, index: int = WHOLE_BATCH
+) -> AbstractContextManager[Span]:
     """Around the handling of messages; links to the span that published them."""
     handled = _messages(batch, messages)
-    return span(
+    around = span(
         _tracer,
         messaging.span_name(messaging.PROCESS, handled),
         kind=SpanKind.CONSUMER,
         links=[link_from_traceparent(batch.traceparent)],
         attributes=messaging.attributes_of(messaging.PROCESS, handled),
     )
+    return _remembered(around, batch, index) if tracing_enabled() else around
 
 
-def begin_settle(batch: "DeliveryBatch", action: str, messages: int) -> Span | None:
-    """From a settlement to its answer; links to the publisher. None if that is not traced.
+@contextmanager
+def _remembered(
+    around: AbstractContextManager[Span], batch: "DeliveryBatch", index: int
+) -> Iterator[Span]:
+    """Let the batch know who handles a message, for when that is settled, here or later."""
+    with around as handling:
+        context = handling.get_span_context()
+        if context.is_valid and context.trace_flags.sampled:
+            batch.handlers = batch.handlers or {}
+            batch.handlers[index] = context
+        yield handling
 
-    In a trace of its own: acks of several handlers may travel together.
+
+def begin_settle(
+    batch: "DeliveryBatch", action: str, messages: int, ranges: "Sequence[Range]"
+) -> Span | None:
+    """From a settlement to its answer. None if neither publisher nor handler is traced.
+
+    In the trace of the handler; of the first of them where acks of several travel together, with
+    links to the others and to the publisher.
     """
-    if not is_sampled(batch.traceparent) or not tracing_enabled():
+    handlers = _handlers(batch, ranges)
+    if not (handlers or is_sampled(batch.traceparent)) or not tracing_enabled():
         return None
     settled, step = _messages(batch, messages), Step(action, "settle")
-    link = link_from_traceparent(batch.traceparent)
+    publisher = link_from_traceparent(batch.traceparent)
+    below = Context()
+    if handlers:
+        below = set_span_in_context(NonRecordingSpan(handlers[0]), below)
     return _tracer.start_span(
         messaging.span_name(step, settled),
-        Context(),
+        below,
         kind=SpanKind.CLIENT,
-        links=[] if link is None else [link],
+        links=[*([] if publisher is None else [publisher]), *map(Link, handlers[1:])],
         attributes=messaging.attributes_of(step, settled),
     )
+
+
+def _handlers(batch: "DeliveryBatch", ranges: "Sequence[Range]") -> list[SpanContext]:
+    """Who handled the messages of a settlement; no ranges are the whole batch."""
+    known = list((batch.handlers or {}).items())  # a copy: handlers may run in other threads
+    concerned = (
+        context
+        for index, context in known
+        if index == WHOLE_BATCH or not ranges or any(a <= index < b for a, b in ranges)
+    )
+    return list(islice(concerned, _LINKED_MAX))
 
 
 def _messages(batch: "DeliveryBatch", count: int) -> Messages:

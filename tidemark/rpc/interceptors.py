@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from opentelemetry.context import attach
@@ -30,6 +30,15 @@ _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
 
 _FAILURES = (Exception, asyncio.CancelledError)
+
+_BEGIN_NO_TRACE: Final = (
+    "grpc.",
+    "tidemark.api.storage.",
+    "tidemark.api.lifecycle.",
+    "tidemark.api.broker.v1.BrokerService/Heartbeat",
+)
+"""Probes, heartbeats, and what the services of a cluster ask each other: part of a trace only where
+the caller has one, or an idle cluster would trace itself (O3)."""
 
 
 class CallsInProgress:
@@ -91,6 +100,7 @@ class _Call:
 
     __slots__ = (
         "_attributes",
+        "_begins_trace",
         "_behavior",
         "_deserializer",
         "_method",
@@ -105,6 +115,7 @@ class _Call:
         self._name = method.removeprefix("/")
         service, _, name = self._name.partition("/")
         self._attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+        self._begins_trace = not self._name.startswith(_BEGIN_NO_TRACE)
         self._behavior: Any = (
             handler.unary_unary
             or handler.unary_stream
@@ -119,14 +130,7 @@ class _Call:
         with shared.calls:
             try:
                 request = self.parse(raw)
-                trace = extract(context.invocation_metadata())
-                with span(
-                    _tracer,
-                    self._name,
-                    context=trace or None,
-                    kind=SpanKind.SERVER,
-                    attributes=self._attributes,
-                ):
+                with self._span(context):
                     answer = self._invoke(request, context)
                     if shared.deadline is None or has_deadline(context):
                         response = await answer
@@ -186,6 +190,19 @@ class _Call:
             # Handlers are coroutines or generators. Only methods of a generated base class are
             # plain functions, which raise here.
             raise Unimplemented(f"{self._method} is not implemented", rpc=self._method) from None
+
+    def _span(self, context: Context) -> AbstractContextManager[object]:
+        """Around one call, below the caller's span or the first of a trace."""
+        trace = extract(context.invocation_metadata())
+        if not trace and not self._begins_trace:
+            return nullcontext()
+        return span(
+            _tracer,
+            self._name,
+            context=trace or None,
+            kind=SpanKind.SERVER,
+            attributes=self._attributes,
+        )
 
     def _join_trace(self, context: Context) -> None:
         """Make the caller's trace current. A stream may live for days, so it has no span itself;

@@ -13,6 +13,7 @@ from tidemark.settings import TelemetrySettings, unknown_variables
 from tidemark.telemetry import logs
 from tidemark.telemetry.metrics import Tally, counter, histogram, meter, observe, seconds
 from tidemark.telemetry.traces import (
+    LateSpan,
     context_from_traceparent,
     current_traceparent,
     extract,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tidemark.telemetry.export import Exports
 
 __all__ = [
+    "LateSpan",
     "Tally",
     "Telemetry",
     "context_from_traceparent",

@@ -9,12 +9,13 @@ from typing import Final, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 from tidemark.telemetry.traces import (
     context_from_traceparent,
     is_sampled,
     link_from_traceparent,
+    note_failure,
     tracing_enabled,
 )
 
@@ -105,8 +106,7 @@ def end(span: Span | None, error: str = "") -> None:
     if span is None:
         return
     if error:
-        span.set_attribute("error.type", error)
-        span.set_status(Status(StatusCode.ERROR))
+        note_failure(span, error)
     span.end()
 
 

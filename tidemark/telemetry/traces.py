@@ -5,10 +5,11 @@ traces. A run carries its context as a string, the `traceparent`; calls carry it
 from the wire that is not a legal context is ignored, never an error.
 """
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Final, Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
@@ -20,6 +21,8 @@ from opentelemetry.trace import (
     Span,
     SpanContext,
     SpanKind,
+    Status,
+    StatusCode,
     TraceFlags,
     Tracer,
     TraceState,
@@ -27,6 +30,7 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from tidemark import __version__
+from tidemark.errors import TidemarkError
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -35,6 +39,9 @@ _TRACESTATE_CHARACTERS_MAX: Final = 512
 _SAMPLED: Final = frozenset("13579bdf")
 """How a traceparent ends whose flags say so."""
 _NO_SPAN: Final = nullcontext(INVALID_SPAN)
+
+_ROUTINE: Final = frozenset({"NOT_OWNER", "TOPIC_VERSION_MISMATCH", "CANCELLED"})
+"""Reasons that send a caller elsewhere, make it ask again, or are its own wish: no failure."""
 
 
 def tracer(name: str) -> Tracer:
@@ -59,17 +66,93 @@ def span(
     """A span that is current in the `with` block, and next to nothing when nobody traces.
 
     With a `context` the block passes it on even then, so that a service that does not trace does
-    not cut the traces of its neighbours.
+    not cut the traces of its neighbours. An exception marks the span by its reason or type; its
+    text, which may quote a payload or name a queue, stays out.
     """
     if context is None and not tracing_enabled():
         return _NO_SPAN
-    return tracer.start_as_current_span(
-        name,
-        context=context,
-        kind=kind,
-        links=[link for link in links if link is not None],
-        attributes=attributes,
-    )
+    return _started(tracer, name, context, kind, list(links), attributes)
+
+
+@contextmanager
+def _started(
+    tracer: Tracer,
+    name: str,
+    context: Context | None,
+    kind: SpanKind,
+    links: list[Link | None],
+    attributes: Mapping[str, AttributeValue] | None,
+) -> Iterator[Span]:
+    known = [link for link in links if link is not None]
+    with current(tracer.start_span(name, context, kind, attributes, known), end=True) as started:
+        yield started
+
+
+@contextmanager
+def current(started: Span, *, end: bool) -> Iterator[Span]:
+    """Make a span current in the `with` block, and note why the block failed."""
+    with trace.use_span(started, end, record_exception=False, set_status_on_exception=False):
+        try:
+            yield started
+        except BaseException as error:
+            note_failure(started, reason_of(error))
+            raise
+
+
+class LateSpan:
+    """The span of work that may turn out to be none: a trace that begins with `begin`, if ever.
+
+    Looking for work is not traced, or an idle cluster would trace itself (O3).
+    """
+
+    def __init__(
+        self, tracer: Tracer, name: str, attributes: Mapping[str, AttributeValue] | None = None
+    ) -> None:
+        self._tracer = tracer
+        self._name = name
+        self._attributes = attributes
+        self._begun = ExitStack()
+        self._span: Span | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        if exc_info[1] is not None:
+            self.failed(exc_info[1])
+        self._begun.close()
+
+    def begin(self) -> None:
+        """There is something to do; again it does nothing."""
+        if self._span is None:
+            begun = span(self._tracer, self._name, context=Context(), attributes=self._attributes)
+            self._span = self._begun.enter_context(begun)
+
+    def failed(self, error: BaseException) -> None:
+        """A failure is worth a span also where nothing was found to do."""
+        self.begin()
+        assert self._span is not None
+        note_failure(self._span, reason_of(error))
+
+    def set_attribute(self, key: str, value: AttributeValue) -> None:
+        if self._span is not None:
+            self._span.set_attribute(key, value)
+
+
+def note_failure(span: Span, reason: str) -> None:
+    """What a span is about has failed, or was refused for a reason that is routine."""
+    if reason in _ROUTINE:
+        span.set_attribute("tidemark.reason", reason)
+        return
+    span.set_attribute("error.type", reason)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def reason_of(error: BaseException) -> str:
+    """The word by which a failure is counted and searched for."""
+    if isinstance(error, TidemarkError):
+        return error.reason
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError) else type(error).__name__
 
 
 def current_traceparent() -> str:

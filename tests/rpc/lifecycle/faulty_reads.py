@@ -54,6 +54,9 @@ class _Engine:
     def reader(self) -> "_Reader":
         return _Reader(self._engine.reader(), self._faults, self.identity.partition)
 
+    def disk_free_bytes(self) -> int:
+        return self._engine.disk_free_bytes()
+
     def usage(self) -> Usage:
         return self._engine.usage()
 

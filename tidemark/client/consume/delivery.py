@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanContext
 
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
@@ -50,6 +50,7 @@ class DeliveryBatch:
         "count",
         "deadline_ms",
         "first",
+        "handlers",
         "open",
         "session_id",
     )
@@ -65,6 +66,8 @@ class DeliveryBatch:
         """How many of them are not settled yet."""
         self.deadline_ms = now_ms + delivery.visibility_ms
         """When the reservation runs out, by the client's monotonic clock."""
+        self.handlers: dict[int, SpanContext] | None = None
+        """The spans that handle messages, by their index, where those are traced."""
         self.session_id = session_id
         self._delivery = delivery
         self._settler = settler
@@ -285,7 +288,7 @@ class Delivery:
         >>> with delivery.span():
         ...     handle(delivery.payload)
         """
-        return process_span(self._batch, 1)
+        return process_span(self._batch, 1, self._index)
 
     async def ack(self) -> None:
         """Done: the message does not come back.

@@ -182,7 +182,8 @@ class Settlements:
         settlement = settlement_of(batch.tag if here else batch.receipt, settling.action, ranges)
         messages = sum(end - start for start, end in ranges) or batch.count
         if settling.span is None:
-            settling.span = begin_settle(batch, str(settlement.WhichOneof("action")), messages)
+            action = str(settlement.WhichOneof("action"))
+            settling.span = begin_settle(batch, action, messages, ranges)
         if not settling.counted:
             settling.counted = True
             self._settled(batch, messages)
