@@ -1,17 +1,17 @@
 # Tidemark's images, built by `make image`:
 #
 #   services   storage, broker, lifecycle and the command `tidemark`
-#   spark      the same with PySpark and a Java, for retention and eviction
+#   spark      the same with PySpark and Java, for retention and eviction
 #
-# Everything in them comes from the hashed locks in requirements/. They run as user 10001, write to
-# /var/lib/tidemark and /tmp alone, and so do with a read-only root file system. A service is chosen
-# by its command, such as `python -m storage_svc`, and configured by TIDEMARK_* variables.
+# All packages come from the hashed locks in requirements/. Containers run as user 10001 and write only
+# to /var/lib/tidemark and /tmp, so the root file system can be read-only. The command selects the
+# service, such as `python -m storage_svc`; TIDEMARK_* variables configure it.
 
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 # --- the environment, with the tools that make it ---------------------------------------------
 FROM ${BASE} AS build
-# Where packages come from, if not from the usual place: --build-arg UV_DEFAULT_INDEX=...
+# Another package index: --build-arg UV_DEFAULT_INDEX=...
 ARG UV_DEFAULT_INDEX
 ENV UV_LINK_MODE=copy UV_NO_CACHE=1 UV_PYTHON=/opt/tidemark/bin/python
 WORKDIR /src
@@ -21,7 +21,7 @@ RUN python -m venv /opt/tools \
         ${UV_DEFAULT_INDEX:+--index-url "$UV_DEFAULT_INDEX"} -r requirements/bootstrap.txt \
     && python -m venv --without-pip /opt/tidemark
 COPY requirements/base.txt requirements/
-# Compiled here, because a read-only file system takes no byte code later.
+# Compiled here, because a read-only file system allows no byte code later.
 RUN /opt/tools/bin/uv pip install --compile-bytecode --require-hashes -r requirements/base.txt
 
 FROM build AS package
@@ -54,7 +54,7 @@ USER 10001:10001
 WORKDIR /tmp
 VOLUME /var/lib/tidemark
 EXPOSE 7400 7410 7420 7430
-# Asks the service that runs here, by the settings it was started with, whether it serves.
+# Checks the health of the service in this container, found by its settings.
 HEALTHCHECK --start-period=60s --interval=10s --timeout=5s CMD ["python", "-m", "tidemark.probe"]
 CMD ["python", "-m", "broker_svc"]
 

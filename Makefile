@@ -1,8 +1,8 @@
-# Tidemark. `make` alone lists what there is to make.
+# Tidemark. `make` without a target lists the targets.
 #
-# Everything happens in .venv, made from the hashed locks in requirements/. Each lock leaves a
-# stamp there, so a target installs only what it needs and only when its lock has changed.
-# Extra arguments go into ARGS: make run ARGS="--partitions 8"
+# Everything runs in .venv, which is created from the hashed locks in requirements/. Each lock has a
+# stamp there, so a target installs only what it needs, and only when its lock has changed.
+# Pass extra arguments in ARGS: make run ARGS="--partitions 8"
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,10 +13,10 @@ MAKEFLAGS += --no-builtin-rules
 BIN := .venv/bin
 CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch bench examples tests)
 
-# uv trusts the same certificates as the rest of the system.
+# uv uses the certificates of the system.
 export UV_SYSTEM_CERTS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
-# Spark starts Java by a fork; gRPC must keep its hands off such a child. See spark_batch/.
+# Spark forks to start Java, and gRPC must not touch the child. See spark_batch/.
 export GRPC_ENABLE_FORK_SUPPORT ?= 0
 # Otherwise gRPC writes a line whenever a peer stops.
 export GRPC_VERBOSITY ?= ERROR
@@ -50,11 +50,11 @@ test-bench: .venv/.dev .venv/.spark ## Run every benchmark in its quick form, to
 	@exec $(PYTEST) $(SIDE_BY_SIDE) tests/bench $(ARGS)
 
 .PHONY: test-model
-test-model: .venv/.dev ## Compare the partition with its model at random, for minutes
+test-model: .venv/.dev ## Compare the partition with its model, at random, for minutes
 	@exec $(PYTEST) --long --timeout 0 tests/conformance tests/unit/queue_state $(ARGS)
 
 .PHONY: test-crash
-test-crash: .venv/.dev ## Kill services again and again under load, and look for losses
+test-crash: .venv/.dev ## Kill services repeatedly under load, and check for losses
 	@exec $(PYTEST) --long tests/cluster/test_*_crash.py $(ARGS)
 
 .PHONY: test-histories
@@ -76,12 +76,12 @@ lint: .venv/.dev .venv/.spark proto-lint proto-check ## Check style, types, impo
 	$(BIN)/lint-imports
 
 .PHONY: format
-format: .venv/.dev ## Format the code and mend what can be mended
+format: .venv/.dev ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 .PHONY: docs
-docs: .venv/.base ## Write docs/ERRORS.md and docs/CONFIG.md from the code
+docs: .venv/.base ## Generate docs/ERRORS.md and docs/CONFIG.md from the code
 	$(BIN)/python -m tidemark.reference
 
 # ------------------------------------------------------------------------------------ protos
@@ -90,9 +90,9 @@ PROTOS := $(shell find proto -name '*.proto' | LC_ALL=C sort)
 # google/rpc/*.proto come with the installed googleapis-common-protos.
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto \
 	-I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-# Makes $$out, a directory that goes away with the shell.
+# Creates $$out, a directory that is removed when the shell ends.
 TEMPORARY = out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT
-# Fills $$out with the Python of all protos; nothing is replaced if that fails.
+# Generates the Python of all protos in $$out; if that fails, nothing is replaced.
 GENERATE = $(TEMPORARY) && $(PROTOC) \
 	--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
@@ -109,19 +109,19 @@ proto: .venv/.dev ## Generate tidemark/api from proto/
 	@$(GENERATE) && mkdir -p tidemark && rm -rf tidemark/api && cp -R "$$out"/tidemark/api tidemark/
 
 .PHONY: proto-check
-proto-check: .venv/.dev ## Check that tidemark/api is what proto/ generates
+proto-check: .venv/.dev ## Check that tidemark/api is up to date with proto/
 	@$(GENERATE) && { diff -rq -x __pycache__ "$$out"/tidemark/api tidemark/api || \
 		{ echo >&2 'tidemark/api is not what proto/ generates: run `make proto`.'; exit 1; }; }
 
 .PHONY: proto-lint
-proto-lint: .venv/.dev ## Check the protos' shape and comments with buf
+proto-lint: .venv/.dev ## Check style and comments of the protos with buf
 	@$(TEMPORARY) && $(PROTOC) --include_imports --include_source_info \
 		--descriptor_set_out="$$out"/protos.binpb $(PROTOS) && \
 		BUF_CACHE_DIR="$$out" $(BIN)/buf lint "$$out"/protos.binpb --config proto/buf.yaml
 
 # -------------------------------------------------------------------------------- deployment
 
-# Any tool that speaks docker's language; the first that is installed, unless it is given.
+# Any tool with the command line of docker; by default the first one installed.
 CONTAINER ?= $(firstword $(foreach tool,docker podman,$(shell command -v $(tool))))
 VERSION = $(shell sed -nE 's/^version = "(.*)"/\1/p' pyproject.toml)
 
@@ -132,7 +132,7 @@ image: ## Build the images tidemark and tidemark-spark (ARGS: of `docker build`)
 	$(CONTAINER) build $(ARGS) --target spark --tag tidemark-spark:$(VERSION) .
 
 .PHONY: image-smoke
-image-smoke: ## Send a message through containers of the image, where there is a container tool
+image-smoke: ## Send a message through containers of the image, if a container tool works
 	@if [ -z "$(CONTAINER)" ] || ! $(CONTAINER) info >/dev/null 2>&1; then \
 		echo 'image-smoke: skipped, there is no docker or podman that works here.'; \
 	else \
@@ -141,7 +141,7 @@ image-smoke: ## Send a message through containers of the image, where there is a
 	fi
 
 .PHONY: chart
-chart: .venv/.dev ## Check the Helm chart and print what it makes (ARGS: of `helm template`)
+chart: .venv/.dev ## Check the Helm chart and print its manifests (ARGS: of `helm template`)
 	@$(BIN)/helm lint --strict --quiet helm/tidemark >&2
 	@$(BIN)/helm template tidemark helm/tidemark $(ARGS)
 
@@ -184,7 +184,7 @@ install = repeat=; [ ! -e $@.begun ] || repeat=--force-reinstall; touch $@.begun
 	@touch $@
 
 .PHONY: spark
-spark: .venv/.spark ## Add PySpark and a Java to the environment
+spark: .venv/.spark ## Add PySpark and Java to the environment
 
 .PHONY: lock
 lock: .venv/.bootstrap ## Pin requirements/*.in again (ARGS=--upgrade for newer versions)

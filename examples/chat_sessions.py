@@ -1,8 +1,7 @@
-"""A queue for each chat session, with one reader: who opens the session on another device gets it.
+"""A queue per chat session with one reader: the device that opens the session last gets it.
 
-`python examples/chat_sessions.py [ADDRESS]`. The phone takes the session over from the laptop; what
-the laptop had not acknowledged comes to the phone, and the laptop can no longer say anything about
-it.
+`python examples/chat_sessions.py [ADDRESS]`. The phone takes the session over from the laptop. It
+gets the messages that the laptop has not acknowledged, and the laptop can no longer settle them.
 """
 
 import asyncio
@@ -35,8 +34,8 @@ async def main(address: str) -> None:
                 again = await anext(on_phone)
                 print("phone:", again.payload.decode())
                 print("the phone's epoch is higher:", again.epoch > second.epoch)
-                async for _ in on_laptop:  # ends, because every queue of it was lost
-                    raise AssertionError("nothing comes to the laptop any more")
+                async for _ in on_laptop:  # ends, because all its queues were lost
+                    raise AssertionError("the laptop gets no more messages")
                 try:
                     await second.nack()
                 except Fenced:

@@ -1,4 +1,4 @@
-"""Delayed jobs: published now, delivered when they are due, or not at all.
+"""Delayed jobs: published now, delivered when they are due, unless they have expired.
 
 `python examples/delayed_jobs.py [ADDRESS]`. The lifecycle service makes scheduled jobs ready.
 """
@@ -14,7 +14,7 @@ async def main(address: str) -> None:
         await client.create_topic("reminders")
         publisher = await client.publisher("reminders/ada")
 
-        # Published first and due last; a reminder nobody fetched within a minute is worth nothing.
+        # The first one published is due last. A reminder that is a minute old is useless.
         for delay_ms, text in ((600, b"stand up"), (300, b"drink water"), (0, b"good morning")):
             receipt = await publisher.publish(text, delay_ms=delay_ms, ttl_ms=60_000)
             print("published", text.decode(), "scheduled" if receipt.schedule_id else "for now")

@@ -1,8 +1,8 @@
-"""Fair sharing: a tenant with a huge backlog does not keep the others waiting.
+"""Fair sharing: a tenant with a huge backlog does not delay the others.
 
-`python examples/fair_tenants.py [ADDRESS]`. All jobs are in one queue; the fairness key says whose
-they are. The large tenant published first and much more, yet the small ones are served in the first
-round, and the one that pays more has its weight.
+`python examples/fair_tenants.py [ADDRESS]`. All jobs are in one queue; the fairness key names the
+tenant. The large tenant published first and far more, yet the small ones are served in the first
+round, and the one with the higher weight gets a larger share.
 """
 
 import asyncio

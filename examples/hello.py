@@ -10,7 +10,7 @@ async def main(address: str) -> None:
     async with tidemark.connect(address) as client:
         await client.create_topic("greetings")
 
-        # "greetings/ada" is a lite queue: it exists from its first message on.
+        # "greetings/ada" is a lite queue: the first use creates it.
         publisher = await client.publisher("greetings/ada")
         receipt = await publisher.publish(b"Hello, Ada!", headers={"language": "en"})
         print("published at offset", receipt.offset)

@@ -1,8 +1,8 @@
-"""Idempotent publish: an import that crashed is run again from its start, and stores nothing twice.
+"""Idempotent publish: an import that crashed is run again from the start and stores nothing twice.
 
-`python examples/idempotent_publish.py [ADDRESS]`. Within one run the client repeats safely by
-itself. Over restarts of the program it needs numbers that come out the same again: here the number
-of each part of the file, under the id of the import.
+`python examples/idempotent_publish.py [ADDRESS]`. Within one run the client retries safely by
+itself. Across restarts the program needs reproducible sequence numbers: here the number of each
+part of the file, with the id of the import as producer id.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ LINES = [b"line %d" % number for number in range(1_000)]
 
 
 async def import_lines(address: str, crash_after: int | None = None) -> int:
-    """Publish the file part by part; returns how many parts were there already."""
+    """Publish the file part by part; returns how many parts were already stored."""
     there = 0
     async with tidemark.connect(
         address, client_id="importer", producer_id="import-2026-11-16"
@@ -30,7 +30,7 @@ async def import_lines(address: str, crash_after: int | None = None) -> int:
                 (receipt,) = await publisher.publish_many(part, sequence=sequence)
                 there += receipt.duplicate
             except SequenceTooOld:
-                there += 1  # long ago: storage remembers the last thousand, and parts go in order
+                there += 1  # beyond the last thousand that storage remembers
     return there
 
 

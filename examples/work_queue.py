@@ -1,4 +1,4 @@
-"""A work queue: failed jobs are tried again later, hopeless ones go to a dead-letter topic.
+"""A work queue: failed jobs are retried later, hopeless ones go to a dead-letter topic.
 
 `python examples/work_queue.py [ADDRESS]`. Dead-lettering is done by the lifecycle service.
 """
@@ -13,7 +13,7 @@ RETRY_AFTER_MS = 100
 
 
 def resize(image: bytes, attempt: int) -> None:
-    """The work: one picture needs a second try, another is no picture at all."""
+    """The work: one picture needs a second attempt, another file is not a picture."""
     if image == b"cat.png" and attempt == 0:
         raise TimeoutError("the disk was slow")
     if image == b"notes.txt":
@@ -28,7 +28,7 @@ async def work(client: tidemark.Client, jobs: int) -> None:
             try:
                 resize(delivery.payload, delivery.attempt)
             except TimeoutError as error:
-                print(f"{name}: {error}, once more")
+                print(f"{name}: {error}, retrying")
                 await delivery.nack(delay_ms=RETRY_AFTER_MS)
                 continue
             except ValueError as error:
@@ -42,8 +42,8 @@ async def work(client: tidemark.Client, jobs: int) -> None:
                 break
 
 
-async def bury(client: tidemark.Client) -> None:
-    """Somebody looks into what could not be done."""
+async def show_dead_letters(client: tidemark.Client) -> None:
+    """Show the dead letters to an operator."""
     async with client.subscribe(["pictures-dead"], group="operators") as deliveries:
         async for delivery in deliveries:
             why = delivery.headers["tidemark-dead-detail"]
@@ -65,7 +65,7 @@ async def main(address: str) -> None:
         await publisher.publish_many([b"dog.png", b"cat.png", b"notes.txt"])
 
         await work(client, jobs=3)
-        await bury(client)
+        await show_dead_letters(client)
 
 
 if __name__ == "__main__":

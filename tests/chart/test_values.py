@@ -211,7 +211,7 @@ def test_what_the_chart_decides_cannot_be_set_beside_it(section: str, name: str)
     value = {"settings": "x", "secretSettings": {"name": "a", "key": "b"}}[section]
     service = "storage" if "STORAGE" in name else "broker"
 
-    assert f"{name} is decided by the chart" in refusal({service: {section: {name: value}}})
+    assert f"{name} is set by the chart" in refusal({service: {section: {name: value}}})
 
 
 @pytest.mark.parametrize(
@@ -326,19 +326,19 @@ NONSENSE: dict[str, tuple[Values, str]] = {
     ),
     "more storage than is supported": (
         {"storage": {"replicas": 3}},
-        "storage.replicas is 3: one storage process holds all partitions today",
+        "storage.replicas is 3: one storage process holds all partitions",
     ),
     "more brokers than are supported": (
         {"broker": {"replicas": 2}},
-        "broker.replicas is 2: every broker claims all partitions today",
+        "broker.replicas is 2: every broker claims all partitions",
     ),
     "a monitor without metrics": (
         {"telemetry": {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}},
-        "there would be nothing to scrape",
+        "serviceMonitor.enabled requires telemetry.metrics.enabled",
     ),
     "one port for two": (
         {"telemetry": {"metrics": {"port": 7400}}},
-        "telemetry.metrics.port is 7400, which one of the services listens on",
+        "telemetry.metrics.port is 7400, which is the port of a service",
     ),
 }
 

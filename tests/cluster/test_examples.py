@@ -28,7 +28,7 @@ OUTPUTS: dict[str, Sequence[str]] = {
     ),
     "work_queue": (
         "dog.png: done at attempt 1",
-        "cat.png: the disk was slow, once more",
+        "cat.png: the disk was slow, retrying",
         "notes.txt: not a picture, given up",
         "cat.png: done at attempt 2",
         "notes.txt: dead, because not a picture",

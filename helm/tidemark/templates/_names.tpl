@@ -1,5 +1,5 @@
-{{/* Names, labels and addresses. Every template that describes a part of Tidemark is given a dict:
-     root (the chart's own context), component (its word) and values (its section). */}}
+{{/* Names, labels and addresses. Templates of a component take a dict: root (the context of the
+     chart), component (its name) and values (its section). */}}
 
 {{- define "tidemark.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -15,7 +15,7 @@
 {{ include "tidemark.fullname" .root }}-{{ .component }}
 {{- end }}
 
-{{/* Never changed by an upgrade: selectors of Deployments and StatefulSets are immutable. */}}
+{{/* An upgrade must not change these: selectors of Deployments and StatefulSets are immutable. */}}
 {{- define "tidemark.selectorLabels" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -38,22 +38,22 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end }}
 
-{{/* Where a service is reached: the stable address of its Service, which outlives its pods. */}}
+{{/* Address of a service: that of its Service, which outlives its pods. */}}
 {{- define "tidemark.address" -}}
 {{ include "tidemark.name" . }}:{{ .values.port }}
 {{- end }}
 
-{{/* Services listen on loopback unless they are told otherwise. Given root and port. */}}
+{{/* Services listen on loopback by default. Takes root and port. */}}
 {{- define "tidemark.listen" -}}
 {{ eq .root.Values.ipFamily "IPv6" | ternary "[::]" "0.0.0.0" }}:{{ .port }}
 {{- end }}
 
-{{/* Where others reach one pod, who learn it from the pod itself; needs POD_IP in its environment. */}}
+{{/* The address that a pod advertises; requires POD_IP in its environment. */}}
 {{- define "tidemark.advertise" -}}
 {{ eq .root.Values.ipFamily "IPv6" | ternary "[$(POD_IP)]" "$(POD_IP)" }}:{{ .values.port }}
 {{- end }}
 
-{{/* Given root and repository. */}}
+{{/* Takes root and repository. */}}
 {{- define "tidemark.image" -}}
 {{- with .root.Values.image.registry }}{{ . }}/{{ end -}}
 {{ .repository }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}

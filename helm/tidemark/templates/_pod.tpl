@@ -1,4 +1,4 @@
-{{/* What all pods have in common. */}}
+{{/* Common parts of all pods. */}}
 
 {{- define "tidemark.podMetadata" -}}
 labels:
@@ -21,7 +21,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Nobody needs the Kubernetes API, nor the variables in which it describes services. */}}
+{{/* Pods use neither the Kubernetes API nor the variables with which it describes services. */}}
 {{- define "tidemark.podSpec" -}}
 serviceAccountName: {{ include "tidemark.serviceAccountName" .root }}
 automountServiceAccountToken: false
@@ -71,8 +71,8 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* SIGTERM drains a service for the grace; closing its data and sending its last telemetry need a
-     little more. Whoever is still there then is killed, which loses nothing but time. */}}
+{{/* SIGTERM drains a service for the grace period; closing its data and sending its last telemetry
+     take a little longer. After that the pod is killed, which loses no data. */}}
 {{- define "tidemark.terminationGracePeriodSeconds" -}}
 {{ add .Values.shutdownGraceSeconds 20 }}
 {{- end }}
@@ -96,10 +96,10 @@ capabilities:
 {{- end }}
 {{- end }}
 
-{{/* Three questions. Startup: does it answer yet? Storage does once it has opened its data, which may
-     take long after a crash. Liveness: does the process still answer? It says yes while it drains,
-     and when what it depends on is away: a restart would mend neither. Readiness: do all its services
-     serve? A broker's do once it has claimed its partitions. */}}
+{{/* Startup: does it respond yet? Storage responds once it has opened its data, which may take long
+     after a crash. Liveness: does the process still respond? It does while it drains and while its
+     dependencies are unavailable, because a restart would not help. Readiness: are all its services
+     serving? Those of a broker are once it has claimed its partitions. */}}
 {{- define "tidemark.probes" -}}
 startupProbe:
   grpc:
@@ -123,8 +123,8 @@ readinessProbe:
   failureThreshold: 2
 {{- end }}
 
-{{/* A service or job. Given root, component and values as everywhere, repository, command, and own:
-     the settings that the chart decides for it. Mounts come last, so that a template can add some. */}}
+{{/* The container of a service or job. Takes root, component, values, repository, command, and own:
+     the settings that the chart derives. Mounts come last, so that a template can add some. */}}
 {{- define "tidemark.container" -}}
 - name: {{ .component }}
   image: {{ include "tidemark.image" (dict "root" .root "repository" .repository) }}
@@ -172,7 +172,7 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* Prometheus may come from anywhere unless it is named: metrics hold no payloads and no queue names. */}}
+{{/* Metrics are open to everyone by default: they contain no payloads and no queue names. */}}
 {{- define "tidemark.metricsIngress" -}}
 {{- if .Values.telemetry.metrics.enabled }}
 - ports:

@@ -1,7 +1,7 @@
-{{/* Retention and eviction: the settings of the jobs, and a CronJob that runs one of them. */}}
+{{/* Retention and eviction: settings of the jobs, and the CronJob of one job. */}}
 
-{{/* What the chart decides, as YAML. On one machine Spark stays inside its pod. The driver of a foreign
-     cluster must be found by its executors, at ports that a policy can name. */}}
+{{/* The settings that the chart derives, as YAML. With a local master, Spark stays inside its pod. With
+     an external cluster, executors must reach the driver at ports that a policy can name. */}}
 {{- define "tidemark.retentionSettings" -}}
 {{- $storage := dict "root" .root "component" "storage" "values" .root.Values.storage -}}
 {{- $spark := .root.Values.retention.spark -}}
@@ -22,7 +22,7 @@ TIDEMARK_SPARK_OPTIONS: {{ join "," $pairs | quote }}
 {{- if not (hasPrefix "local" .Values.retention.spark.master) }}true{{ end -}}
 {{- end }}
 
-{{/* Given root, component, values and job. */}}
+{{/* Takes root, component, values and job. */}}
 {{- define "tidemark.passCronJob" -}}
 {{- $cron := index .values.cronJobs .job -}}
 {{- $own := omit (include "tidemark.retentionSettings" . | fromYaml) "TIDEMARK_METRICS_LISTEN" -}}
@@ -42,7 +42,7 @@ spec:
   failedJobsHistoryLimit: 3
   jobTemplate:
     spec:
-      # A pass that failed is not repeated: the next one finishes its work.
+      # A failed pass is not retried: the next one does the rest.
       backoffLimit: 0
       activeDeadlineSeconds: {{ $cron.activeDeadlineSeconds }}
       template:

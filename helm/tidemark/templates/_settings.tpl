@@ -1,5 +1,5 @@
-{{/* The environment of a container: what the chart decides (own), then the settings of all services,
-     over which those of the service win, then the settings whose values are kept in Secrets. */}}
+{{/* The environment of a container: settings that the chart derives (own), then the settings of all
+     services, overridden by those of the service, then settings from Secrets. */}}
 
 {{- define "tidemark.env" -}}
 {{- $own := .own -}}
@@ -11,7 +11,7 @@
 {{- end -}}
 {{- range $name := concat (keys $settings) (keys $secrets) | sortAlpha }}
 {{- if hasKey $own $name }}
-{{- fail (printf "%s is decided by the chart and cannot be set under settings or secretSettings; see the comments in values.yaml for the value it comes from" $name) }}
+{{- fail (printf "%s is set by the chart and cannot be set under settings or secretSettings; see the comments in values.yaml for the value that it is derived from" $name) }}
 {{- end }}
 {{- if and (hasKey $settings $name) (hasKey $secrets $name) }}
 {{- fail (printf "%s is set twice: under settings and under secretSettings" $name) }}
@@ -39,7 +39,7 @@
 {{ kindIs "float64" . | ternary (. | int64) . }}
 {{- end }}
 
-{{/* What the chart decides for every service, as YAML. */}}
+{{/* The settings that the chart derives for every service, as YAML. */}}
 {{- define "tidemark.commonSettings" -}}
 {{- $values := .root.Values -}}
 TIDEMARK_CLUSTER_ID: {{ $values.cluster.id | quote }}
