@@ -17,8 +17,10 @@ from broker_svc.components import BrokerComponents
 from broker_svc.consume.deliveries import DeliveryDirectory
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.consume.settlements import Settlements
+from broker_svc.exclusive.evictions import Evictions
 from broker_svc.exclusive.markers import EvictionMarkers
 from broker_svc.exclusive.ownership import Ownerships
+from broker_svc.exclusive.registry import Subscribers
 from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
@@ -106,8 +108,14 @@ def build_components(
     topics = TopicCache(storage, links)
     leases = ActivityLeases(links, topics, tracking, clock)
     directory = DeliveryDirectory()
-    dispatcher = Dispatcher(links)
-    ownerships = Ownerships(links, dispatcher, directory)
+    # A refused reserve may mean that an owner lost its queue, which subscriptions find out.
+    dispatcher = Dispatcher(links, lambda key, epoch: subscriptions.check_owner(key, epoch))
+    markers, subscribers = EvictionMarkers(), Subscribers(settings, dispatcher)
+    evictions = Evictions(markers, subscribers, dispatcher)
+    ownerships = Ownerships(links, dispatcher, directory, evictions.evict)
+    subscriptions = Subscriptions(
+        settings, links, topics, leases, dispatcher, ownerships, subscribers, markers, evictions
+    )
     components = BrokerComponents(
         settings=settings,
         clock=clock,
@@ -121,9 +129,7 @@ def build_components(
         directory=directory,
         settlements=Settlements(links, directory, dispatcher),
         dispatcher=dispatcher,
-        subscriptions=Subscriptions(
-            settings, links, topics, leases, dispatcher, ownerships, EvictionMarkers()
-        ),
+        subscriptions=subscriptions,
     )
     timers = {number: ExpiryTimer(link, clock) for number, link in links.items()}
     listener = LinkEvents(

@@ -40,7 +40,9 @@ class _Asked(NamedTuple):
 class Dispatcher:
     """All feeds of a broker."""
 
-    def __init__(self, links: Mapping[int, PartitionLink]) -> None:
+    def __init__(
+        self, links: Mapping[int, PartitionLink], on_fenced: Callable[[FeedKey, int], None]
+    ) -> None:
         self._links = links
         self._feeds: dict[FeedKey, Feed] = {}
         self._by_queue: dict[QueueKey, list[Feed]] = {}
@@ -49,8 +51,8 @@ class Dispatcher:
         """Feeds that get messages with the next frame of a partition and have no reserve in it."""
         self.delivered = Tally()
         """Messages that were handed to consumers."""
-        self.fenced: Callable[[FeedKey, int], None] = lambda _key, _epoch: None
-        """Told that storage has refused the epoch of a feed: its owner may be none any more."""
+        self._on_fenced = on_fenced
+        """Called when storage refuses the epoch of a feed: its owner may have lost the queue."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -289,7 +291,7 @@ class Dispatcher:
         else:
             feed.ready = False
             if isinstance(error, Fenced) and current and feed.owner_epoch:
-                self.fenced(feed.key, feed.owner_epoch)
+                self._on_fenced(feed.key, feed.owner_epoch)
         if isinstance(error, QuotaExceeded):
             consumer.refuse(error)
 

@@ -95,13 +95,14 @@ class Ownerships:
         links: Mapping[int, PartitionLink],
         dispatcher: Dispatcher,
         directory: DeliveryDirectory,
+        on_evicted: Callable[[ExclusiveQueue, Owner], None],
     ) -> None:
         self._links = links
         self._dispatcher = dispatcher
         self._directory = directory
         self._queues: dict[FeedKey, ExclusiveQueue] = {}
-        self.evicted: Callable[[ExclusiveQueue, Owner], None] = _nobody_listens
-        """Told who has lost a queue when only storage could say so."""
+        self._on_evicted = on_evicted
+        """Called with the client that lost a queue where only storage knew it."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -227,7 +228,7 @@ class Ownerships:
         if queue.state == state.before:
             self._dispatcher.resume(queue.key)
         elif isinstance(state.before, Owned) and queue.owner != state.before.owner:
-            self.evicted(queue, state.before.owner)
+            self._on_evicted(queue, state.before.owner)
         else:
             self._dispatcher.evict(queue.key)
 
@@ -263,7 +264,3 @@ class Ownerships:
             return (await self._links[queue.partition].call(operation)).ownership
         except QueueNotFound:  # nobody owns what does not exist
             return exchange_pb2.OwnershipResult(epoch=takeover.epoch_of(queue.state))
-
-
-def _nobody_listens(_queue: ExclusiveQueue, _owner: Owner) -> None:
-    raise AssertionError("the registry of subscriptions listens")

@@ -63,7 +63,9 @@ class Subscriptions:
         leases: ActivityLeases,
         dispatcher: Dispatcher,
         ownerships: Ownerships,
+        subscribers: Subscribers,
         markers: EvictionMarkers,
+        evictions: Evictions,
     ) -> None:
         self._settings = settings
         self._links = links
@@ -72,11 +74,9 @@ class Subscriptions:
         self._dispatcher = dispatcher
         self._ownerships = ownerships
         self._markers = markers
-        self._subscribers = Subscribers(settings, dispatcher)
-        self._evictions = Evictions(markers, self._subscribers, dispatcher)
+        self._subscribers = subscribers
+        self._evictions = evictions
         self._looking: set[asyncio.Task[None]] = set()
-        ownerships.evicted = self._evictions.evict
-        dispatcher.fenced = self._fenced
 
     def __len__(self) -> int:
         return self._subscribers.subscriptions
@@ -134,7 +134,7 @@ class Subscriptions:
         for key in self._ownerships.unresolved(partition):
             self._look(self._resolve(key))
 
-    def _fenced(self, key: FeedKey, epoch: int) -> None:
+    def check_owner(self, key: FeedKey, epoch: int) -> None:
         """A reserve of the owner was refused: its queue or its group may have been deleted."""
         self._look(self._check(key, epoch))
 
