@@ -148,14 +148,14 @@ class ExpireDue(NamedTuple):
     async def apply(self, commit: CommitContext) -> Expired:
         messages = 0
         for table, action in ((Table.DEADLINES, ExpireReservation), (Table.DELAYS, ReadyDelayed)):
-            start = u64(commit.state.marks.get(table, 0))
+            start = u64(commit.state.due.mark_ms(table))
             end = u64(commit.now_ms + 1)
             due = await commit.engine.scan(table, start, end, limit=self.limit)
             for key, _ in due:
                 messages += (await action.from_index(key).apply(commit)).messages
             if len(due) < self.limit:
                 # Entries are only added for the time to come: nothing will lie before it again.
-                commit.state.marks[table] = commit.now_ms
+                commit.state.due.scanned(table, commit.now_ms)
         return Expired(messages)
 
 

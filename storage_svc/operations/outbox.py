@@ -198,7 +198,7 @@ async def put(
     key = u64(entry.sequence)
     commit.journal.batch.put(Table.OUTBOX, key, encode(entry))
     commit.journal.batch.put(Table.OUTBOX_BODIES, key, body)
-    commit.journal.indexed.append((Table.OUTBOX, commit.now_ms))
+    commit.journal.added_due.append((Table.OUTBOX, commit.now_ms))
 
 
 def encode(entry: OutboxEntry) -> bytes:

@@ -63,7 +63,7 @@ def append_run(
     )
     handle.state.append(run, body, commit.now_ms, commit.journal)
     if dead_deadline_ms:
-        commit.indexed(Table.TTL, dead_deadline_ms)
+        commit.add_due(Table.TTL, dead_deadline_ms)
     return run
 
 

@@ -122,7 +122,7 @@ def add_scheduled(
     record.scheduled += messages
     record.last_activity_ms = commit.now_ms
     commit.journal.queue_changed(record)
-    commit.indexed(Table.SCHEDULE, due_ms)
+    commit.add_due(Table.SCHEDULE, due_ms)
     return schedule_id
 
 

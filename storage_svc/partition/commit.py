@@ -73,11 +73,11 @@ class CommitContext:
         self.handed_out_bytes = 0
         """Bodies that the answers of this commit carry."""
 
-    def indexed(self, table: Table, time_ms: int) -> None:
-        """An entry is added to an index by time."""
-        self.state.lower_mark(table, time_ms)
+    def add_due(self, table: Table, due_ms: int) -> None:
+        """An entry is added to an index that sweeps scan by time."""
+        self.state.due.added(table, due_ms)
         # Once more after the commit: a scan in between may raise the mark past what it cannot see.
-        self.journal.indexed.append((table, time_ms))
+        self.journal.added_due.append((table, due_ms))
 
     def count(self) -> None:
         """Bring the counters to their values once this commit is durable."""

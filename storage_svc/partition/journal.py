@@ -48,8 +48,8 @@ class BatchJournal:
         """Queues that this commit changes: what the engine has of them is not the truth."""
         self.removed_names: set[str] = set()
         self.removed_ids: set[int] = set()
-        self.indexed: list[tuple[Table, int]] = []
-        """Times of entries that this commit added to indexes which sweeps read."""
+        self.added_due: list[tuple[Table, int]] = []
+        """Entries that this commit added to indexes which sweeps read, by the time they are due."""
         self.messages = 0
         """By how much this commit changes the number of stored messages."""
         self.body_bytes = 0
@@ -204,7 +204,7 @@ class BatchJournal:
         self.batch.put(Table.RETURNED, key, rows.returned_value(returned))
         if returned.buried:
             self.batch.put(Table.BURIED, key, b"")
-            self.indexed.append((Table.BURIED, self.now_ms))
+            self.added_due.append((Table.BURIED, self.now_ms))
         elif returned.not_before_ms:
             self._deadlines.add(returned.not_before_ms)
             at_ms = returned.not_before_ms

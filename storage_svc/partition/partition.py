@@ -344,9 +344,9 @@ class Partition:
         for key in commit.journal.deleted_bodies:
             commit.state.bodies.discard(key)
         commit.state.producers.trim()
-        for table, time_ms in commit.journal.indexed:
-            commit.state.lower_mark(table, time_ms)
-            self.lifecycle.due(table, time_ms)
+        for table, due_ms in commit.journal.added_due:
+            commit.state.due.added(table, due_ms)
+            self.lifecycle.due(table, due_ms)
         earliest_ms = self._deadlines.earliest_ms()
         journal, epoch = commit.journal, commit.state.counters.broker_epoch
         for watcher in self._watchers:

@@ -13,6 +13,7 @@ from storage_svc.loading.handles import Handles
 from storage_svc.partition import counters as stored_counters
 from storage_svc.partition.counters import Claim, Counters
 from storage_svc.partition.deadlines import Deadlines
+from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.producers import Producers
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.bodies import BodyCache
@@ -30,13 +31,7 @@ class PartitionState:
     producers: Producers
     deadlines: Deadlines
     bodies: BodyCache = field(default_factory=BodyCache)
-    marks: dict[Table, int] = field(default_factory=dict)
-    """Where reading an index by time begins: everything before it is gone (V5)."""
-
-    def lower_mark(self, table: Table, time_ms: int) -> None:
-        """Reading an index may not begin later than an entry that was added."""
-        if time_ms < self.marks.get(table, 0):
-            self.marks[table] = time_ms
+    due: DueIndexes = field(default_factory=DueIndexes)
 
 
 async def open_state(engines: Engines, identity: Identity) -> PartitionState:

@@ -134,8 +134,8 @@ async def _scan_index(
     partition: Partition, reader: Reader, kind: ScanKind, token: bytes, limit: int, now_ms: int
 ) -> Page:
     table = _BY_TIME[kind]
-    marks = partition.state.marks
-    start = token or u64(marks.get(table, 0))
+    due_indexes = partition.state.due
+    start = token or u64(due_indexes.mark_ms(table))
     found = await reader.scan(table, start, u64(now_ms + 1), limit=limit)
     due = [_READERS[kind](*row) for row in found]
     next_due_ms = None
@@ -143,8 +143,7 @@ async def _scan_index(
         later = await reader.scan(table, u64(now_ms + 1), None, limit=1)
         next_due_ms = read_u64(later[0][0]) if later else None
         if not found and not token and table in (Table.SCHEDULE, Table.TTL):
-            # Nothing lies before it; what is added earlier lowers the mark again.
-            marks[table] = now_ms + 1 if next_due_ms is None else next_due_ms
+            due_indexes.scanned(table, now_ms + 1 if next_due_ms is None else next_due_ms)
     return Page(due, _next_token(found, limit), next_due_ms, now_ms)
 
 
