@@ -29,7 +29,7 @@ class DelegationService(action_pb2_grpc.DelegationServiceServicer):
         if not 1 <= len(request.actions) <= limits.PAGE_SIZE_MAX:
             raise InvalidArgument(f"1 to {limits.PAGE_SIZE_MAX} actions a call", field="actions")
         partition = self._partitions.get(request.partition)
-        if partition.driven:
+        if partition.has_connected_broker:
             claim = partition.state.claim
             raise NotOwner(
                 f"{claim.broker_id} owns partition {partition.number}", owner=claim.address

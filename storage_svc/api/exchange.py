@@ -14,7 +14,7 @@ from typing import Any
 from storage_svc.api import codec
 from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.reserve import Reserved
-from storage_svc.partition.exchange_events import Watcher
+from storage_svc.partition.exchange_events import ExchangeEvents
 from storage_svc.partition.partition import Partition
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import ShuttingDown, TidemarkError
@@ -51,14 +51,14 @@ class Exchange:
         self._unsent = _Unsent()
         self._ended = False
         self._failure: Exception | None = None
-        self._watcher: Watcher
+        self._events: ExchangeEvents
         self._make_room()
 
     async def frames(
         self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
     ) -> AsyncGenerator[exchange_pb2.ExchangeResponse, None]:
         """What goes back to the broker, until the stream ends."""
-        watcher = self._watcher = self._partition.watch(self._broker_epoch)
+        events = self._events = self._partition.connect(self._broker_epoch)
         taking = asyncio.create_task(self._or_fail(self._take(requests)))
         tasks = [
             taking,
@@ -66,12 +66,12 @@ class Exchange:
         ]
         try:
             while True:
-                await watcher.changed.wait()
-                watcher.changed.clear()
+                await events.changed.wait()
+                events.changed.clear()
                 if frame := self._next_frame():
                     yield frame
                 if len(self._unsent):  # whatever ends the stream, what is answered is sent first
-                    watcher.changed.set()
+                    events.changed.set()
                     continue
                 if self._failure is not None:
                     raise self._failure
@@ -79,7 +79,7 @@ class Exchange:
                     return
                 self._check_fence()
         finally:
-            self._partition.unwatch(watcher)
+            self._partition.disconnect(events)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -90,7 +90,7 @@ class Exchange:
             await work
         except Exception as error:
             self._failure = error
-            self._watcher.changed.set()
+            self._events.changed.set()
 
     async def _stop(self, taking: asyncio.Task[None]) -> None:
         """The service is stopping: answer what was taken, then end the stream."""
@@ -107,7 +107,7 @@ class Exchange:
             self._submit(request)
         await self._answered_all.wait()
         self._ended = True
-        self._watcher.changed.set()
+        self._events.changed.set()
 
     def _check_fence(self) -> None:
         """A partition that is closed for the moment fences nobody: its answers say how it is."""
@@ -149,7 +149,7 @@ class Exchange:
         self._unsent.add(refused)
         self._under_way -= 1
         self._make_room()
-        self._watcher.changed.set()
+        self._events.changed.set()
 
     def _make_room(self) -> None:
         """Take frames while few of them are under way, and what is answered is read."""
@@ -158,24 +158,24 @@ class Exchange:
 
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
         """Results, what became ready, when the next deadline is, how the partition is."""
-        watcher = self._watcher
+        events = self._events
         frame = exchange_pb2.ExchangeResponse()
         self._unsent.move_to(frame)
         self._make_room()
         if not len(self._unsent):  # whatever handed them out has been told before
-            frame.expired_reservation_ids.extend(watcher.expired)
-            watcher.expired.clear()
-        ready, watcher.ready = watcher.ready, {}
+            frame.expired_reservation_ids.extend(events.expired)
+            events.expired.clear()
+        ready, events.ready = events.ready, {}
         for lmq_name, group in ready:
             frame.ready.add(lmq_name=lmq_name, group=group)
-        if watcher.next_deadline_changed:
-            watcher.next_deadline_changed = False
+        if events.next_deadline_changed:
+            events.next_deadline_changed = False
             frame.next_deadline.SetInParent()
-            next_ms = watcher.told_deadline_ms = self._partition.next_deadline_ms
+            next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
             if next_ms is not None:
                 frame.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
-        if watcher.health_changed:
-            watcher.health_changed = False
+        if events.health_changed:
+            events.health_changed = False
             frame.health.CopyFrom(codec.encode_health(self._partition.health))
         return frame if frame.ListFields() else None
 

@@ -156,7 +156,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         response = storage_pb2.ScanPartitionResponse(
             next_page_token=page.next_token,
             partition_time_ms=page.now_ms,
-            broker_address=partition.state.claim.address if partition.driven else "",
+            broker_address=partition.state.claim.address if partition.has_connected_broker else "",
         )
         for due in page.due:
             due.action.write_to(response.facts.add(due_ms=due.due_ms).action)

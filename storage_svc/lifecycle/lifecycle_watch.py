@@ -48,13 +48,13 @@ class LifecycleWatch:
         if self.wakeups.added(index, due_ms):
             self.due_earlier.set()
 
-    def undriven(self, index: Hashable, earliest_ms: int | None) -> None:
-        """Nobody looks after an index now but sweeps, whatever they knew of it before."""
+    def broker_disconnected(self, index: Hashable, earliest_ms: int | None) -> None:
+        """From now on only sweeps scan an index that the broker took care of before."""
         if earliest_ms is not None:
             self.wakeups.scan_begins(index)
             self.due(index, earliest_ms)
 
-    def listen(self, health: Health, now_ms: int, monotonic_ms: int) -> bool:
+    def check_silence(self, health: Health, now_ms: int, monotonic_ms: int) -> bool:
         """Lifecycle that falls silent is an alarm, or a fault; returns whether that changed."""
         silent_ms = monotonic_ms - self.lease.heard_ms
         silent = self._silence.after_ms > 0 and silent_ms > self._silence.after_ms

@@ -57,6 +57,10 @@ class Deadlines:
             self._empty -= 1
         return None
 
+    def is_due(self, now_ms: int) -> bool:
+        earliest_ms = self.earliest_ms()
+        return earliest_ms is not None and earliest_ms <= now_ms
+
     def _forget_empty(self) -> None:
         """Those behind a deadline that stays would pile up for as long as it does."""
         self._heap = [bucket for bucket in self._heap if self._counts[bucket]]

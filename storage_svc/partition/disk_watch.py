@@ -1,6 +1,6 @@
-"""The disk watch: whether the disk of a partition has room for what is new.
+"""The disk watch: whether the disk of a partition has room for new messages.
 
-Past its watermark nothing new is stored; settling and deleting go on, and make room.
+Past its watermark nothing new is stored; settling and deleting continue, and make room.
 """
 
 import logging
@@ -9,7 +9,7 @@ _log = logging.getLogger(__name__)
 
 
 class DiskWatch:
-    """How the disk was when last looked at."""
+    """The disk of one partition, as of its last check."""
 
     def __init__(self, partition: int, free_bytes_min: int) -> None:
         self._partition = partition
@@ -17,8 +17,7 @@ class DiskWatch:
         self.free_bytes = 0
         self.full = False
 
-    def look(self, free_bytes: int) -> None:
-        """The disk has so much room now."""
+    def update(self, free_bytes: int) -> None:
         self.free_bytes = free_bytes
         full = self.free_bytes < self._free_bytes_min
         if full != self.full:

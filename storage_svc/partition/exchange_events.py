@@ -1,31 +1,31 @@
-"""Watching: what the exchange of a broker wants to hear of its partition once it is durable.
+"""Events of a partition for the brokers that are connected to it.
 
-The partition writes it down after each commit; the exchange reads it, sends it and clears it.
+The writer records them after each commit; each exchange sends its own and clears them.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from storage_svc.partition.journal import QueueGroup
 
 
 @dataclass(slots=True, eq=False)
-class Watcher:
-    """What one exchange has not told its broker yet."""
+class ExchangeEvents:
+    """What one exchange has not sent to its broker yet."""
 
     broker_epoch: int
     ready: dict[QueueGroup, None] = field(default_factory=dict)
     expired: list[int] = field(default_factory=list)
     next_deadline_changed: bool = True
-    told_deadline_ms: int | None = None
+    sent_deadline_ms: int | None = None
     health_changed: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def committed(
         self,
-        ready: Iterable[QueueGroup],
-        expired: Iterable[int],
+        ready: Collection[QueueGroup],
+        expired: Collection[int],
         earliest_ms: int | None,
         now_ms: int,
     ) -> None:
@@ -38,12 +38,51 @@ class Watcher:
             self.changed.set()
 
     def _deadline_moved(self, earliest_ms: int | None, now_ms: int) -> bool:
-        """Whether the broker must hear of it: it would wake too late, or for nothing again.
+        """Whether the broker's timer would fire too late, or once more for nothing.
 
-        That the earliest deadline went away is told when it would have come: messages are settled
-        all the time, and none of that is news.
+        A removed earliest deadline is reported only once it would have fired: messages are settled
+        all the time, and most deadlines are removed.
         """
-        told_ms = self.told_deadline_ms
-        if told_ms is None or told_ms <= now_ms:
-            return earliest_ms != told_ms
-        return earliest_ms is not None and earliest_ms < told_ms
+        sent_ms = self.sent_deadline_ms
+        if sent_ms is None or sent_ms <= now_ms:
+            return earliest_ms != sent_ms
+        return earliest_ms is not None and earliest_ms < sent_ms
+
+
+class ConnectedExchanges:
+    """The exchanges of one partition: its broker's, and any that are fenced and not yet ended."""
+
+    def __init__(self) -> None:
+        self._events: set[ExchangeEvents] = set()
+
+    def connect(self, broker_epoch: int) -> ExchangeEvents:
+        events = ExchangeEvents(broker_epoch)
+        events.changed.set()
+        self._events.add(events)
+        return events
+
+    def disconnect(self, events: ExchangeEvents) -> None:
+        self._events.discard(events)
+
+    def includes(self, broker_epoch: int) -> bool:
+        """Whether the broker with that epoch is connected."""
+        return any(events.broker_epoch == broker_epoch for events in self._events)
+
+    def committed(
+        self,
+        broker_epoch: int,
+        ready: Collection[QueueGroup],
+        expired: Collection[int],
+        earliest_ms: int | None,
+        now_ms: int,
+    ) -> None:
+        for events in self._events:
+            if events.broker_epoch == broker_epoch:
+                events.committed(ready, expired, earliest_ms, now_ms)
+            else:
+                events.changed.set()  # it is fenced, and ends
+
+    def health_changed(self) -> None:
+        for events in self._events:
+            events.health_changed = True
+            events.changed.set()

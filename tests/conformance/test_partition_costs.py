@@ -172,18 +172,18 @@ async def test_housekeeping_without_anything_to_do_makes_no_commit(
     monkeypatch.setattr(life.partition, "submit", record)
 
     for _ in range(10):
-        await life.partition.housekeep_once()
+        await life.partition.run_housekeeping()
         await life.clock.advance_ms(HOUSEKEEPING_MS)
     while_tracked = list(submitted)
     life.partition.state.handles.forget_trackers()
-    await life.partition.housekeep_once()
+    await life.partition.run_housekeeping()
     unloaded = life.partition.state.handles.peek("used") is None
     life.clock.set_wall_ms(life.clock.wall_ms() + 10 * DAY_MS)
-    await life.partition.housekeep_once()
+    await life.partition.run_housekeeping()
     life.partition.confirm_time()
-    await life.partition.housekeep_once()
+    await life.partition.run_housekeeping()
     submitted_in_all = list(submitted)
-    await life.partition.housekeep_once()
+    await life.partition.run_housekeeping()
 
     assert while_tracked == []
     assert unloaded
@@ -201,13 +201,13 @@ async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_lea
     await life.do(Settle(slice_.receipt, NACK, delay_ms=DAY_MS))
     await life.do(life.run("t", 1))
     waiting = await life.do(Reserve("t", "g", 1))
-    watcher = life.partition.watch(broker_epoch=0)
+    events = life.partition.connect(broker_epoch=0)
 
     await life.clock.advance_ms(1000)
     await life.do(*await life.due(scanning.ScanKind.DEAD_DEADLINES))
 
     assert not waiting.slices
-    assert ("t", "g") in watcher.ready
+    assert ("t", "g") in events.ready
     assert spans(await life.do(Reserve("t", "g", 1))) == [(1, 2)]
 
 

@@ -35,7 +35,7 @@ from storage_svc.operations.settle import Extend, Settle
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition import commit
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
-from storage_svc.partition.exchange_events import Watcher
+from storage_svc.partition.exchange_events import ExchangeEvents
 from storage_svc.partition.partition import Partition
 from storage_svc.queue import group as group_state
 from storage_svc.queue import lane as lanes
@@ -129,7 +129,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.plan: list[Operation[object]] = []
         self.published = 0
         self.committed_ms = 0
-        self.partition, self.engines, self.watcher = self.run(self._open())
+        self.partition, self.engines, self.events = self.run(self._open())
         for name, each in TOPICS.items():
             self.run(self.partition.call(PutTopic(Topic(name, each), create=True)))
 
@@ -284,23 +284,23 @@ class PartitionMachine(RuleBasedStateMachine):
             written = fault is Fault.AFTER_WRITING
         if written:
             self.committed_ms = now_ms
-        told = set(self.watcher.ready)
-        self.watcher.ready.clear()
+        told = set(self.events.ready)
+        self.events.ready.clear()
         self.model.begin(now_ms, told)
         if answers is not None:
             for operation, answer in zip(operations, answers, strict=True):
                 self._learn(answer)
                 self.model.perform(operation, answer)
             self.model.conclude()
-            assert self.watcher.expired == self.model.expired
-            self.watcher.expired.clear()
+            assert self.events.expired == self.model.expired
+            self.events.expired.clear()
         else:
             for operation in operations if written else ():
                 self.model.perform(operation, self._read_back(operation), lost=True)
             if written:
                 self.model.conclude()
             self.model.reloaded()
-            assert not self.watcher.expired, "nobody knows that they have"
+            assert not self.events.expired, "nobody knows that they have"
         self.run(audit(self.partition, self.model))
 
     async def _submit(self, operations: list[Operation[object]]) -> list[object] | None:
@@ -316,8 +316,8 @@ class PartitionMachine(RuleBasedStateMachine):
             with pytest.raises(CommitOutcomeUnknown):
                 await second
             while self.partition.health.faults:
-                self.watcher.changed.clear()
-                await self.watcher.changed.wait()
+                self.events.changed.clear()
+                await self.events.changed.wait()
             return None
 
     def _learn(self, answer: object) -> None:
@@ -411,18 +411,18 @@ class PartitionMachine(RuleBasedStateMachine):
         return batch.SerializeToString()
 
     def _begin_a_life(self) -> None:
-        self.partition, self.engines, self.watcher = self.run(self._open())
+        self.partition, self.engines, self.events = self.run(self._open())
         assert self.partition.now_ms() >= self.committed_ms, "partition time never goes back"
         self.model.begin(self.partition.now_ms(), set())
         self.model.reloaded()
         self.model.time_is_suspicious = False
         self.run(audit(self.partition, self.model))
 
-    async def _open(self) -> tuple[Partition, FaultyEngines, Watcher]:
+    async def _open(self) -> tuple[Partition, FaultyEngines, ExchangeEvents]:
         engines = FaultyEngines(RocksEngines(self._directory))
         partition = Partition(engines, IDENTITY, self.clock)
         await partition.open()
-        return partition, engines, partition.watch(0)
+        return partition, engines, partition.connect(0)
 
     @property
     def _directory(self) -> Path:

@@ -245,14 +245,14 @@ async def test_partition_time_does_not_go_back_when_a_failed_commit_is_followed_
     await life.clock.advance_ms(900)
     before_ms = life.partition.now_ms()
     life.clock.set_wall_ms(life.clock.wall_ms() - DAY_MS)
-    watcher = life.partition.watch(0)
+    events = life.partition.connect(0)
     life.engines.next_commit = Fault.BEFORE_WRITING
 
     with pytest.raises(CommitOutcomeUnknown):
         await life.do(life.run("t", 1))
     while life.partition.health.faults:
-        watcher.changed.clear()
-        await watcher.changed.wait()
+        events.changed.clear()
+        await events.changed.wait()
 
     assert life.partition.now_ms() >= before_ms
 
@@ -262,14 +262,14 @@ async def test_a_failed_commit_does_not_confirm_a_suspicious_time(life: Life) ->
     await life.do(life.run("t", 1, ttl_ms=1000))
     life.clock.set_wall_ms(life.clock.wall_ms() + DAY_MS)
     (bury,) = await life.due(scanning.ScanKind.DEAD_DEADLINES)
-    watcher = life.partition.watch(0)
+    events = life.partition.connect(0)
     life.engines.next_commit = Fault.BEFORE_WRITING
 
     with pytest.raises(CommitOutcomeUnknown):
         await life.do(life.run("t", 1))
     while life.partition.health.faults:
-        watcher.changed.clear()
-        await watcher.changed.wait()
+        events.changed.clear()
+        await events.changed.wait()
 
     assert isinstance(await life.do(bury), PartitionFaulty)
 
@@ -375,18 +375,18 @@ async def test_an_answer_that_promises_more_ends_the_interest_that_a_short_one_l
     life: Life,
 ) -> None:
     """V2: who was promised more asks again; who was not is notified when there is more."""
-    watcher = life.partition.watch(0)
+    events = life.partition.connect(0)
     await life.do(life.run("t", 1))
     short = await life.do(Reserve("t", "g", 10))
 
     _, filled = await life.do(life.run("t", 2), Reserve("t", "g", 1))
     assert (short.more, filled.more) == (False, True)
-    assert not watcher.ready
+    assert not events.ready
 
     emptied = await life.do(Reserve("t", "g", 1))
     await life.do(life.run("t", 1))
     assert not emptied.more
-    assert list(watcher.ready) == [("t", "g")]
+    assert list(events.ready) == [("t", "g")]
 
 
 # --- reading beside the writer --------------------------------------------------------------------
@@ -414,7 +414,7 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
     life: Life,
 ) -> None:
     """S2."""
-    watcher = life.partition.watch(0)
+    events = life.partition.connect(0)
     life.engines.next_commit = Fault.AFTER_WRITING
     life.engines.gate.clear()
     first = life.partition.submit([life.run("t", 1)])
@@ -424,8 +424,8 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
     life.engines.gate.set()
     outcomes = await asyncio.gather(first, second, return_exceptions=True)
     while life.partition.health.faults:
-        watcher.changed.clear()
-        await watcher.changed.wait()
+        events.changed.clear()
+        await events.changed.wait()
 
     assert [type(each).__name__ for each in outcomes] == ["CommitOutcomeUnknown", "PartitionFaulty"]
     assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 1)]

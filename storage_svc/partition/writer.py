@@ -1,0 +1,213 @@
+"""The writer of a partition: turns all frames that have gathered into one durable commit.
+
+Owns the order of operations. Nothing is answered before the commit of the batch it was computed in
+is durable. What the operations mean is in `operations/`; a commit that fails is the business of
+`partition.py`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from storage_svc.lifecycle.lifecycle_watch import LifecycleWatch
+from storage_svc.operations.expire import ExpireDue
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.publish import Append
+from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.counters import put_counters
+from storage_svc.partition.exchange_events import ConnectedExchanges
+from storage_svc.partition.spans import CommitSpans, refused
+from storage_svc.partition.state import PartitionState
+from tidemark.clock import Clock
+from tidemark.errors import DataCorrupt, Fenced, TidemarkError
+from tidemark.telemetry import counter, current_traceparent, histogram, is_sampled, seconds
+from tidemark.telemetry.metrics import BYTES, COUNTS
+
+COMMIT_BYTES_MAX = 8 * 1024 * 1024
+"""Bodies that one commit takes: the rest waits for the next, so that no commit takes long."""
+
+R = TypeVar("R")
+
+_commit_seconds = seconds("tidemark.storage.commit.duration", "From applying to durable")
+_commit_operations = histogram(
+    "tidemark.storage.commit.operations", "Operations that gathered for a commit", COUNTS
+)
+_commit_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
+_fenced_calls = counter(
+    "tidemark.storage.fenced_calls",
+    "Operations of brokers and clients that no longer own what they ask for",
+    zeros=({"holder": "broker"}, {"holder": "client"}),
+)
+
+
+def check_broker_epoch(state: PartitionState, broker_epoch: int | None) -> None:
+    """Raise Fenced for a broker that does not hold the partition, or no longer does."""
+    current = state.counters.broker_epoch
+    if broker_epoch is not None and (broker_epoch != current or not current):
+        _fenced_calls.add(1, {"holder": "broker"})
+        number = state.engine.identity.partition
+        raise Fenced(
+            f"partition {number} is held under epoch {current}, not {broker_epoch}"
+            if current
+            else f"no broker has claimed partition {number}",
+            epoch=str(current),
+            owner=state.claim.address,
+        )
+
+
+@dataclass(slots=True)
+class Frame:
+    """Operations that arrived together, and the future of their results."""
+
+    operations: Sequence[Operation[Any]]
+    callers: Sequence[str]  # trace contexts, one per operation
+    broker_epoch: int | None  # None: not from a broker
+    results: asyncio.Future[list[Any]]
+    body_bytes: int
+
+    def fail(self, error: TidemarkError) -> None:
+        if not self.results.done():
+            self.results.set_exception(error)
+
+
+class Writer:
+    """The frames of one partition, and how a commit applies them."""
+
+    def __init__(
+        self,
+        partition: int,
+        clock: Clock,
+        exchanges: ConnectedExchanges,
+        lifecycle: LifecycleWatch,
+    ) -> None:
+        self.commits = 0
+        self._partition = partition
+        self._clock = clock
+        self._exchanges = exchanges
+        self._lifecycle = lifecycle
+        self._frames: list[Frame] = []
+        self._arrived = asyncio.Event()
+        self._stopping = False
+
+    def submit(
+        self, operations: Sequence[Operation[R]], callers: Sequence[str], broker_epoch: int | None
+    ) -> asyncio.Future[list[R | TidemarkError]]:
+        """Queue operations for the next commit; their results come in the same order."""
+        loop = asyncio.get_running_loop()
+        results: asyncio.Future[list[R | TidemarkError]] = loop.create_future()
+        if not callers and (caller := current_traceparent()):
+            callers = [caller] * len(operations)
+        requests: Sequence[object] = operations
+        body_bytes = sum(len(each.body) for each in requests if isinstance(each, Append))
+        self._frames.append(Frame(operations, callers, broker_epoch, results, body_bytes))
+        self._arrived.set()
+        return results
+
+    def stop(self) -> None:
+        """End `next_frames` once everything that was submitted is taken."""
+        self._stopping = True
+        self._arrived.set()
+
+    def fail_submitted(self, error: TidemarkError) -> None:
+        """Fail the frames that no commit has taken yet."""
+        for frame in self._frames:
+            frame.fail(error)
+        self._frames = []
+
+    async def next_frames(self) -> list[Frame]:
+        """What the next commit takes: all frames, up to a bound. Empty at the end."""
+        while not self._frames:
+            if self._stopping:
+                return []
+            self._arrived.clear()
+            await self._arrived.wait()
+        taken = body_bytes = 0
+        for frame in self._frames:
+            if taken and body_bytes + frame.body_bytes > COMMIT_BYTES_MAX:
+                break
+            taken += 1
+            body_bytes += frame.body_bytes
+        frames, self._frames = self._frames[:taken], self._frames[taken:]
+        return frames
+
+    async def write(self, commit: CommitContext, frames: list[Frame]) -> None:
+        """Apply frames, make the commit durable, then answer and report the events.
+
+        Raises, and answers nothing, if the commit fails.
+        """
+        started_ns = self._clock.monotonic_ns()
+        callers = [caller for each in frames for caller in each.callers]
+        with CommitSpans(self._partition, callers) as traced:
+            results = [await self._apply_frame(commit, frame, traced) for frame in frames]
+            if self._expires_due(commit):
+                await ExpireDue().apply(commit)
+            batch = commit.journal.finish()
+            if len(batch):
+                commit.count()
+                put_counters(batch, commit.counters)
+                with traced.commit():
+                    await commit.engine.commit(batch)
+                self.commits += 1
+        # Results first: their callers wake first, so that results and events share a frame.
+        for frame, answer in zip(frames, results, strict=True):
+            if not frame.results.done():
+                frame.results.set_result(answer)
+        self._committed(commit)
+        if not len(batch):  # nothing was written: it would distort the figures of real commits
+            return
+        _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
+        _commit_operations.record(sum(len(frame.operations) for frame in frames))
+        _commit_bytes.record(batch.bytes_approx)
+
+    def _expires_due(self, commit: CommitContext) -> bool:
+        """Every commit expires what is due while a broker is connected; else sweeps do it (V1)."""
+        connected = self._exchanges.includes(commit.counters.broker_epoch)
+        return connected and commit.state.deadlines.is_due(commit.now_ms)
+
+    async def _apply_frame(
+        self, commit: CommitContext, frame: Frame, traced: CommitSpans
+    ) -> list[Any]:
+        try:
+            check_broker_epoch(commit.state, frame.broker_epoch)
+        except Fenced as error:
+            return [error] * len(frame.operations)
+        if not any(map(is_sampled, frame.callers)):
+            return [await _apply(commit, operation) for operation in frame.operations]
+        results: list[Any] = []
+        for operation, caller in zip(frame.operations, frame.callers, strict=True):
+            with traced.operation(operation, caller) as span:
+                results.append(await _apply(commit, operation))
+                refused(span, results[-1])
+        return results
+
+    def _committed(self, commit: CommitContext) -> None:
+        """The commit is durable: update the caches and report what is new."""
+        state, journal = commit.state, commit.journal
+        for key, body in journal.bodies.items():
+            state.bodies.add(key, body)
+        for key in journal.deleted_bodies:
+            state.bodies.discard(key)
+        state.producers.trim()
+        for table, due_ms in journal.added_due:
+            state.due.added(table, due_ms)
+            self._lifecycle.due(table, due_ms)
+        self._exchanges.committed(
+            state.counters.broker_epoch,
+            journal.ready_queues,
+            journal.expired,
+            state.deadlines.earliest_ms(),
+            commit.now_ms,
+        )
+
+
+async def _apply(commit: CommitContext, operation: Operation[R]) -> R | TidemarkError:
+    try:
+        return await operation.apply(commit)
+    except DataCorrupt:
+        raise
+    except Fenced as error:
+        _fenced_calls.add(1, {"holder": "client"})
+        return error
+    except TidemarkError as error:
+        return error
