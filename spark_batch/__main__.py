@@ -1,4 +1,4 @@
-"""`python -m spark_batch run|serve|report`: one pass, the scheduler, or a page to look at."""
+"""`python -m spark_batch run|serve|report`: one pass, the scheduler, or an HTML report."""
 
 import argparse
 import os
@@ -31,8 +31,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return CANNOT_START
     if options.command == "serve":
         main(SERVICE, RetentionSettings, retention)
-        # Everything is stopped and told. Threads that start Spark, or that storage keeps waiting,
-        # may be anywhere: the end of the process does not ask them. Java ends with its input.
+        # Everything is stopped and reported. Threads that are still starting Spark or waiting for
+        # storage must not delay the end of the process. Java ends when its input is closed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -74,7 +74,7 @@ def _report(settings: RetentionSettings, output: Path) -> int:
 
 
 def show(findings: Sequence[Finding], dry_run: bool, console: Console) -> None:
-    """What a pass did, or would do, per topic and rule."""
+    """Print what a pass removed or would remove, per topic and rule."""
     table = Table(title="Dry run: nothing was changed" if dry_run else None)
     table.add_column("topic")
     table.add_column("rule")
@@ -90,11 +90,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m spark_batch", description="Retention and eviction on PySpark."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    once = commands.add_parser("run", help="run one pass and end")
+    once = commands.add_parser("run", help="run one pass and exit")
     once.add_argument("job", choices=("retention", "eviction"))
-    once.add_argument("--dry-run", action="store_true", help="only say what is due, and why not")
+    once.add_argument("--dry-run", action="store_true", help="show what is due; change nothing")
     commands.add_parser("serve", help="run passes on their intervals until stopped")
-    report = commands.add_parser("report", help="write a page about queues and retention")
+    report = commands.add_parser("report", help="write an HTML report about queues and retention")
     report.add_argument(
         "--output", type=Path, default=Path("tidemark-report.html"), help="(%(default)s)"
     )

@@ -24,9 +24,9 @@ from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import Unavailable
-from tidemark.identity import process_identity
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
+from tidemark.service.identity import process_identity
 from tidemark.settings import RetentionSettings
 from tidemark.system_metrics.sampler import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler, recorder
 

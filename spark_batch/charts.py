@@ -15,7 +15,7 @@ _ROW: Final = 26
 _HEIGHT: Final = 240
 _FOOT: Final = 28
 _SERIES: Final = 6
-"""Colours that the style knows; further series share the last."""
+"""Colours in the style; further series share the last."""
 
 
 def bars(values: Mapping[str, int], unit: str) -> str:
@@ -38,7 +38,7 @@ def bars(values: Mapping[str, int], unit: str) -> str:
 
 
 def columns(values: Mapping[str, Mapping[str, int]], unit: str) -> str:
-    """A stacked column per name, of the parts that it has, with a legend."""
+    """One stacked column per name, with a legend of the parts."""
     totals = {name: sum(parts.values()) for name, parts in values.items()}
     if not any(totals.values()):
         return _nothing()

@@ -1,6 +1,6 @@
-"""The report: one HTML page about queues and retention, with everything it needs inside.
+"""The report: one self-contained HTML page about queues and retention.
 
-Spark counts, `charts` draws; nothing is fetched when the page is opened.
+Spark counts and `charts` draws; the page loads nothing when it is opened.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
 from spark_batch.charts import bars, columns
 from spark_batch.passes.table_reader import read
@@ -23,7 +23,7 @@ TOPICS_SHOWN: Final = 6
 QUEUES_SHOWN: Final = 15
 DAYS_SHOWN: Final = 14
 ACTIVE_MS: Final = 600_000
-"""A queue counts as active for this long after something happened."""
+"""A queue counts as active for this long after its last activity."""
 
 _AGES: Final = (
     ("< 1 min", 60),
@@ -70,10 +70,10 @@ svg { width: 100%; height: auto } text { font-size: 12px; fill: var(--soft) }
 def write_report(spark: SparkSession, storage: str, output: Path, clock: Clock) -> None:
     """Read the cluster and write the page."""
     now_ms = clock.wall_ms()
-    places = find_partitions(storage)
+    partitions = find_partitions(storage)
 
     def rows(table: str, columns: str) -> DataFrame:
-        return read(spark, places, table, columns, NO_FILTER)
+        return read(spark, partitions, table, columns, NO_FILTER)
 
     counted = count_all(
         queues=rows("queues", "topic,messages,bytes,last_activity"),
@@ -90,22 +90,22 @@ def write_report(spark: SparkSession, storage: str, output: Path, clock: Clock) 
     sections = (
         (
             "Messages by age and topic",
-            "When what is stored now was published.",
+            "Stored messages by publish time.",
             columns(by_age(counted), "messages"),
         ),
         (
             "What retention removed",
-            f"Per day, over the last {DAYS_SHOWN} days with any.",
+            f"Per day, for the last {DAYS_SHOWN} days with removals.",
             columns(removed(counted), "messages"),
         ),
         (
-            "Idle against active queues",
+            "Idle and active queues",
             "Active: published, delivered or settled within ten minutes.",
             columns(activity(counted), "queues"),
         ),
         (
             "Largest queues",
-            "By messages that are stored.",
+            "By stored messages.",
             bars(largest(rows("queues", "lmq_name,messages")), "messages"),
         ),
     )
@@ -113,7 +113,7 @@ def write_report(spark: SparkSession, storage: str, output: Path, clock: Clock) 
 
 
 class Counted(NamedTuple):
-    """The rows of a table that fall under one name and one part of a chart."""
+    """The rows of a table for one name and one part of a chart."""
 
     chart: str
     name: str
@@ -126,7 +126,7 @@ class Counted(NamedTuple):
 def count_all(
     *, queues: DataFrame, runs: DataFrame, history: DataFrame, now_ms: int
 ) -> list[Counted]:
-    """Count for all charts in one action: it costs more to start than a small cluster to read."""
+    """Count for all charts in one action: starting one costs more than reading a small cluster."""
     age_s = (F.lit(now_ms) - F.unix_millis("publish_time")) / 1000
     band = F.lit(_OLDEST)
     for name, seconds in reversed(_AGES):
@@ -166,7 +166,7 @@ def _rows(
 
 
 def by_age(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
-    """Messages by age, then by topic; topics beyond the largest are one."""
+    """Messages by age, then by topic; topics beyond the largest are combined."""
     ages = [each for each in counted if each.chart == _AGE]
     sizes: Counter[str] = Counter()
     for each in ages:
@@ -188,7 +188,7 @@ def removed(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
 
 
 def activity(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
-    """Queues by topic, then by whether anything happened lately."""
+    """Queues by topic, then by recent activity."""
     topics: dict[str, dict[str, int]] = {}
     for each in counted:
         if each.chart == _ACTIVITY:
@@ -198,7 +198,7 @@ def activity(counted: Iterable[Counted]) -> dict[str, dict[str, int]]:
 
 
 def largest(queues: DataFrame) -> dict[str, int]:
-    """The queues with most messages."""
+    """The queues with the most messages."""
     full = queues.where("messages > 0").orderBy(F.desc("messages"), "lmq_name")
     return {row["lmq_name"]: row["messages"] for row in full.limit(QUEUES_SHOWN).collect()}
 

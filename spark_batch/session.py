@@ -1,6 +1,6 @@
-"""The Spark session of the jobs: how it is started, and what it is told about Python and Java.
+"""The Spark session of the jobs, and its configuration.
 
-The same session serves one machine (`local[*]`) and a cluster; only its master differs.
+The session is the same on one machine (`local[*]`) and on a cluster; only the master differs.
 """
 
 import os
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 BRIEF: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # Compiling its own classes well costs Java more than a short job will ever run.
+        # Optimizing its own classes costs Java more time than a short job takes.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.codegen.wholeStage": "false",
         "spark.ui.showConsoleProgress": "false",
     }
 )
-"""Options of a session that ends after a few small jobs: its start is most of its time."""
+"""Options of a session for a few small jobs, which spends most of its time starting."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SparkMissing(RuntimeError):
-    """There is no PySpark or no Java. The text is one line, made for operators."""
+    """PySpark or Java is missing. The text is one line, for operators."""
 
 
 def start_session(
     settings: RetentionSettings, options: Mapping[str, str] = _NOTHING
 ) -> "SparkSession":
-    """Start Spark, or find it running; takes some seconds. Raises SparkMissing.
+    """Start Spark, or use the running session; takes some seconds. Raises SparkMissing.
 
     Options in the settings override those given here.
     """
@@ -46,8 +46,8 @@ def start_session(
         raise SparkMissing(missing)
     from pyspark.sql import SparkSession
 
-    # Spark's scripts and workers read these, and nothing else tells them.
-    environment = os.environ  # noqa: TID251 - handed on, not read
+    # Spark's scripts and workers read these variables.
+    environment = os.environ  # noqa: TID251 - passed on, not read
     environment["JAVA_HOME"] = str(find_java_home(settings.java_home))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("tidemark").master(settings.spark_master)

@@ -1,11 +1,11 @@
-"""The data source `tidemark`: what storage holds, as tables for Spark.
+"""The data source `tidemark`: the data in storage as tables for Spark.
 
-`spark.read.format("tidemark").option("storage", "host:port").option("table", "runs").load()`. One
-input partition per storage partition, Arrow batches as storage streams them; conditions on topic
-and time are answered by storage. It only reads, and holds nothing between two batches.
+`spark.read.format("tidemark").option("storage", "host:port").option("table", "runs").load()`. There
+is one input partition per storage partition; storage streams Arrow batches and evaluates conditions
+on topic and time. The source is read-only.
 
-Spark imports this module in a fresh process for every step of planning, so that gRPC is imported
-only where storage is called: half a second of each step.
+Spark imports this module in a new process for every planning step, so gRPC, which takes half a
+second to import, is imported only where storage is called.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ _QUEUE: Final = "partition int, topic string, lmq_name string, queue_id bigint"
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What a table looks like, and by which of its columns storage can choose rows."""
+    """The columns of a table, and those by which storage can filter."""
 
     columns: str
     time: str = ""
@@ -81,7 +81,7 @@ TABLES: Final = {
 
 
 def schema_of(table: TableShape, wanted: Sequence[str]) -> str:
-    """The columns that are wanted, all if none is named, as Spark spells a schema."""
+    """The schema of the wanted columns, or of all if none is given, in Spark's syntax."""
     if not wanted:
         return table.columns
     typed = {each.split(" ")[0]: each for each in table.columns.split(", ")}
@@ -92,7 +92,7 @@ def schema_of(table: TableShape, wanted: Sequence[str]) -> str:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source known to a session."""
+    """Register the source with a session."""
     spark.dataSource.register(TidemarkSource)
 
 
@@ -122,7 +122,7 @@ class TidemarkSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class ScanFilter:
-    """Which rows are wanted, as far as storage can choose them."""
+    """The conditions on rows that storage evaluates."""
 
     topics: tuple[str, ...] | None = None  # None: all
     after_ms: int = 0
@@ -133,7 +133,7 @@ NO_FILTER: Final = ScanFilter()
 
 
 def push(scan_filter: ScanFilter, table: TableShape, condition: Filter) -> ScanFilter | None:
-    """Add a condition to a choice; None for one that storage does not understand."""
+    """Add a condition to a filter; None if storage cannot evaluate it."""
     match condition:
         case EqualTo(("topic",), str(topic)) if table.by_topic:
             return _among(scan_filter, [topic])
@@ -166,7 +166,7 @@ def _after(scan_filter: ScanFilter, after_ms: int) -> ScanFilter:
 
 
 def _us(time: datetime) -> int:
-    """Unix microseconds; Spark hands over times without a zone in that of the machine."""
+    """Unix microseconds; Spark passes times without a zone in the zone of the machine."""
     aware = time.astimezone()
     return int(aware.replace(microsecond=0).timestamp()) * 1_000_000 + time.microsecond
 
@@ -180,7 +180,7 @@ class StoragePartition(InputPartition):
 
 
 class TidemarkReader(DataSourceReader):
-    """Reads one table; made by the driver, used by the executors."""
+    """Reads one table; created by the driver, used by the executors."""
 
     def __init__(
         self,

@@ -72,10 +72,10 @@ async def test_a_killed_service_is_started_again_after_a_pause(
 
         assert stopped
         assert reported == (
-            "storage was killed by SIGKILL; it starts again in 0.5 s "
+            "storage was killed by SIGKILL; restarting it in 0.5 s "
             f"(log: {cluster.log_file('storage')})"
         )
-        assert again.startswith("storage serves again")
+        assert again.startswith("storage is serving again")
         assert cluster.pid("storage") != before[0]
         assert cluster.address("storage") == before[1]
 
@@ -116,8 +116,8 @@ async def test_failures_that_are_far_apart_do_not_add_up(
             await clock.advance_ms(PAUSE_MS)
             await lines.until(count + 1)
 
-    assert "starts again in 0.5 s" in lines.all[0]
-    assert "starts again in 0.5 s" in lines.all[2]
+    assert "restarting it in 0.5 s" in lines.all[0]
+    assert "restarting it in 0.5 s" in lines.all[2]
 
 
 async def test_a_port_taken_meanwhile_is_a_failure_like_others(
@@ -139,8 +139,8 @@ async def test_a_port_taken_meanwhile_is_a_failure_like_others(
 
     assert refused.startswith("broker ended with exit code 2: ")
     assert port in refused
-    assert "it starts again in 1 s" in refused
-    assert again.startswith("broker serves again")
+    assert "restarting it in 1 s" in refused
+    assert again.startswith("broker is serving again")
 
 
 async def test_a_service_that_does_not_become_healthy_is_stopped_and_tried_again(
@@ -183,10 +183,10 @@ async def test_a_service_waits_for_the_one_it_needs(
         await clock.advance_ms(PAUSE_MS)
         again = [await lines.until(3), await lines.until(4)]
 
-    assert "broker was killed by SIGKILL; it starts again once storage serves" in waiting
+    assert "broker was killed by SIGKILL; restarting it once storage is serving" in waiting
     assert [line.split(" (")[0] for line in again] == [
-        "storage serves again",
-        "broker serves again",
+        "storage is serving again",
+        "broker is serving again",
     ]
 
 

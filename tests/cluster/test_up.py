@@ -114,11 +114,11 @@ async def test_a_killed_service_comes_back_with_its_data(
 
     os.kill(up.services()[name], signal.SIGKILL)
     died = await up.complaint_with("SIGKILL")
-    await up.complaint_with(f"{name} serves again")
+    await up.complaint_with(f"{name} is serving again")
 
     log = tmp_path / "data" / "logs" / f"{name}.log"
     assert died == (
-        f"tidemark up: {name} was killed by SIGKILL; it starts again in 0.5 s (log: {log})"
+        f"tidemark up: {name} was killed by SIGKILL; restarting it in 0.5 s (log: {log})"
     )
     assert {other: up.services()[other] for other in others} == others
     async with tidemark.connect(up.address("broker"), client_id="after") as client:
@@ -132,7 +132,7 @@ async def test_a_service_that_keeps_dying_is_given_up_and_ends_the_others(up: Up
     """S6."""
     for _ in range(4):
         os.kill(up.services()["lifecycle"], signal.SIGKILL)
-        await up.complaint_with("lifecycle serves again")
+        await up.complaint_with("lifecycle is serving again")
     os.kill(up.services()["lifecycle"], signal.SIGKILL)
 
     assert await up.complaint() == (
@@ -146,7 +146,7 @@ async def test_a_service_that_keeps_dying_is_given_up_and_ends_the_others(up: Up
 async def test_it_can_be_stopped_while_a_service_waits_to_start_again(up: UpProcess) -> None:
     """S5."""
     os.kill(up.services()["storage"], signal.SIGKILL)
-    await up.complaint_with("it starts again in")
+    await up.complaint_with("restarting it in")
 
     up.process.terminate()
 
@@ -171,7 +171,7 @@ async def test_the_cluster_serves_while_retention_is_installed(tmp_path: Path) -
 
         assert await up.exit_code() == 0
         assert failed.endswith(
-            "ended with exit code 7: retention stays off, the other services go on"
+            "ended with exit code 7: retention stays off, the other services continue"
         )
         await up.services_ended()
 

@@ -1,9 +1,10 @@
-"""Runs a cluster for `tidemark up`: checks, starts, says where it is, stops it when asked.
+"""Runs a cluster for `tidemark up`: checks, starts and stops it, and prints where it is.
 
 The first Ctrl-C, SIGTERM or SIGHUP stops the services in order, the second kills them. A service
-that ends by itself is started again; one that is given up ends the others, except retention, which
-also joins later: it may have to be installed. Exit codes: 0 after a clean stop, 2 for what the user
-can put right (a port, a directory, a setting), 1 for the rest.
+that ends by itself is restarted. If it fails too often, the others are stopped, except for
+retention, which is optional and starts later, because it may have to be installed. Exit codes: 0
+after a clean stop, 2 for problems that the user can fix (a port, a directory, a setting), 1 for
+all others.
 """
 
 import asyncio
@@ -37,19 +38,19 @@ FAILED: Final = 1
 REFUSED: Final = 2
 
 _STOP_SLACK_MS: Final = 2_000
-"""What a service gets beyond its grace for open calls, to close what it has open."""
+"""Time to close its data that a service gets beyond its grace period for open calls."""
 
 
 T = TypeVar("T")
 
 
 class Refusal(Exception):
-    """Nothing was started, for a reason the user can put right. The text is one line."""
+    """Nothing was started, for a reason that the user can fix. The text is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the user asked for."""
+    """The options of the command."""
 
     data_dir: Path
     partitions: int | None
@@ -59,11 +60,11 @@ class Options:
     """None shows logs on stderr."""
     retention: bool = True
     retention_setup: str = ""
-    """A shell command that installs what retention needs; empty if that is not to be done."""
+    """A shell command that installs PySpark and Java; empty to install nothing."""
 
 
 def run(options: Options) -> int:
-    """Run a cluster until it is stopped or fails; the exit code."""
+    """Run a cluster until it is stopped or fails; returns the exit code."""
     try:
         settings = RetentionSettings.from_environment()
         no_retention = _why_no_retention(options, settings)
@@ -87,12 +88,12 @@ def run(options: Options) -> int:
             living = _live(cluster, options, no_retention, settings.java_home, clock)
             return asyncio.run(_supervise(cluster, living))
     except (Refusal, SettingsError) as refusal:
-        _complain(str(refusal))
+        _print_error(str(refusal))
         return REFUSED
 
 
 def _why_no_retention(options: Options, settings: RetentionSettings) -> str:
-    """Empty if retention runs, or will once it is installed."""
+    """Why retention does not run; empty if it does, or will once it is installed."""
     if not options.retention:
         return "--no-retention"
     return "" if options.retention_setup else why_no_spark(settings.java_home)
@@ -103,19 +104,19 @@ async def _supervise(cluster: LocalCluster, living: Coroutine[Any, Any, NoReturn
     exit_code = FAILED
     try:
         await signals.interrupt(living)
-        _say("Stopping ...")
+        _print("Stopping ...")
         exit_code = CLEAN
     except Refusal as refusal:
-        _complain(str(refusal))
+        _print_error(str(refusal))
         exit_code = REFUSED
     except ServiceFailed as failure:
-        _complain(f"{failure}; stopping the others")
+        _print_error(f"{failure}; stopping the others")
     except GaveUp as gave_up:
-        _complain(f"{gave_up}: giving up, stopping the others")
+        _print_error(f"{gave_up}: giving up, stopping the others")
     finally:
         stopped = await signals.interrupt(cluster.stop())
     if stopped is None:
-        _complain("asked to stop a second time: killed what was left")
+        _print_error("second signal: killed the remaining services")
         return FAILED
     if not _report(stopped) and exit_code == CLEAN:
         return FAILED
@@ -125,51 +126,51 @@ async def _supervise(cluster: LocalCluster, living: Coroutine[Any, Any, NoReturn
 async def _live(
     cluster: LocalCluster, options: Options, no_retention: str, java_home: str, clock: Clock
 ) -> NoReturn:
-    """Start and run; ends only by an exception that says why."""
+    """Start and run; ends only by an exception."""
     begin_ms = clock.monotonic_ms()
     try:
         await cluster.start(SERVICES)
     except OSError as error:
         raise Refusal(str(error)) from None
     except ServiceFailed as failure:
-        if failure.exit_code == REFUSED:  # by the service itself, for the same kind of reasons
+        if failure.exit_code == REFUSED:  # the service itself found such a reason
             raise Refusal(str(failure)) from None
         raise
-    _say_ready(cluster, no_retention, clock.monotonic_ms() - begin_ms)
-    storage = ServiceKeeper(cluster, "storage", clock, _complain)
+    _print_ready(cluster, no_retention, clock.monotonic_ms() - begin_ms)
+    storage = ServiceKeeper(cluster, "storage", clock, _print_error)
     others = [
-        ServiceKeeper(cluster, name, clock, _complain, after=storage)
+        ServiceKeeper(cluster, name, clock, _print_error, after=storage)
         for name in SERVICES
         if name != "storage"
     ]
     work: list[Coroutine[Any, Any, None]] = [keeper.keep() for keeper in (storage, *others)]
     if not no_retention:
-        keeper = ServiceKeeper(cluster, "retention", clock, _complain, after=storage)
+        keeper = ServiceKeeper(cluster, "retention", clock, _print_error, after=storage)
         work.append(_run_retention(keeper, options.retention_setup, java_home, clock))
     await _all(work)
     raise AssertionError("services are kept until one of them is given up")
 
 
 async def _run_retention(keeper: ServiceKeeper, setup: str, java_home: str, clock: Clock) -> None:
-    """Install and run retention beside the other services, which go on whatever becomes of it."""
+    """Install and run retention. The other services continue if it fails."""
     begin_ms = clock.monotonic_ms()
     try:
         if setup:
-            await run_setup(setup, lambda line: _say(f"retention: {line}"))
+            await run_setup(setup, lambda line: _print(f"retention: {line}"))
             importlib.invalidate_caches()
             missing = await asyncio.to_thread(why_no_spark, java_home)
             if missing:
                 raise SetupFailed(missing)
         await keeper.start()
         took_ms = clock.monotonic_ms() - begin_ms
-        _say(f"retention is ready ({took_ms / 1000:.1f} s)")
+        _print(f"retention is ready ({took_ms / 1000:.1f} s)")
         await keeper.keep()
     except (GaveUp, SetupFailed) as failure:
-        _complain(f"{failure}: retention stays off, the other services go on")
+        _print_error(f"{failure}: retention stays off, the other services continue")
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; the first that fails ends the others."""
+    """Wait for all; the first failure cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.gather(*tasks)
@@ -180,17 +181,17 @@ async def _all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 class _StopSignals:
-    """Turns signals into the end of whatever is being waited for, one signal at a time."""
+    """Lets a signal end the current wait, one signal at a time."""
 
     def __init__(self) -> None:
         self._received: asyncio.Queue[signal.Signals] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(each) != signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(each) != signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(each, self._received.put_nowait, each)
 
     async def interrupt(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of the work, or None if a signal came first and the work was cancelled."""
+        """The result of the work; None if a signal cancelled it."""
         working = asyncio.ensure_future(work)
         asked = asyncio.ensure_future(self._received.get())
         await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,7 +203,7 @@ class _StopSignals:
 
 @contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    """Keep a second `tidemark up` away from the directory for as long as this process lives."""
+    """Lock the directory against a second `tidemark up` while this process runs."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = (data_dir / "up.lock").open("a+")
@@ -224,8 +225,8 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _check_ports(host: str, ports: Mapping[ServiceName, int]) -> None:
-    """Refuse now what a service would refuse a second later, when others have started."""
-    with ExitStack() as held:  # all at once, so that two services with one port are noticed
+    """Find ports in use before any service is started."""
+    with ExitStack() as held:  # held together, to detect two services with one port
         for name, port in ports.items():
             try:
                 held.enter_context(listening_socket(host, port))
@@ -239,14 +240,14 @@ def _check_ports(host: str, ports: Mapping[ServiceName, int]) -> None:
                 ) from None
 
 
-def _say_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
+def _print_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
     broker = cluster.address("broker")
     default = broker == ClientSettings().address
     facts = [(name, cluster.address(name)) for name in ("broker", "storage", "lifecycle")]
     if no_retention:
         facts.append(("retention", f"off: {no_retention}"))
     else:
-        facts.append(("retention", f"{cluster.address('retention')} (joins when it is ready)"))
+        facts.append(("retention", f"{cluster.address('retention')} (starting)"))
     facts.append(("data", str(cluster.data_dir.resolve())))
     if cluster.log_dir is not None:
         facts.append(("logs", str(cluster.log_dir.resolve())))
@@ -256,36 +257,36 @@ def _say_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
         ("gRPC", f"grpcurl -plaintext {broker} list"),
         ("stop", f"Ctrl-C, or kill {os.getpid()}"),
     ]
-    _say(typer.style(f"Tidemark is ready ({took_ms / 1000:.1f} s)", bold=True, fg="green"))
+    _print(typer.style(f"Tidemark is ready ({took_ms / 1000:.1f} s)", bold=True, fg="green"))
     for name, value in facts:
-        _say(f"  {typer.style(f'{name:<10}', dim=True)} {value}")
+        _print(f"  {typer.style(f'{name:<10}', dim=True)} {value}")
 
 
 def _program() -> str:
-    """The command `tidemark` as it can be typed here: often the environment is not on the PATH."""
+    """How to type the command `tidemark` here: the environment is often not on the PATH."""
     if shutil.which("tidemark") is not None:
         return "tidemark"
     return os.path.relpath(Path(sys.executable).parent / "tidemark")
 
 
 def _report(stopped: Sequence[Stopped]) -> bool:
-    """Say how the services ended; whether all did so cleanly."""
+    """Print how the services stopped; returns whether all stopped cleanly."""
     clean = [each.name for each in stopped if each.clean]
     if clean:
-        _say(f"Stopped {', '.join(clean)}.")
+        _print(f"Stopped {', '.join(clean)}.")
     for each in stopped:
         if each.exit_code == -signal.SIGKILL:
-            _complain(f"{each.name} did not stop in time and was killed")
+            _print_error(f"{each.name} did not stop in time and was killed")
         elif not each.clean:
-            _complain(f"{each.name} stopped with exit code {each.exit_code}")
+            _print_error(f"{each.name} stopped with exit code {each.exit_code}")
     return len(clean) == len(stopped)
 
 
-def _say(line: str) -> None:
-    with suppress(OSError):  # nobody reads any more: no reason to let the cluster go
+def _print(line: str) -> None:
+    with suppress(OSError):  # the reader is gone; the cluster keeps running
         typer.echo(line)
 
 
-def _complain(line: str) -> None:
+def _print_error(line: str) -> None:
     with suppress(OSError):
         typer.echo(f"tidemark up: {line}", err=True)

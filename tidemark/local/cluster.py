@@ -150,9 +150,9 @@ class LocalCluster:
         return self._services[name].log_file
 
     async def start(self, names: Sequence[ServiceName] | None = None) -> None:
-        """Start services at once, all unless they are named, and wait until they are healthy.
+        """Start all or the named services at once, and wait until they are healthy.
 
-        After a failure, `stop` ends those that were started; `restart` starts those left out.
+        After a failure, call `stop` to end those that were started. `restart` starts the others.
         """
         self._make_directories()
         names = names or self.services
@@ -161,7 +161,7 @@ class LocalCluster:
         await self.wait_healthy(names)
 
     async def wait_healthy(self, names: Sequence[ServiceName] | None = None) -> None:
-        """Return once all are healthy; ServiceFailed for the first that ends or takes too long."""
+        """Return once all are healthy; raises ServiceFailed for the first that fails."""
         waits = [
             asyncio.ensure_future(self._services[name].wait_healthy())
             for name in names or self.services
@@ -174,7 +174,7 @@ class LocalCluster:
             await asyncio.wait(waits)
 
     async def wait_failure(self, name: ServiceName) -> ServiceFailed:
-        """How a service ended, once it has; for callers that do not end it."""
+        """Wait until a service ends by itself; returns how."""
         service = self._services[name]
         await service.wait()
         return service.failure()
@@ -190,9 +190,9 @@ class LocalCluster:
     async def restart(
         self, name: ServiceName, healthy_timeout_ms: int = HEALTHY_TIMEOUT_MS
     ) -> None:
-        """Start a service again at the same address, after stopping it if it runs.
+        """Start a service again at the same address, stopping it first if it is running.
 
-        ServiceFailed if it ends or does not become healthy in time.
+        Raises ServiceFailed if it ends or does not become healthy in time.
         """
         service = self._services[name]
         if service.running:

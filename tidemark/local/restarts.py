@@ -1,7 +1,7 @@
-"""Keeps the services of a local cluster running: one that ends is started again.
+"""Keeps the services of a local cluster running: a service that ends is restarted.
 
-A pause that doubles comes before each new start. A service that fails several times in a row is
-given up: starting it once more would only hide why. Port, data and log file stay the same.
+A pause precedes each restart and doubles every time. After several failures in a row the service is
+given up, because another restart would only hide the cause. Port, data and log file stay the same.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from tidemark.local.cluster import LocalCluster, ServiceName
 from tidemark.local.service_process import HEALTHY_TIMEOUT_MS, ServiceFailed
 
 FAILURES_MAX: Final = 5
-"""A service that fails this often in a row is not started again."""
+"""A service that fails this often in a row is not restarted."""
 
 STABLE_AFTER_MS: Final = 60_000
-"""A service that was healthy for this long has recovered: its next failure is a first one."""
+"""A service that was healthy for this long has recovered: its failures are counted from 1 again."""
 
 PAUSE_MS: Final = 500
-"""Before the first new start; it doubles with every failure in a row."""
+"""The pause before the first restart; it doubles with every failure in a row."""
 
 
 class GaveUp(Exception):
@@ -33,9 +33,9 @@ class RestartPolicy:
         self._failures = 0
 
     def pause_ms(self, healthy_ms: int) -> int | None:
-        """How long to wait after a failure; None to give up.
+        """The pause after a failure; None to give up.
 
-        `healthy_ms` is how long the service had been healthy when it failed.
+        `healthy_ms` is how long the service was healthy before it failed.
         """
         self._failures = 1 if healthy_ms >= STABLE_AFTER_MS else self._failures + 1
         if self._failures >= FAILURES_MAX:
@@ -56,8 +56,8 @@ class ServiceKeeper:
         after: "ServiceKeeper | None" = None,
         healthy_timeout_ms: int = HEALTHY_TIMEOUT_MS,
     ) -> None:
-        """`report` gets one line per event. A new start waits until `after` serves: without it
-        the service cannot become healthy, which is no failure of its own.
+        """`report` gets one line per event. A restart waits until `after` is serving: without it
+        the service could not become healthy, and that would count as its own failure.
         """
         self.serving = asyncio.Event()
         self._cluster = cluster
@@ -76,7 +76,7 @@ class ServiceKeeper:
             await self._start_again(failure, healthy_ms=0)
 
     async def keep(self) -> NoReturn:
-        """Start the service, which is healthy now, whenever it ends; raises GaveUp."""
+        """Restart the service, which must be healthy now, whenever it ends; raises GaveUp."""
         while True:
             self.serving.set()
             healthy_since_ms = self._clock.monotonic_ms()
@@ -89,7 +89,7 @@ class ServiceKeeper:
             pause_ms = self._policy.pause_ms(healthy_ms)
             if pause_ms is None:
                 raise GaveUp(f"{failure}, failure {FAILURES_MAX} in a row")
-            self._report(f"{failure}; it starts again {self._when(pause_ms)}{self._log()}")
+            self._report(f"{failure}; restarting it {self._when(pause_ms)}{self._log()}")
             await self._clock.sleep_ms(pause_ms)
             begin_ms = self._clock.monotonic_ms()
             try:
@@ -98,7 +98,7 @@ class ServiceKeeper:
                 failure, healthy_ms = error, 0
             else:
                 took_ms = self._clock.monotonic_ms() - begin_ms
-                self._report(f"{self._name} serves again ({took_ms / 1000:.1f} s)")
+                self._report(f"{self._name} is serving again ({took_ms / 1000:.1f} s)")
                 return
 
     async def _start(self) -> None:
@@ -107,13 +107,13 @@ class ServiceKeeper:
         try:
             await self._cluster.restart(self._name, self._healthy_timeout_ms)
         except ServiceFailed:
-            if self._cluster.running(self._name):  # and will not become healthy any more
+            if self._cluster.running(self._name):  # but did not become healthy
                 await self._cluster.terminate(self._name)
             raise
 
     def _when(self, pause_ms: int) -> str:
         if self._after is not None and not self._after.serving.is_set():
-            return "once storage serves"
+            return "once storage is serving"
         return f"in {pause_ms / 1000:g} s"
 
     def _log(self) -> str:

@@ -1,7 +1,7 @@
-"""A shell command that prepares something for a service, such as installing what it needs.
+"""Runs a shell command that prepares a service, such as an installation.
 
-Its output is handed on line by line as it comes. It ends with everything it started when the caller
-is cancelled.
+Its output is passed on line by line. If the caller is cancelled, the command and all processes that
+it started are killed.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ class SetupFailed(Exception):
 
 
 async def run_setup(command: str, show: Callable[[str], None]) -> None:
-    """Run it to its end; raises SetupFailed."""
-    # A session of its own: Ctrl-C in a terminal reaches only this process, which then ends it.
+    """Run the command to its end; raises SetupFailed."""
+    # Its own session: Ctrl-C in a terminal reaches only this process, which then kills it.
     process = await asyncio.create_subprocess_shell(
         command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
@@ -37,12 +37,12 @@ async def _line(process: Process) -> bytes:
     assert process.stdout is not None
     try:
         return await process.stdout.readline()
-    except ValueError:  # longer than any reader wants
+    except ValueError:  # the line is too long
         return b"...\n"
 
 
 async def _kill(process: Process) -> None:
-    """The command, and what it has started."""
+    """Kill the command and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tidemark.identity import process_identity
+from tidemark.service.identity import process_identity
 from tidemark.settings import TelemetrySettings, unknown_variables
 from tidemark.telemetry import logs
 from tidemark.telemetry.metrics import Tally, counter, histogram, meter, observe, seconds

@@ -1,4 +1,4 @@
-"""`tidemark up`: the options of the command; running the cluster is `tidemark.cli.supervisor`'s."""
+"""`tidemark up`: the options of the command; `tidemark.cli.supervisor` runs the cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from tidemark.limits import PARTITIONS_MAX
 
-Port = Annotated[int, typer.Option(min=0, max=65_535, help="Its port; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 picks a free one.")]
 
 
 def up(
@@ -16,7 +16,7 @@ def up(
         typer.Option(
             envvar="TIDEMARK_STORAGE_DATA_DIR",
             file_okay=False,
-            help="Where data is kept; created if it is missing.",
+            help="Data directory; created if missing.",
         ),
     ] = Path("tidemark-data"),
     partitions: Annotated[
@@ -35,13 +35,13 @@ def up(
     lifecycle_port: Port = 7420,
     retention_port: Port = 7430,
     retention: Annotated[
-        bool, typer.Option(help="Run retention and eviction, where PySpark and Java are there.")
+        bool, typer.Option(help="Run retention and eviction; needs PySpark and Java.")
     ] = True,
     retention_setup: Annotated[
         str,
         typer.Option(
             metavar="COMMAND",
-            help="Installs PySpark and Java; the other services serve meanwhile.",
+            help="Command that installs PySpark and Java while the other services run.",
         ),
     ] = "",
     log_dir: Annotated[
@@ -49,19 +49,19 @@ def up(
         typer.Option(
             file_okay=False,
             show_default="logs in the data directory",
-            help="Where the services' logs go.",
+            help="Directory for the logs of the services.",
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the services' logs here instead.")
+        bool, typer.Option("--verbose", "-v", help="Print the logs of the services instead.")
     ] = False,
 ) -> None:
     """Run storage, broker, lifecycle and retention on this machine until Ctrl-C.
 
-    Other settings of the services come from the environment, as in docs/CONFIG.md.
+    Other settings come from the environment; see docs/CONFIG.md.
     """
     if verbose and log_dir is not None:
-        raise typer.BadParameter("--log-dir and --verbose exclude each other")
+        raise typer.BadParameter("--log-dir and --verbose cannot be combined")
 
     from tidemark.cli.supervisor import Options, run
 
