@@ -18,6 +18,7 @@ from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.run import Slice
 from tidemark import limits
 from tidemark.api.storage.v1 import action_pb2
+from tidemark.dead_letters import DeadLetterReason
 from tidemark.errors import DiskFull, Unavailable
 from tidemark.names import partition_of, topic_of
 from tidemark.telemetry import messaging, tracer
@@ -31,10 +32,10 @@ _tracer = tracer(__name__)
 class DeadReason(Enum):
     """Why messages leave a queue for another one, or for good. Stored by value."""
 
-    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
-    TIME_TO_LIVE = "time_to_live"
-    REJECTED = "rejected"
-    MAX_WAIT_TIME = "max_wait_time_eviction"
+    ATTEMPTS_EXHAUSTED = DeadLetterReason.ATTEMPTS_EXHAUSTED.value
+    TIME_TO_LIVE = DeadLetterReason.TIME_TO_LIVE.value
+    REJECTED = DeadLetterReason.REJECTED.value
+    MAX_WAIT_TIME = DeadLetterReason.MAX_WAIT_TIME_EVICTION.value
     REDRIVE = "redrive"
 
     @classmethod

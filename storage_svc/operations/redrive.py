@@ -27,6 +27,7 @@ from storage_svc.queue import bodies
 from storage_svc.queue.reservation import Span
 from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.dead_letters import DeadLetterReason
 from tidemark.errors import InvalidArgument, InvalidName
 from tidemark.names import LmqName, topic_of
 from tidemark.telemetry import counter
@@ -56,7 +57,7 @@ class Redrive(NamedTuple):
     def from_proto(cls, proto: exchange_pb2.Redrive) -> "Redrive":
         return cls(
             queue_name(proto.lmq_name),
-            proto.reason,
+            _reason(proto.reason),
             proto.source_lmq_name,
             proto.after_ms,
             proto.before_ms,
@@ -100,6 +101,14 @@ class Redrive(NamedTuple):
         more = len(page) == RUNS_MAX
         next_token = successor(page[-1][0]) if more else b""
         return Removed(moved, body_bytes, orphans, next_token)
+
+
+def _reason(text: str) -> str:
+    if text and text not in set(DeadLetterReason):
+        raise InvalidArgument(
+            f"reason is one of {', '.join(DeadLetterReason)}, not {text!r}", field="reason"
+        )
+    return text
 
 
 def _matches(operation: Redrive, headers: Mapping[str, str]) -> bool:

@@ -97,6 +97,17 @@ def test_dead_letters_are_counted_and_brought_back(cli: Cli) -> None:
     assert moved.json["messages"] == 0
 
 
+def test_a_reason_that_no_dead_letter_has_is_refused_with_those_there_are(cli: Cli) -> None:
+    """S3: reasons are lower case; another word would match nothing."""
+    refused = cli.run("redrive", "o-dead", "--reason", "REJECTED")
+
+    said = " ".join(refused.err.replace("│", " ").split())
+    assert refused.code == 2
+    assert "'REJECTED' is not one of" in said
+    for reason in ("attempts_exhausted", "time_to_live", "rejected", "max_wait_time_eviction"):
+        assert f"'{reason}'" in said
+
+
 def test_the_history_tells_what_was_removed(cli: Cli) -> None:
     """R6."""
     cli.ok("topic", "create", "o-history")
@@ -109,7 +120,9 @@ def test_the_history_tells_what_was_removed(cli: Cli) -> None:
     assert (row["type"], row["messages"]) == ("purge", 2)
     assert "o-history/a" in cli.ok("retention", "history").out
     assert cli.ok("retention", "history", "--type", "expired", "--json").out == ""
-    assert cli.run("retention", "history", "--type", "nonsense").code == 1
+    unknown = cli.run("retention", "history", "--type", "nonsense")
+    assert unknown.code == 1
+    assert "one of expired, completed, max_wait_time_eviction, inactive_queue" in unknown.err
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)

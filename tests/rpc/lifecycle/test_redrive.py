@@ -87,6 +87,21 @@ async def test_only_what_matches_is_moved(swept: SweptBroker) -> None:
     assert await dead(swept) == [b"a1", b"a2"]
 
 
+@pytest.mark.parametrize("reason", ["REJECTED", "redrive", "nonsense"])
+async def test_an_unknown_reason_is_refused_with_the_known_ones(
+    swept: SweptBroker, reason: str
+) -> None:
+    """S3: it would match nothing, silently."""
+    with pytest.raises(InvalidArgument) as refused:
+        await redrive(swept, reason=reason)
+
+    assert refused.value.detail == (
+        "reason is one of attempts_exhausted, time_to_live, rejected, max_wait_time_eviction, "
+        f"not {reason!r}"
+    )
+    assert await dead(swept) == [b"a1", b"a2", b"b1"]
+
+
 async def test_a_time_window_holds_at_its_bounds(swept: SweptBroker, clock: ManualClock) -> None:
     peeked = await swept.topics.PeekQueue(PeekQueueRequest(lmq_name=DEAD, max_messages=100))
     times = sorted(int(each.message.headers["tidemark-dead-time-ms"]) for each in peeked.messages)

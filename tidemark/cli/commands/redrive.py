@@ -7,6 +7,7 @@ import typer
 from tidemark.cli.command import Call, command
 from tidemark.cli.display import units
 from tidemark.cli.options import Limit
+from tidemark.dead_letters import DeadLetterReason
 
 if TYPE_CHECKING:
     from tidemark.client.admin.values import Redriven
@@ -27,8 +28,8 @@ async def redrive(
         str, typer.Argument(metavar="QUEUE", help="The dead-letter topic, or one of its queues.")
     ],
     reason: Annotated[
-        str, typer.Option(metavar="REASON", help="Only dead letters with this reason.")
-    ] = "",
+        DeadLetterReason | None, typer.Option(help="Only dead letters with this reason.")
+    ] = None,
     source: Annotated[
         str, typer.Option(metavar="QUEUE", help="Only dead letters from this queue.")
     ] = "",
@@ -45,7 +46,7 @@ async def redrive(
 
     now_ms = SystemClock().wall_ms()
     chosen: dict[str, Any] = {
-        "reason": reason,
+        "reason": reason or "",
         "source_lmq_name": source,
         "after_time_ms": _moment_ms("--after", after, now_ms),
         "before_time_ms": _moment_ms("--before", before, now_ms),

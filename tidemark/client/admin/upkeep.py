@@ -72,7 +72,11 @@ async def list_retention_history(
                 f"RETENTION_TYPE_{retention_type.upper()}"
             )
         except ValueError:
-            detail = f"there is no retention type {retention_type!r}"
+            known = [
+                name.removeprefix("RETENTION_TYPE_").lower()
+                for name in retention_pb2.RetentionType.keys()[1:]  # the first is unspecified
+            ]
+            detail = f"retention_type is one of {', '.join(known)}, not {retention_type!r}"
             raise InvalidArgument(detail, field="retention_type") from None
     stub = RetentionServiceStub(storage)
     while True:

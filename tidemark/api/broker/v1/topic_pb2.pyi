@@ -1226,7 +1226,10 @@ class RedriveDeadLettersRequest(_message.Message):
     lmq_name: _builtins.str
     """The dead-letter topic or queue. Required."""
     reason: _builtins.str
-    """Only dead letters with this reason. Default "": all."""
+    """Only dead letters with this reason, as in the `tidemark-dead-reason` header:
+    `attempts_exhausted`, `time_to_live`, `rejected` or `max_wait_time_eviction`; others are
+    INVALID_ARGUMENT. Default "": all.
+    """
     source_lmq_name: _builtins.str
     """Only dead letters from this queue. Default "": all."""
     limit: _builtins.int

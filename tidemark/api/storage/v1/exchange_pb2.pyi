@@ -1202,7 +1202,9 @@ Global___Unschedule: _TypeAlias = Unschedule  # noqa: Y015
 
 @_typing.final
 class Redrive(_message.Message):
-    """Moves dead letters of a queue to the outbox, for their source queues. Errors: QUEUE_NOT_FOUND."""
+    """Moves dead letters of a queue to the outbox, for their source queues. Errors: QUEUE_NOT_FOUND,
+    INVALID_ARGUMENT.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1217,7 +1219,9 @@ class Redrive(_message.Message):
     lmq_name: _builtins.str
     """The dead-letter queue."""
     reason: _builtins.str
-    """Only this reason, as in the `tidemark-dead-reason` header. "": all."""
+    """Only this reason, as in the `tidemark-dead-reason` header; an unknown one is INVALID_ARGUMENT.
+    "": all.
+    """
     source_lmq_name: _builtins.str
     """Only from this queue. "": all."""
     after_ms: _builtins.int
