@@ -6,6 +6,7 @@ part of the file, with the id of the import as producer id.
 """
 
 import asyncio
+import secrets
 import sys
 
 import tidemark
@@ -15,13 +16,13 @@ PART_LINES = 100
 LINES = [b"line %d" % number for number in range(1_000)]
 
 
-async def import_lines(address: str, crash_after: int | None = None) -> int:
+async def import_lines(address: str, import_id: str, crash_after: int | None = None) -> int:
     """Publish the file part by part; returns how many parts were already stored."""
     there = 0
     async with tidemark.connect(
-        address, client_id="importer", producer_id="import-2026-11-16"
+        address, client_id="importer", producer_id=f"import-{import_id}"
     ) as client:
-        publisher = await client.publisher("accounts")
+        publisher = await client.publisher(f"accounts/{import_id}")
         parts = [LINES[at : at + PART_LINES] for at in range(0, len(LINES), PART_LINES)]
         for sequence, part in enumerate(parts, start=1):
             if sequence == crash_after:
@@ -35,13 +36,14 @@ async def import_lines(address: str, crash_after: int | None = None) -> int:
 
 
 async def main(address: str) -> None:
+    import_id = secrets.token_hex(4)  # of a real import: the name and the date of its file
     async with tidemark.connect(address, client_id="idempotent-publish") as client:
         await client.create_topic("accounts")
-        print("parts there before the crash:", await import_lines(address, crash_after=7))
-        print("parts there after it:", await import_lines(address))
+        print("parts there before the crash:", await import_lines(address, import_id, 7))
+        print("parts there after it:", await import_lines(address, import_id))
 
         lines: list[bytes] = []
-        while batch := await client.pull("accounts", max_messages=10_000):
+        while batch := await client.pull(f"accounts/{import_id}", max_messages=10_000):
             lines += batch.payloads
             await client.settle(batch, ack=True)
         print("every line once:", lines == LINES)
