@@ -151,7 +151,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
         collected = _Collected[message_pb2.SettleResult](len(request.settlements))
         for at, settlement in enumerate(request.settlements):
-            self._components.settlements.submit(settlement, None, collected.at(at))
+            self._components.settlements.submit(
+                settlement, request.client_id, None, collected.at(at)
+            )
         return broker_pb2.SettleResponse(results=await collected.all())
 
     async def SyncSubscriptions(

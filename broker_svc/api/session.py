@@ -235,7 +235,7 @@ class Session:
             self._unanswered += 1
             self._unanswered_bytes += size
             self._components.settlements.submit(
-                settlement, self._deliveries, partial(self._settled, size)
+                settlement, self.client_id, self._deliveries, partial(self._settled, size)
             )
         if request.HasField("heartbeat"):
             self._heartbeat(request.heartbeat)

@@ -57,7 +57,7 @@ _ACTIONS = {
 _AT_ONCE = (exchange_pb2.SETTLE_ACTION_NACK, exchange_pb2.SETTLE_ACTION_RELEASE)
 """What makes messages ready again, unless it asks for a delay."""
 
-_ENDED = (Fenced, ReservationExpired, ReservationNotFound)
+_ENDED = (ReservationExpired, ReservationNotFound)
 _UNDECIDED = (CommitOutcomeUnknown, PartitionFaulty, ShuttingDown, Unavailable)
 """Answers that say nothing about the reservation."""
 
@@ -80,9 +80,13 @@ class Settlements:
         """What clients held that are gone, until storage has it back."""
 
     def submit(
-        self, settlement: message_pb2.Settlement, deliveries: Deliveries | None, done: Done
+        self,
+        settlement: message_pb2.Settlement,
+        client_id: str,
+        deliveries: Deliveries | None,
+        done: Done,
     ) -> None:
-        """Settle; the result is told to `done`, after the commit.
+        """Settle for a client; the result is told to `done`, after the commit.
 
         Tags mean one of `deliveries`. A unary client has none: it is told receipts alone.
         """
@@ -109,6 +113,8 @@ class Settlements:
         except TidemarkError as error:
             done(_failed(settlement, to_status(error)))
             return
+        if operation.settle.owner_epoch:  # an exclusive queue: storage compares it with the owner
+            operation.settle.client_id = client_id
         if held is not None:
             held.queue.pending_settlements += 1
         span = None
@@ -222,8 +228,8 @@ def _answered(
     messaging.end(span, refusal_of(result))
     if result.HasField("error"):
         # What storage has ended the client holds no longer, whatever it believes.
-        ended = _has_ended(from_status(result.error))
-        if ended and held is not None and holder is not None:
+        refusal = from_status(result.error)
+        if held is not None and holder is not None and _has_ended(held, refusal):
             holder.drop(held.key)
         done(_failed(settlement, result.error))
         return
@@ -245,10 +251,13 @@ def _answered(
     )
 
 
-def _has_ended(refusal: TidemarkError) -> bool:
+def _has_ended(held: HeldDelivery, refusal: TidemarkError) -> bool:
     """Whether nothing of the reservation is open any more."""
     if isinstance(refusal, AlreadySettled):
         return refusal.metadata.get("open_messages") == "0"
+    if isinstance(refusal, Fenced):
+        # Under its own epoch, only the client was refused: the owner holds it still.
+        return refusal.metadata.get("epoch") != str(held.owner_epoch)
     return isinstance(refusal, _ENDED)
 
 

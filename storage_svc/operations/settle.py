@@ -26,6 +26,9 @@ _ENDINGS = {
     exchange_pb2.SETTLE_ACTION_DISCONNECT: Ending.DISCONNECT,
 }
 
+_BY_BROKER = (Ending.RELEASE, Ending.DISCONNECT)
+"""What a broker does by itself with what clients held: it gives it back."""
+
 
 class Settled(NamedTuple):
     """The settlement or extension is on disk."""
@@ -50,10 +53,12 @@ class Settle(NamedTuple):
     delay_ms: int = 0
     detail: str = ""
     owner_epoch: int = 0
+    client_id: str = ""  # none: the broker itself
 
     async def apply(self, commit: CommitContext) -> Settled:
         """End the messages, or repeat the answer that was given before (V6)."""
-        handle, reservation = await _find(commit, self.receipt, self.owner_epoch)
+        by_broker = self.ending in _BY_BROKER and not self.client_id
+        handle, reservation = await _find(commit, self, by_broker=by_broker)
         not_before_ms = commit.now_ms + self.delay_ms if self.delay_ms else 0
         dead = self.ending is Ending.DEAD_LETTER and reservation.live
         queue_id = handle.state.record.queue_id
@@ -84,9 +89,10 @@ class Extend(NamedTuple):
     receipt: bytes
     visibility_ms: int = 0
     owner_epoch: int = 0
+    client_id: str = ""
 
     async def apply(self, commit: CommitContext) -> Settled:
-        handle, reservation = await _find(commit, self.receipt, self.owner_epoch)
+        handle, reservation = await _find(commit, self)
         visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
         handle.state.extend(reservation, commit.now_ms + visibility_ms, commit.journal)
         return Settled(reservation.open_messages, reservation.open_messages, visibility_ms)
@@ -95,17 +101,27 @@ class Extend(NamedTuple):
 def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Extend:
     if proto.action == exchange_pb2.SETTLE_ACTION_EXTEND:
         check_visibility(proto.duration_ms)
-        return Extend(proto.receipt, proto.duration_ms, proto.owner_epoch)
+        return Extend(proto.receipt, proto.duration_ms, proto.owner_epoch, proto.client_id)
     ending = _ENDINGS.get(proto.action)
     if ending is None:
         raise InvalidArgument("a settlement without an action", field="action")
     check_range("duration_ms", proto.duration_ms, 0, limits.NACK_DELAY_MS_MAX)
     ranges = tuple((each.start, each.end) for each in proto.index_ranges)
-    return Settle(proto.receipt, ending, ranges, proto.duration_ms, proto.detail, proto.owner_epoch)
+    return Settle(
+        proto.receipt,
+        ending,
+        ranges,
+        proto.duration_ms,
+        proto.detail,
+        proto.owner_epoch,
+        proto.client_id,
+    )
 
 
-async def _find(commit: CommitContext, data: bytes, owner_epoch: int) -> tuple[Handle, Reservation]:
-    receipt = Receipt.decode(data)
+async def _find(
+    commit: CommitContext, asked: Settle | Extend, *, by_broker: bool = False
+) -> tuple[Handle, Reservation]:
+    receipt = Receipt.decode(asked.receipt)
     if receipt.partition != commit.partition:
         raise ReservationNotFound(f"the receipt is of partition {receipt.partition}")
     handle = await commit.queue_by_id(receipt.queue_id)
@@ -115,7 +131,11 @@ async def _find(commit: CommitContext, data: bytes, owner_epoch: int) -> tuple[H
     group = handle.state.groups.get(reservation.group)
     if group is not None and group.owner_epoch:
         # The epoch of the caller, or that of the receipt where the caller named none.
-        handle.state.check_owner(group, owner_epoch or receipt.owner_epoch)
+        owner_epoch = asked.owner_epoch or receipt.owner_epoch
+        if by_broker:
+            handle.state.check_owner(group, owner_epoch)
+        else:
+            handle.state.check_settler(group, owner_epoch, asked.client_id)
     return handle, reservation
 
 

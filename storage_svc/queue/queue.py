@@ -245,6 +245,14 @@ class QueueState:
 
     # --- owners --------------------------------------------------------------------------------
 
+    def check_settler(self, group: Group, owner_epoch: int, client_id: str) -> None:
+        """What the owner of a queue holds, the owner alone settles (E8)."""
+        self.check_owner(group, owner_epoch)
+        if group.owner_epoch and client_id != group.owner_client_id:
+            raise Fenced(
+                f"client {client_id!r} does not own the queue", epoch=str(group.owner_epoch)
+            )
+
     def check_owner(self, group: Group, owner_epoch: int) -> None:
         """An owned queue serves its owner alone (E8)."""
         if group.owner_epoch and owner_epoch != group.owner_epoch:

@@ -64,6 +64,7 @@ class Settlement(NamedTuple):
     cuts: list[int]
     delay_ms: int
     epoch: int
+    client_id: str
 
 
 queues = st.sampled_from(("first", "first", "second"))
@@ -113,6 +114,7 @@ settlements = st.builds(
     st.lists(st.integers(0, RUN_MESSAGES_MAX), max_size=4, unique=True).map(sorted),
     delay_ms=st.sampled_from((0, 300)),
     epoch=picks,
+    client_id=st.sampled_from(("A", "A", "B", "")),
 )
 limits = st.sampled_from((1, ALL, ALL, ALL))
 starts = st.one_of(

@@ -382,14 +382,16 @@ class PartitionMachine(RuleBasedStateMachine):
         )
 
     def _settle(self, settlement: Settlement) -> Settle | Extend:
-        pick, ending, cuts, delay_ms, epoch = settlement
+        pick, ending, cuts, delay_ms, epoch, client_id = settlement
         held = _pick(self.held, pick)
         owner_epoch = _pick(self.epochs, epoch) if epoch > 1 else 0
         if ending is None:
-            return Extend(held.receipt, delay_ms, owner_epoch)
+            return Extend(held.receipt, delay_ms, owner_epoch, client_id)
         delay_ms = delay_ms if ending is Ending.NACK else 0
         spans = _spans(cuts, held.messages)
-        return Settle(held.receipt, ending, spans, delay_ms, owner_epoch=owner_epoch)
+        return Settle(
+            held.receipt, ending, spans, delay_ms, owner_epoch=owner_epoch, client_id=client_id
+        )
 
     def _administer(self, operation: Any) -> Operation[object]:
         """The operation on the real queue, with a stamp that storage gave."""

@@ -49,7 +49,7 @@ class UnknownDeliveryTag(ClientError):
 
 
 class Fenced(ClientError):
-    """The caller's epoch was replaced by a newer owner.
+    """The caller is not the owner, or its epoch was replaced by a newer one.
 
     What to do: stop, and drop what was held; claim or subscribe again to own it again.
     """

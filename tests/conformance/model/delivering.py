@@ -123,7 +123,8 @@ def _deliverable(model: PartitionState, queue: QueueModel, group: ModelGroup) ->
 
 
 def settle(model: PartitionState, asked: Settle, answer: object) -> object:
-    queue, reservation = _find_reservation(model, asked.receipt, asked.owner_epoch, answer)
+    by_broker = asked.ending in (Ending.RELEASE, Ending.DISCONNECT) and not asked.client_id
+    queue, reservation = _find_reservation(model, asked, answer, by_broker=by_broker)
     first = reservation.start
     spans = [(first + start, first + end) for start, end in asked.index_ranges]
     if any(start >= end or end > reservation.end for start, end in spans):
@@ -154,7 +155,7 @@ def settle(model: PartitionState, asked: Settle, answer: object) -> object:
 
 
 def extend(model: PartitionState, asked: Extend, answer: object) -> object:
-    queue, reservation = _find_reservation(model, asked.receipt, asked.owner_epoch, answer)
+    queue, reservation = _find_reservation(model, asked, answer)
     if not reservation.live:
         raise Refused(_REFUSALS.get(reservation.last_ending, AlreadySettled))
     visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
@@ -240,9 +241,9 @@ def revoke(model: PartitionState, queue: QueueModel, group: ModelGroup) -> tuple
 
 
 def _find_reservation(
-    model: PartitionState, receipt: bytes, owner_epoch: int, answer: object
+    model: PartitionState, asked: Settle | Extend, answer: object, *, by_broker: bool = False
 ) -> tuple[QueueModel, ModelReservation]:
-    named = Receipt.decode(receipt)
+    named = Receipt.decode(asked.receipt)
     queue = model.use_id(named.queue_id)
     reservation = None if queue is None else queue.reservations.get(named.reservation_id)
     if queue is None or reservation is None:
@@ -251,7 +252,11 @@ def _find_reservation(
     if may_be_gone and isinstance(answer, ReservationNotFound):
         del queue.reservations[named.reservation_id]
         raise Refused(ReservationNotFound)
-    check_owner(queue.groups[reservation.group], owner_epoch or named.owner_epoch)
+    check_owner(
+        queue.groups[reservation.group],
+        asked.owner_epoch or named.owner_epoch,
+        None if by_broker else asked.client_id,
+    )
     return queue, reservation
 
 

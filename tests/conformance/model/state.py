@@ -122,6 +122,9 @@ class PartitionState:
             self.deleted[queue.name] = self.deleted.get(queue.name, 0) + messages
 
 
-def check_owner(group: ModelGroup, owner_epoch: int) -> None:
+def check_owner(group: ModelGroup, owner_epoch: int, client_id: str | None = None) -> None:
+    """Also the client that settles; None where the broker acts by itself."""
     if group.owner_epoch and owner_epoch != group.owner_epoch:
+        raise Refused(Fenced)
+    if group.owner_epoch and client_id is not None and client_id != group.owner_client_id:
         raise Refused(Fenced)

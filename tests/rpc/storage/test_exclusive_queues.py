@@ -19,13 +19,18 @@ from tidemark import errors
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE
 from tidemark.api.storage.v1.exchange_pb2 import (
+    SETTLE_ACTION_ACK,
+    SETTLE_ACTION_DEAD_LETTER,
+    SETTLE_ACTION_DISCONNECT,
     SETTLE_ACTION_EXTEND,
     SETTLE_ACTION_NACK,
+    SETTLE_ACTION_RELEASE,
     ConfirmOwnership,
     DropOwnership,
     Operation,
     PlaceGroup,
     RemoveQueue,
+    SettleAction,
     TakeOwnership,
 )
 
@@ -71,11 +76,12 @@ async def test_a_takeover_raises_the_epoch_and_revokes_what_the_old_owner_holds(
 
     new = await exchange.ask(take("client-b"))
     stale = await exchange.ask_all(
-        settle(held.receipt, owner_epoch=old.epoch),
-        settle(held.receipt),
-        settle(held.receipt, owner_epoch=new.epoch),
-        settle(held.receipt, SETTLE_ACTION_NACK, owner_epoch=old.epoch),
-        settle(held.receipt, SETTLE_ACTION_EXTEND, owner_epoch=old.epoch),
+        settle(held.receipt, owner_epoch=old.epoch, client_id="client-a"),
+        settle(held.receipt, client_id="client-a"),
+        settle(held.receipt, owner_epoch=new.epoch, client_id="client-b"),
+        settle(held.receipt, SETTLE_ACTION_NACK, owner_epoch=old.epoch, client_id="client-a"),
+        settle(held.receipt, SETTLE_ACTION_EXTEND, owner_epoch=old.epoch, client_id="client-a"),
+        settle(held.receipt, SETTLE_ACTION_DISCONNECT, owner_epoch=old.epoch),
         reserve("own/a", owner_epoch=old.epoch),
         reserve("own/a"),
         operation(
@@ -94,7 +100,67 @@ async def test_a_takeover_raises_the_epoch_and_revokes_what_the_old_owner_holds(
     assert [each.reason for each in stale] == ["FENCED"] * len(stale)
     assert (held.owner_epoch, got.owner_epoch) == (old.epoch, new.epoch)
     assert (got.attempt_count, got.delivery_count) == (0, 2)
-    assert (await exchange.ask(settle(got.receipt, owner_epoch=new.epoch))).messages == 1
+    settled = settle(got.receipt, owner_epoch=new.epoch, client_id="client-b")
+    assert (await exchange.ask(settled)).messages == 1
+
+
+ACTIONS = {
+    "ack": SETTLE_ACTION_ACK,
+    "nack": SETTLE_ACTION_NACK,
+    "dead-letter": SETTLE_ACTION_DEAD_LETTER,
+    "extend": SETTLE_ACTION_EXTEND,
+    "release": SETTLE_ACTION_RELEASE,
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+async def test_a_settlement_by_a_client_that_is_not_the_owner_is_fenced(
+    exclusive: Exclusive, action: SettleAction.ValueType
+) -> None:
+    """E8: also with the receipt and the epoch of the owner, and it changes nothing."""
+    _, exchange = exclusive
+    owner = await exchange.ask(take("client-a"))
+    await exchange.ask(append("own/a", b"x"))
+    (held,) = (await exchange.ask(reserve("own/a", owner_epoch=owner.epoch))).slices
+
+    (refused,) = await exchange.ask_all(
+        settle(held.receipt, action, owner_epoch=owner.epoch, client_id="client-b")
+    )
+
+    assert isinstance(refused, errors.Fenced)
+    assert refused.metadata["epoch"] == str(owner.epoch)
+    settled = settle(held.receipt, action, owner_epoch=owner.epoch, client_id="client-a")
+    assert (await exchange.ask(settled)).messages == 1
+
+
+@pytest.mark.parametrize("action", [SETTLE_ACTION_RELEASE, SETTLE_ACTION_DISCONNECT])
+async def test_the_broker_itself_gives_back_what_an_owner_holds(
+    exclusive: Exclusive, action: SettleAction.ValueType
+) -> None:
+    """V6: the owner is gone, or never got it."""
+    _, exchange = exclusive
+    owner = await exchange.ask(take("client-a"))
+    await exchange.ask(append("own/a", b"x"))
+    (held,) = (await exchange.ask(reserve("own/a", owner_epoch=owner.epoch))).slices
+
+    gave_back = await exchange.ask(settle(held.receipt, action, owner_epoch=owner.epoch))
+
+    assert gave_back.messages == 1
+
+
+@pytest.mark.parametrize("action", [SETTLE_ACTION_ACK, SETTLE_ACTION_EXTEND])
+async def test_a_settlement_in_the_name_of_no_client_is_fenced(
+    exclusive: Exclusive, action: SettleAction.ValueType
+) -> None:
+    """E8."""
+    _, exchange = exclusive
+    owner = await exchange.ask(take("client-a"))
+    await exchange.ask(append("own/a", b"x"))
+    (held,) = (await exchange.ask(reserve("own/a", owner_epoch=owner.epoch))).slices
+
+    (refused,) = await exchange.ask_all(settle(held.receipt, action, owner_epoch=owner.epoch))
+
+    assert isinstance(refused, errors.Fenced)
 
 
 async def test_nobody_is_served_from_an_exclusive_queue_without_owning_it(
@@ -122,7 +188,8 @@ async def test_taking_what_one_owns_changes_nothing(exclusive: Exclusive) -> Non
         first.epoch,
         [],
     )
-    assert (await exchange.ask(settle(held.receipt, owner_epoch=first.epoch))).messages == 1
+    settled = settle(held.receipt, owner_epoch=first.epoch, client_id="client-a")
+    assert (await exchange.ask(settled)).messages == 1
 
 
 async def test_taking_what_another_process_of_the_client_owns_fences_that_process(
@@ -140,7 +207,7 @@ async def test_taking_what_another_process_of_the_client_owns_fences_that_proces
     assert second.epoch > first.epoch
     assert list(second.revoked_reservation_ids) == [held.reservation_id]
     with pytest.raises(errors.Fenced):
-        await exchange.ask(settle(held.receipt, owner_epoch=first.epoch))
+        await exchange.ask(settle(held.receipt, owner_epoch=first.epoch, client_id="client-a"))
 
 
 async def test_only_equality_with_what_is_stored_confirms(exclusive: Exclusive) -> None:
@@ -171,7 +238,8 @@ async def test_ownership_is_given_up_only_by_who_has_it(exclusive: Exclusive) ->
     not_mine = await exchange.ask(drop("client-b", taken.epoch))
     dropped = await exchange.ask(drop("client-a", taken.epoch))
     late, reserved = await exchange.ask_all(
-        settle(held.receipt, owner_epoch=taken.epoch), reserve("own/a", owner_epoch=taken.epoch)
+        settle(held.receipt, owner_epoch=taken.epoch, client_id="client-a"),
+        reserve("own/a", owner_epoch=taken.epoch),
     )
 
     assert (not_mine.matched, not_mine.client_id) == (False, "client-a")

@@ -635,7 +635,7 @@ class SettleRequest(_message.Message):
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Name of the client. Required."""
+    """Name of the client. Required. On exclusive topics the owner's: any other is FENCED."""
     forwarded: _builtins.bool
     """True on a call that a broker forwarded. Set by brokers only."""
     @_builtins.property

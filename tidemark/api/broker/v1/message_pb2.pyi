@@ -503,7 +503,9 @@ class Settlement(_message.Message):
     delivery_tag: _builtins.int
     """A delivery of this connection."""
     receipt: _builtins.bytes
-    """A reservation by its receipt, from any connection."""
+    """A reservation by its receipt, from any connection. On an exclusive topic the client must be
+    the owner: FENCED.
+    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexRange]:
         """The messages concerned. Default empty: all that are not settled yet."""

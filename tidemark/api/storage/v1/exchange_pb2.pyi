@@ -772,6 +772,7 @@ class SettleReservation(_message.Message):
     DURATION_MS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     """The reservation."""
     action: Global___SettleAction.ValueType
@@ -782,6 +783,10 @@ class SettleReservation(_message.Message):
     """DEAD_LETTER: the consumer's text."""
     owner_epoch: _builtins.int
     """Owner epoch, stamped when the operation was queued. 0 on shared topics."""
+    client_id: _builtins.str
+    """The client that settles: FENCED on an exclusive topic unless it is the owner. Default "": the
+    broker itself, which gives back (RELEASE, DISCONNECT) and does nothing else with what is owned.
+    """
     @_builtins.property
     def index_ranges(self) -> _containers.RepeatedCompositeFieldContainer[_action_pb2.OffsetRange]:
         """Messages concerned, counted from the first of the reservation. Empty: all not settled yet."""
@@ -795,10 +800,11 @@ class SettleReservation(_message.Message):
         duration_ms: _builtins.int = ...,
         detail: _builtins.str = ...,
         owner_epoch: _builtins.int = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "detail", b"detail", "duration_ms", b"duration_ms", "index_ranges", b"index_ranges", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "client_id", b"client_id", "detail", b"detail", "duration_ms", b"duration_ms", "index_ranges", b"index_ranges", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
