@@ -184,7 +184,7 @@ async def test_a_group_that_is_one_too_many_is_told_so(
     local: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3: nobody waits for messages that never come."""
-    monkeypatch.setattr("storage_svc.operations.deliver.GROUPS_PER_QUEUE_MAX", 1)
+    monkeypatch.setattr("storage_svc.operations.groups.GROUPS_PER_QUEUE_MAX", 1)
     session = await local.session()
     await session.publish(QUEUE, [b"x"])
     first = session.open_consumer(credit=1, group="first")
