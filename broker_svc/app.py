@@ -27,7 +27,7 @@ from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.link_events import LinkEvents
-from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.partition_link import LinkState, PartitionLink
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
@@ -79,7 +79,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
                 *(timer.run() for timer in timers),
                 components.cleanup.run(),
                 _expire(service, clock),
-                _report_health(server, links),
+                _report_health(server, links, components.links_changed),
                 _drain(server, service),
                 _sampler(settings, components, service, channel).run(clock),
             ]
@@ -100,8 +100,9 @@ def build_components(
 ) -> tuple[BrokerComponents, Sequence[ExpiryTimer]]:
     """The parts of a broker, connected to each other and to nothing else yet."""
     incarnation = random.getrandbits(63)
+    links_changed = asyncio.Event()
     links = {
-        number: PartitionLink(number, settings, incarnation, storage, clock)
+        number: PartitionLink(number, settings, incarnation, storage, clock, links_changed.set)
         for number in range(settings.partitions)
     }
     tracking = Tracking()
@@ -120,6 +121,7 @@ def build_components(
         settings=settings,
         clock=clock,
         links=links,
+        links_changed=links_changed,
         topics=topics,
         tracking=tracking,
         leases=leases,
@@ -164,11 +166,27 @@ async def _expire(service: BrokerService, clock: Clock) -> None:
         service.expire(clock.monotonic_ms())
 
 
-async def _report_health(server: RpcServer, links: Sequence[PartitionLink]) -> None:
-    """Healthy from the moment at which every partition was claimed; links mend by themselves."""
-    await asyncio.gather(*(link.connected.wait() for link in links))
-    server.set_serving(_BROKER_SERVICE, True)
-    _log.info("broker serves", extra={"partitions": len(links)})
+async def _report_health(
+    server: RpcServer, links: Sequence[PartitionLink], links_changed: asyncio.Event
+) -> None:
+    """Ready while every link is up, or down for a reason that only the partition can mend.
+
+    A faulty partition, or one that another broker holds, keeps no client from the others. A link
+    that is being made again is worth waiting for, and so are the calls that would fail meanwhile.
+    """
+    was_ready = False
+    while True:
+        links_changed.clear()
+        down = [link.partition for link in links if link.state is LinkState.DOWN]
+        is_ready = not down
+        server.set_serving(_BROKER_SERVICE, is_ready)
+        if is_ready != was_ready:
+            _log.info(
+                "broker serves" if is_ready else "broker not ready",
+                extra={"partitions": len(links), "links_down": len(down)},
+            )
+            was_ready = is_ready
+        await links_changed.wait()
 
 
 def _sampler(

@@ -1,5 +1,6 @@
 """The components: what all connections of a broker share, in one place to hand around."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class BrokerComponents:
     settings: BrokerSettings
     clock: Clock
     links: Mapping[int, PartitionLink]
+    links_changed: asyncio.Event
+    """Set whenever the state of a link has changed."""
     topics: TopicCache
     tracking: Tracking
     leases: ActivityLeases

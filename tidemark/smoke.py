@@ -17,6 +17,7 @@ import grpc
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.client.admin.admin import Admin
 from tidemark.client.transport.codec import settlement_of
+from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
@@ -72,7 +73,8 @@ async def _round_trip(channel: grpc.aio.Channel) -> None:
     client_id = f"smoke-{uuid.uuid4().hex}"
     lmq_name = f"{TOPIC}/{client_id}"
     payload = client_id.encode()
-    admin, client = Admin(channel), UnaryClient(channel, client_id)
+    repeater = Repeater(None, while_unreachable=False)
+    admin, client = Admin(lambda: channel, repeater), UnaryClient(channel, client_id)
     await admin.create_topic(TOPIC)
 
     await client.publish(lmq_name, [payload], headers={})

@@ -14,6 +14,7 @@ import grpc
 from broker_svc.api import queue_totals as queue_views
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
+from broker_svc.links.partition_link import LinkState
 from broker_svc.links.placement import partitions_of
 from tidemark import limits, topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
@@ -38,6 +39,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 
 _UNREACHABLE = topic_pb2.PARTITION_STATE_UNSPECIFIED
+_LINK_STATES = {
+    LinkState.UP: topic_pb2.LINK_STATE_UP,
+    LinkState.DOWN: topic_pb2.LINK_STATE_DOWN,
+    LinkState.FAULTY: topic_pb2.LINK_STATE_FAULTY,
+    LinkState.MOVED: topic_pb2.LINK_STATE_MOVED,
+}
 
 
 class TopicService(topic_pb2_grpc.TopicServiceServicer):
@@ -371,12 +378,17 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         try:
             described = await self._storage.DescribeStorage(storage_pb2.DescribeStorageRequest())
         except TidemarkError:
-            for number in range(self._components.settings.partitions):
+            for number in self._components.links:
                 response.partitions.add(partition=number, state=_UNREACHABLE)
-            return response
-        for info in described.held:
-            info.storage_address = self._components.settings.storage_address
-            response.partitions.append(info)
+        else:
+            for info in described.held:
+                info.storage_address = self._components.settings.storage_address
+                response.partitions.append(info)
+        for info in response.partitions:
+            link = self._components.links.get(info.partition)
+            if link is not None:
+                info.link_state = _LINK_STATES[link.state]
+                info.link_detail = link.detail
         return response
 
     # --- asking --------------------------------------------------------------------------------

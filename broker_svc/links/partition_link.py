@@ -10,8 +10,9 @@ assignment brings it back.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from enum import Enum
 from typing import Final, Protocol
 
 import grpc
@@ -19,7 +20,14 @@ import grpc
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
-from tidemark.errors import Fenced, NotOwner, PartitionFaulty, TidemarkError, Unavailable
+from tidemark.errors import (
+    DataCorrupt,
+    Fenced,
+    NotOwner,
+    PartitionFaulty,
+    TidemarkError,
+    Unavailable,
+)
 from tidemark.limits import FRAME_BYTES_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings
@@ -34,6 +42,7 @@ WORTHWHILE_OPERATIONS: Final = 32
 _HELD_PER_PAGE: Final = 10_000
 _RECONNECT_MS_MIN: Final = 50
 _RECONNECT_MS_MAX: Final = 2_000
+_FAULTY: Final = (DataCorrupt, PartitionFaulty)
 
 Stream = grpc.aio.StreamStreamCall[exchange_pb2.ExchangeRequest, exchange_pb2.ExchangeResponse]
 Answer = asyncio.Future[exchange_pb2.OperationResult]
@@ -45,6 +54,18 @@ _reconnects = counter("tidemark.broker.link_reconnects", description="Claims aft
 def refusal_of(result: exchange_pb2.OperationResult) -> str:
     """The reason for which storage refused an operation; empty if it did it."""
     return from_status(result.error).reason if result.HasField("error") else ""
+
+
+class LinkState(Enum):
+    """Whether the broker can use a partition."""
+
+    UP = "up"
+    DOWN = "down"
+    """Storage does not answer, or the link is being made again."""
+    FAULTY = "faulty"
+    """Storage answers that the partition cannot be claimed."""
+    MOVED = "moved"
+    """Another broker holds it."""
 
 
 class Listener(Protocol):
@@ -69,9 +90,13 @@ class PartitionLink:
         incarnation: int,
         storage: storage_pb2_grpc.StorageServiceStub,
         clock: Clock,
+        state_changed: Callable[[], None],
     ) -> None:
         self.partition = partition
         self.connected = asyncio.Event()
+        self._state = LinkState.DOWN
+        self._detail = "not connected yet"
+        self._state_changed = state_changed
         self.owner_address = ""
         self.address = settings.listen
         """Where this broker answers, as told to storage and to other brokers."""
@@ -96,6 +121,15 @@ class PartitionLink:
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
+
+    @property
+    def state(self) -> LinkState:
+        return self._state
+
+    @property
+    def detail(self) -> str:
+        """Why the link is not up; "" while it is."""
+        return self._detail
 
     @property
     def serving(self) -> bool:
@@ -183,12 +217,24 @@ class PartitionLink:
                 await self._exchange(epoch)
             except TidemarkError as error:
                 _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
+                self._enter(self._state_after(error), f"{error.reason}: {error.detail}")
             finally:
                 self._drop_callers()
             if not self.fenced:
                 _reconnects.add(1)
                 await self._clock.sleep_ms(wait_ms)
                 wait_ms = min(2 * wait_ms, _RECONNECT_MS_MAX)
+
+    def _state_after(self, error: TidemarkError) -> LinkState:
+        if self.fenced:
+            return LinkState.MOVED
+        return LinkState.FAULTY if isinstance(error, _FAULTY) else LinkState.DOWN
+
+    def _enter(self, state: LinkState, detail: str = "") -> None:
+        self._detail = detail
+        if state is not self._state:
+            self._state = state
+            self._state_changed()
 
     async def _claim(self) -> int:
         claim = storage_pb2.ClaimPartitionRequest(
@@ -296,6 +342,7 @@ class PartitionLink:
         listener = self._listener
         if not self.connected.is_set():
             self.connected.set()
+            self._enter(LinkState.UP)
             _log.info("link up", extra={"partition": self.partition})
         if listener is None:
             return

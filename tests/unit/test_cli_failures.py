@@ -40,14 +40,18 @@ def test_every_error_is_one_line_with_its_reason_and_what_to_do(error: type[Tide
 
 
 def test_an_address_without_a_listener_is_named() -> None:
-    refused = errors.Unavailable(
+    """A broker that answers, and has no storage itself, says the same of another address."""
+    detail = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7400: "
         "Failed to connect to remote host: connect: Connection refused (111)"
     )
+    refused, answered = errors.Unavailable(detail), errors.Unavailable(detail)
+    refused.answered = False
 
     assert line_of(refused, ADDRESS).startswith(
         "UNAVAILABLE: no response from 127.0.0.1:7400 (connection refused). "
     )
+    assert line_of(answered, ADDRESS).startswith("UNAVAILABLE: failed to connect")
 
 
 def test_a_reason_of_a_newer_server_is_shown_as_it_is() -> None:

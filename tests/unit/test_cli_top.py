@@ -26,6 +26,8 @@ IDLE = Partition(
     published=0,
     delivered=0,
     acked=0,
+    link_state="UP",
+    link_detail="",
 )
 SWEEPER = Sweeper(0, "WAITING", 1, 2, 3, 3, 0, 5_000, 0, "")
 CLOCK = "2026-01-31 12:00:00 UTC"

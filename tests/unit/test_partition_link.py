@@ -56,7 +56,9 @@ def health(openings: int, state: topic_pb2.PartitionState.ValueType) -> Exchange
 @pytest.fixture
 async def link() -> AsyncIterator[PartitionLink]:
     async with open_channel("127.0.0.1:1") as channel:
-        yield PartitionLink(0, BrokerSettings(), 1, StorageServiceStub(channel), ManualClock())
+        yield PartitionLink(
+            0, BrokerSettings(), 1, StorageServiceStub(channel), ManualClock(), lambda: None
+        )
 
 
 async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: PartitionLink) -> None:

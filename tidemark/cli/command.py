@@ -66,8 +66,11 @@ class Call:
     def admin(self) -> "Admin":
         """The administrative calls of the broker."""
         from tidemark.client.admin.admin import Admin
+        from tidemark.client.transport.repeater import Repeater
 
-        return Admin(self.open(self.address), timeout_ms=self.timeout_ms)
+        channel = self.open(self.address)
+        # A person who mistyped the address wants to know at once.
+        return Admin(lambda: channel, Repeater(self.timeout_ms, while_unreachable=False))
 
     def open(self, address: str) -> "grpc.aio.Channel":
         """A channel that is closed when the command ends."""

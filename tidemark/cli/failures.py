@@ -47,7 +47,7 @@ def exit_code_of(error: TidemarkError) -> ExitCode:
 def line_of(error: TidemarkError, address: str) -> str:
     """`REASON: what happened. What to do.`, on one line."""
     detail = " ".join(error.detail.split())
-    if detail.startswith(_NO_CONNECTION):
+    if detail.startswith(_NO_CONNECTION) and not error.answered:
         why = detail.rpartition(": ")[2].partition(" (")[0] or "no connection"
         return (
             f"{error.reason}: no response from {address} ({why.lower()}). "

@@ -6,10 +6,10 @@ whole program: publishers and subscriptions share its connection.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from random import Random
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import grpc
 
@@ -43,6 +43,7 @@ from tidemark.client.publish.publish_buffer import Outbox
 from tidemark.client.publish.publisher import Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
+from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock, SystemClock
@@ -54,8 +55,6 @@ from tidemark.topics import Topic, TopicSettings
 DEFAULT_GROUP: Final = "default"
 _FLUSH_TIMEOUT_MS: Final = 5_000
 
-S = TypeVar("S")
-
 
 def connect(
     addresses: str | Iterable[str],
@@ -64,6 +63,7 @@ def connect(
     producer_id: str | None = None,
     publish_timeout_ms: Duration = 30_000,
     connect_timeout_ms: Duration = 10_000,
+    call_timeout_ms: Duration = 30_000,
     buffer_bytes_max: int = 16 * 1024 * 1024,
     credentials: grpc.ChannelCredentials | None = None,
     clock: Clock | None = None,
@@ -81,7 +81,8 @@ def connect(
     they can repeat them after a restart of their own; without it the client numbers them, and
     repeats only what it sent itself. `publish_timeout_ms` bounds how long a publish is tried,
     `buffer_bytes_max` how much may be under way before `publish` waits, `connect_timeout_ms` how
-    long the first connection, and a subscription, may take.
+    long the first connection, and a subscription, may take, `call_timeout_ms` how long any other
+    call may take, with its repetitions where those do no harm.
 
     Here and in every call: durations are whole milliseconds or a `timedelta`, and a wrong argument
     raises InvalidArgument, whose `field` names it, before anything is sent.
@@ -99,6 +100,7 @@ def connect(
         producer_id=producer_id,
         publish_timeout_ms=check_timeout_ms("publish_timeout_ms", publish_timeout_ms),
         connect_timeout_ms=check_timeout_ms("connect_timeout_ms", connect_timeout_ms),
+        call_timeout_ms=check_timeout_ms("call_timeout_ms", call_timeout_ms),
         buffer_bytes_max=check_int("buffer_bytes_max", buffer_bytes_max, 1),
         credentials=credentials,
         clock=SystemClock() if clock is None else check_clock(clock),
@@ -117,6 +119,7 @@ class Client:
         producer_id: str | None,
         publish_timeout_ms: int,
         connect_timeout_ms: int,
+        call_timeout_ms: int,
         buffer_bytes_max: int,
         credentials: grpc.ChannelCredentials | None,
         clock: Clock,
@@ -132,6 +135,9 @@ class Client:
         self._connect_timeout_ms = connect_timeout_ms
         self._publish_timeout_ms = publish_timeout_ms
         self._buffer_bytes_max = buffer_bytes_max
+        self._repeater = Repeater(
+            call_timeout_ms, while_unreachable=True, clock=clock, random=random
+        )
         self._addresses = addresses
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._subscriptions: set[Subscription] = set()
@@ -322,23 +328,26 @@ class Client:
         >>> async for queue in client.admin.list_queues("sessions"):
         ...     print(queue.lmq_name, queue.messages)
         """
-        return self._over_channel(Admin)
+        self._check_open()
+        return Admin(self._home_channel, self._repeater)
 
     # --- inside --------------------------------------------------------------------------------
 
     def _puller(self) -> Puller:
-        calls = self._over_channel(lambda channel: UnaryClient(channel, self.client_id))
-        return Puller(calls, self._identity.clock)
+        return Puller(self._unary_client, self._repeater, self._identity.clock)
 
-    def _over_channel(self, make: Callable[[grpc.aio.Channel], S]) -> S:
-        """Make calls over a channel to the broker that the client is connected to."""
+    def _unary_client(self, timeout_ms: int | None) -> UnaryClient:
+        return UnaryClient(self._home_channel(), self.client_id, timeout_ms=timeout_ms)
+
+    def _home_channel(self) -> grpc.aio.Channel:
+        """A channel to the broker that the client is connected to, or tries to be."""
         self._check_open()
         address = self._routes.home.address
         channel = self._channels.get(address)
         if channel is None:
             channel = open_channel(address, credentials=self._identity.credentials)
             self._channels[address] = channel
-        return make(channel)
+        return channel
 
     def _check_open(self) -> None:
         if self._state != "open":

@@ -23,6 +23,8 @@ class TidemarkError(Exception):
 
     detail: str
     metadata: Mapping[str, str]
+    answered: bool = True
+    """False where the caller's side made it because no server of Tidemark answered."""
 
     def __init__(self, detail: str, *, retry_after_ms: int | None = None, **metadata: str) -> None:
         super().__init__(detail)

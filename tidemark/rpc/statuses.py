@@ -107,7 +107,9 @@ def from_trailers(
                 return from_status(Status.FromString(value))
             except DecodeError:
                 _log.warning("received an error with malformed %s", DETAILS_KEY)
-    return _from_code(code, text)
+    error = _from_code(code, text)
+    error.answered = False
+    return error
 
 
 def _from_code(code: StatusCode, text: str) -> TidemarkError:

@@ -319,7 +319,7 @@ async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
     """S2: one that was sent before the link broke, and was taken for lost."""
     await local.stop_broker()
     settings = BrokerSettings(partitions=local.partitions)
-    link = PartitionLink(0, settings, 7, local.storage, SystemClock())
+    link = PartitionLink(0, settings, 7, local.storage, SystemClock(), lambda: None)
     running = asyncio.create_task(link.run())
     try:
         await in_time(link.connected.wait())

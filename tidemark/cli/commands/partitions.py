@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @command()
 async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> None:
-    """Show health, brokers, figures and sweeps of the partitions."""
+    """Show health, brokers, figures and sweeps of the partitions.
+
+    STATE is what storage says; LINK is whether the broker that was asked can use the partition.
+    """
     from dataclasses import asdict
 
     from tidemark.cli.display import texts
@@ -32,6 +35,7 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
     columns = (
         Column("PARTITION", right=True),
         Column("STATE"),
+        Column("LINK"),
         Column("OWNER", cut=True),
         Column("EPOCH", right=True, importance=4),
         Column("QUEUES", right=True),
@@ -51,6 +55,7 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
         return (
             str(each.partition),
             each.state,
+            each.link_state,
             each.broker_id or "-",
             str(each.broker_epoch),
             units.count(each.queues),
@@ -70,6 +75,10 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
             since = units.ago(fault.since_time_ms, now_ms)
             detail = texts.printable(fault.detail)
             call.out.print(f"partition {each.partition}: {fault.reason} for {since}: {detail}")
+    for each in found:
+        if each.link_state != "UP":
+            detail = texts.printable(each.link_detail)
+            call.out.print(f"link of {call.address} to {each.partition}: {detail}")
     for number, sweeper in sweepers.items():
         if sweeper.last_error:
             call.out.print(f"sweep of {number}: {texts.printable(sweeper.last_error)}")

@@ -1,12 +1,12 @@
 """The administrative calls of a broker: topics, queues, groups, partitions.
 
 Speaks `TopicService` over a channel of the caller and turns answers into values; everything raises
-the classes of `tidemark.errors`. It keeps no state, never repeats a call and closes nothing.
+the classes of `tidemark.errors`. It keeps no state and closes nothing.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import grpc
 
@@ -35,6 +35,7 @@ from tidemark.client.arguments import (
     check_str,
     check_topic_name,
 )
+from tidemark.client.transport.repeater import Repeater
 from tidemark.errors import InvalidArgument
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.enums import word_of
@@ -46,37 +47,49 @@ Position: TypeAlias = Literal["earliest", "latest", "last", "offset"]
 
 _DEFAULTS = TopicSettings()
 
+Q = TypeVar("Q")
+R = TypeVar("R")
+_Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Q, R]"
+
 
 class Admin:
-    """What an operator asks of a broker. A call that takes longer than the timeout fails."""
+    """What an operator asks of a broker. A call that takes longer than the timeout fails.
 
-    def __init__(self, channel: grpc.aio.Channel, *, timeout_ms: int | None = None) -> None:
-        self._topics = TopicServiceStub(channel)
-        self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
+    Calls that do no harm when they are carried out twice are repeated until then: those that only
+    read, `create_topic`, `update_topic` without a version, and `evict_queue`.
+    """
+
+    def __init__(self, channel: Callable[[], grpc.aio.Channel], repeater: Repeater) -> None:
+        """`channel` is asked before every try: it leads to the broker to call now."""
+        self._channel = channel
+        self._repeater = repeater
 
     # --- topics --------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, settings: TopicSettings = _DEFAULTS) -> Topic:
-        """Create a topic. Repeating it with equal settings is a success."""
+        """Create a topic. It succeeds as well if there is one with equal settings.
+
+        So a repetition after a lost answer succeeds; TopicExists means other settings.
+        """
         check_topic_name(name)
         check_instance("settings", settings, TopicSettings)
         chosen = check_settings({each: getattr(settings, each) for each in SETTING_NAMES})
         request = topic_pb2.CreateTopicRequest(
             name=name, settings=settings_to_proto(TopicSettings(**chosen))
         )
-        answer = await self._topics.CreateTopic(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.CreateTopic, request)
         return topic_from_proto(answer.topic)
 
     async def get_topic(self, name: str) -> Topic:
         request = topic_pb2.GetTopicRequest(name=check_topic_name(name))
-        answer = await self._topics.GetTopic(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.GetTopic, request)
         return topic_from_proto(answer.topic)
 
     async def list_topics(self) -> AsyncIterator[Topic]:
         """All topics by name, page by page."""
         request = topic_pb2.ListTopicsRequest(page_size=PAGE_SIZE_MAX)
         while True:
-            page = await self._topics.ListTopics(request, timeout=self._timeout_s)
+            page = await self._repeat(lambda topics: topics.ListTopics, request)
             for each in page.topics:
                 yield topic_from_proto(each)
             if not page.next_page_token:
@@ -95,7 +108,9 @@ class Admin:
             expected_version=check_int("expected_version", expected_version, 0),
         )
         request.update_mask.paths.extend(changes)
-        answer = await self._topics.UpdateTopic(request, timeout=self._timeout_s)
+        # With an expected version, a repetition after a lost answer would refuse its own success.
+        call = self._once if expected_version else self._repeat
+        answer = await call(lambda topics: topics.UpdateTopic, request)
         return topic_from_proto(answer.topic)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> int:
@@ -103,7 +118,7 @@ class Admin:
         request = topic_pb2.DeleteTopicRequest(
             name=check_topic_name(name), force=check_bool("force", force)
         )
-        return (await self._topics.DeleteTopic(request, timeout=self._timeout_s)).queues
+        return (await self._once(lambda topics: topics.DeleteTopic, request)).queues
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -120,7 +135,7 @@ class Admin:
 
     async def _queues(self, request: topic_pb2.ListQueuesRequest) -> AsyncIterator[Queue]:
         while True:
-            page = await self._topics.ListQueues(request, timeout=self._timeout_s)
+            page = await self._repeat(lambda topics: topics.ListQueues, request)
             for each in page.queues:
                 yield _queue(each)
             if not page.next_page_token:
@@ -129,7 +144,7 @@ class Admin:
 
     async def get_queue(self, lmq_name: str) -> QueueStats:
         request = topic_pb2.GetQueueRequest(lmq_name=check_lmq_name(lmq_name))
-        answer = await self._topics.GetQueue(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.GetQueue, request)
         return QueueStats(_queue(answer.queue), tuple(map(_group, answer.groups)))
 
     async def peek_queue(
@@ -142,23 +157,23 @@ class Admin:
             max_messages=check_int("max_messages", max_messages, 1, limits.PEEK_MESSAGES_MAX),
             group=check_group(group) if group != "" else "",
         )
-        answer = await self._topics.PeekQueue(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.PeekQueue, request)
         return [_stored(each) for each in answer.messages]
 
     async def purge_queue(self, lmq_name: str) -> int:
         """Delete what no live reservation holds; returns how many messages that were."""
         request = topic_pb2.PurgeQueueRequest(lmq_name=check_lmq_name(lmq_name))
-        return (await self._topics.PurgeQueue(request, timeout=self._timeout_s)).messages
+        return (await self._once(lambda topics: topics.PurgeQueue, request)).messages
 
     async def delete_queue(self, lmq_name: str) -> int:
         """Delete a queue; returns how many messages went with it."""
         request = topic_pb2.DeleteQueueRequest(lmq_name=check_lmq_name(lmq_name))
-        return (await self._topics.DeleteQueue(request, timeout=self._timeout_s)).messages
+        return (await self._once(lambda topics: topics.DeleteQueue, request)).messages
 
     async def evict_queue(self, lmq_name: str) -> Eviction:
         """Try to unload a queue now, and say what came of it (I6)."""
         request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name=check_lmq_name(lmq_name))
-        answer = await self._topics.TryEvictInactiveQueue(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.TryEvictInactiveQueue, request)
         outcomes = {each.partition: _outcome(each.outcome) for each in answer.partitions}
         return Eviction(_outcome(answer.outcome), outcomes)
 
@@ -169,7 +184,7 @@ class Admin:
             partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1),
             schedule_id=check_int("schedule_id", schedule_id, 1),
         )
-        return (await self._topics.CancelScheduled(request, timeout=self._timeout_s)).messages
+        return (await self._once(lambda topics: topics.CancelScheduled, request)).messages
 
     async def redrive(
         self,
@@ -198,14 +213,14 @@ class Admin:
         if before_time_ms is not None:
             before_time_ms = check_int("before_time_ms", before_time_ms, 0, TIMESTAMP_MS_MAX)
             request.before_time.FromMilliseconds(before_time_ms)
-        answer = await self._topics.RedriveDeadLetters(request, timeout=self._timeout_s)
+        answer = await self._once(lambda topics: topics.RedriveDeadLetters, request)
         return Redriven(answer.messages, answer.orphans)
 
     # --- groups --------------------------------------------------------------------------------
 
     async def list_groups(self, lmq_name: str) -> list[Group]:
         request = topic_pb2.ListGroupsRequest(lmq_name=check_lmq_name(lmq_name))
-        answer = await self._topics.ListGroups(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.ListGroups, request)
         return [_group(each) for each in answer.groups]
 
     async def reset_group(
@@ -225,22 +240,39 @@ class Admin:
         request = topic_pb2.ResetGroupRequest(
             lmq_name=check_lmq_name(lmq_name), group=check_group(group), start=start
         )
-        answer = await self._topics.ResetGroup(request, timeout=self._timeout_s)
+        answer = await self._once(lambda topics: topics.ResetGroup, request)
         return [_group(each) for each in answer.groups]
 
     async def delete_group(self, lmq_name: str, group: str) -> None:
         request = topic_pb2.DeleteGroupRequest(
             lmq_name=check_lmq_name(lmq_name), group=check_group(group)
         )
-        await self._topics.DeleteGroup(request, timeout=self._timeout_s)
+        await self._once(lambda topics: topics.DeleteGroup, request)
 
     # --- partitions ----------------------------------------------------------------------------
 
     async def list_partitions(self) -> list[Partition]:
         """Health, owner and figures of every partition. Costs the same however many queues."""
         request = topic_pb2.ListPartitionsRequest()
-        answer = await self._topics.ListPartitions(request, timeout=self._timeout_s)
+        answer = await self._repeat(lambda topics: topics.ListPartitions, request)
         return [_partition(each) for each in answer.partitions]
+
+    # --- inside --------------------------------------------------------------------------------
+
+    async def _repeat(self, method: Callable[[TopicServiceStub], "_Method[Q, R]"], request: Q) -> R:
+        return await self._repeater.repeat(lambda left_ms: self._try(method, request, left_ms))
+
+    async def _once(self, method: Callable[[TopicServiceStub], "_Method[Q, R]"], request: Q) -> R:
+        return await self._repeater.once(lambda left_ms: self._try(method, request, left_ms))
+
+    async def _try(
+        self,
+        method: Callable[[TopicServiceStub], "_Method[Q, R]"],
+        request: Q,
+        left_ms: int | None,
+    ) -> R:
+        call = method(TopicServiceStub(self._channel()))
+        return await call(request, timeout=None if left_ms is None else left_ms / 1000)
 
 
 def _queue(proto: topic_pb2.Queue) -> Queue:
@@ -308,4 +340,6 @@ def _partition(proto: topic_pb2.PartitionInfo) -> Partition:
         published=proto.published,
         delivered=proto.delivered,
         acked=proto.acked,
+        link_state=word_of(topic_pb2.LinkState, proto.link_state, "LINK_STATE_"),
+        link_detail=proto.link_detail,
     )

@@ -108,6 +108,10 @@ class Partition:
     published: int
     delivered: int
     acked: int
+    link_state: str
+    """Whether the broker that was asked can use it: UP, DOWN, FAULTY or MOVED."""
+    link_detail: str
+    """Why its link is not up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ What was pulled is settled by calls as well. Calls go to the broker that the cli
 which passes them on where another one owns the queue.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.broker.v1 import broker_pb2, message_pb2
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock
 
@@ -34,22 +35,35 @@ class PulledBatch:
 
 
 class Puller:
-    """Pulls deliveries and settles them over unary calls. Calls are not repeated."""
+    """Pulls deliveries and settles them over unary calls, which are repeated for a while.
 
-    def __init__(self, calls: UnaryClient, clock: Clock) -> None:
-        self._calls = calls
+    Repeating a settlement is a success (V6). A pull whose answer was lost may have reserved
+    messages that come again after their visibility timeout, as if its caller had repeated it.
+    """
+
+    def __init__(
+        self, client: Callable[[int | None], UnaryClient], repeater: Repeater, clock: Clock
+    ) -> None:
+        """`client` makes a client whose calls may take that long, for every try."""
+        self._client = client
+        self._repeater = repeater
         self._clock = clock
 
     async def pull(
         self, lmq_name: str, group: str, max_messages: int, wait_ms: int, visibility_ms: int
     ) -> PulledBatch:
-        response = await self._calls.pull(
-            lmq_name,
-            group,
-            max_messages=max_messages,
-            wait_ms=wait_ms,
-            visibility_ms=visibility_ms,
-        )
+        until_ms = self._clock.monotonic_ms() + wait_ms
+
+        async def attempt(left_ms: int | None) -> broker_pb2.PullResponse:
+            return await self._client(left_ms).pull(
+                lmq_name,
+                group,
+                max_messages=max_messages,
+                wait_ms=max(0, until_ms - self._clock.monotonic_ms()),
+                visibility_ms=visibility_ms,
+            )
+
+        response = await self._repeater.repeat(attempt, extra_ms=wait_ms)
         now_ms = self._clock.monotonic_ms()
         return PulledBatch(
             [DeliveryBatch(each, self, session_id=0, now_ms=now_ms) for each in response.deliveries]
@@ -63,7 +77,7 @@ class Puller:
             if ranges is not None:
                 settlements.append(settlement_of(batch.receipt, action, ranges))
         if settlements:
-            await self._calls.settle(settlements)
+            await self._settle(settlements)
 
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         await self.settle(batch, message_pb2.Ack(), ranges)
@@ -71,5 +85,12 @@ class Puller:
     async def settle(
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult:
-        (result,) = await self._calls.settle([settlement_of(batch.receipt, action, ranges)])
+        (result,) = await self._settle([settlement_of(batch.receipt, action, ranges)])
         return result
+
+    async def _settle(
+        self, settlements: Sequence[message_pb2.Settlement]
+    ) -> Sequence[message_pb2.SettleResult]:
+        return await self._repeater.repeat(
+            lambda left_ms: self._client(left_ms).settle(settlements)
+        )

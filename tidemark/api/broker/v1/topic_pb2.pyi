@@ -179,6 +179,38 @@ PARTITION_STATE_FAULTY: PartitionState.ValueType  # 3
 """Rejects publishes and gets no share of requests."""
 Global___PartitionState: _TypeAlias = PartitionState  # noqa: Y015
 
+class _LinkState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LinkStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LINK_STATE_UNSPECIFIED: _LinkState.ValueType  # 0
+    """Unknown: the answer does not come from a broker."""
+    LINK_STATE_UP: _LinkState.ValueType  # 1
+    """The broker holds the partition and exchanges with storage."""
+    LINK_STATE_DOWN: _LinkState.ValueType  # 2
+    """Storage does not answer, or the link is being opened again. Calls fail with UNAVAILABLE."""
+    LINK_STATE_FAULTY: _LinkState.ValueType  # 3
+    """Storage refuses the claim because the partition is faulty."""
+    LINK_STATE_MOVED: _LinkState.ValueType  # 4
+    """Another broker holds the partition. Unary calls are forwarded, sessions get NOT_OWNER."""
+
+class LinkState(_LinkState, metaclass=_LinkStateEnumTypeWrapper):
+    """Whether the broker that was asked can use a partition."""
+
+LINK_STATE_UNSPECIFIED: LinkState.ValueType  # 0
+"""Unknown: the answer does not come from a broker."""
+LINK_STATE_UP: LinkState.ValueType  # 1
+"""The broker holds the partition and exchanges with storage."""
+LINK_STATE_DOWN: LinkState.ValueType  # 2
+"""Storage does not answer, or the link is being opened again. Calls fail with UNAVAILABLE."""
+LINK_STATE_FAULTY: LinkState.ValueType  # 3
+"""Storage refuses the claim because the partition is faulty."""
+LINK_STATE_MOVED: LinkState.ValueType  # 4
+"""Another broker holds the partition. Unary calls are forwarded, sessions get NOT_OWNER."""
+Global___LinkState: _TypeAlias = LinkState  # noqa: Y015
+
 @_typing.final
 class TopicSettings(_message.Message):
     """Settings of a topic. Set at creation or by update, returned by get. Zero means the default of the
@@ -1425,6 +1457,8 @@ class PartitionInfo(_message.Message):
     PUBLISHED_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
+    LINK_STATE_FIELD_NUMBER: _builtins.int
+    LINK_DETAIL_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Its number, from 0."""
     state: Global___PartitionState.ValueType
@@ -1455,6 +1489,12 @@ class PartitionInfo(_message.Message):
     """Deliveries of messages since the partition was created."""
     acked: _builtins.int
     """Messages acknowledged since the partition was created, once per group."""
+    link_state: Global___LinkState.ValueType
+    """The link between the broker that was asked and the partition. The broker serves the partition
+    only while this is UP, whatever `state` storage reports.
+    """
+    link_detail: _builtins.str
+    """Why the link is not up, for people. "" while it is up."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFault]:
         """Faults and alarms; it is serving if there are only alarms."""
@@ -1478,10 +1518,12 @@ class PartitionInfo(_message.Message):
         published: _builtins.int = ...,
         delivered: _builtins.int = ...,
         acked: _builtins.int = ...,
+        link_state: Global___LinkState.ValueType = ...,
+        link_detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "link_detail", b"link_detail", "link_state", b"link_state", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
