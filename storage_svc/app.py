@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from storage_svc import key_figures, metrics
 from storage_svc.api.delegation_service import DelegationService
 from storage_svc.api.retention_service import RetentionService
-from storage_svc.api.storage_service import Partitions, StorageService
+from storage_svc.api.storage_service import StorageService
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.lifecycle.announcer import Announcer, announce_all
-from storage_svc.lifecycle.lifecycle_watch import Silence
+from storage_svc.lifecycle.lifecycle_watch import SilencePolicy
 from storage_svc.partition.partition import Partition
+from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
@@ -81,7 +82,7 @@ async def storage(
             await asyncio.gather(*(partition.close() for partition in held.values()))
 
 
-def _silence(settings: StorageSettings) -> Silence:
+def _silence(settings: StorageSettings) -> SilencePolicy:
     """A storage service that expects no lifecycle does not miss it."""
     after_ms = settings.lifecycle_silent_after_ms if settings.await_sweep else 0
-    return Silence(after_ms, settings.lifecycle_silent_is_fault)
+    return SilencePolicy(after_ms, settings.lifecycle_silent_is_fault)

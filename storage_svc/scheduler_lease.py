@@ -5,7 +5,7 @@ storage, after which anybody may be first, needs no record on disk. Pure: the ti
 """
 
 
-class ScheduleHolder:
+class SchedulerLease:
     """The scheduler of the cluster, as the process that is asked knows it."""
 
     def __init__(self) -> None:

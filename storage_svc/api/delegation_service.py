@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from storage_svc.api import codec
-from storage_svc.api.storage_service import Partitions
+from storage_svc.partition.partitions import Partitions
 from tidemark import limits
 from tidemark.api.storage.v1 import action_pb2, action_pb2_grpc
 from tidemark.errors import InvalidArgument, NotOwner

@@ -6,15 +6,15 @@ from typing import Any
 
 import grpc
 
-from storage_svc.api.storage_service import Partitions
 from storage_svc.engines.engine import Table
 from storage_svc.operations import history
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention import ApplyRetention, RetentionRow
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
+from storage_svc.partition.partitions import Partitions
 from storage_svc.reads import tables
 from storage_svc.reads.tables import TableName
-from storage_svc.scheduler_lease import ScheduleHolder
+from storage_svc.scheduler_lease import SchedulerLease
 from tidemark import limits
 from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
 from tidemark.clock import Clock
@@ -39,14 +39,14 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     def __init__(self, partitions: Partitions, clock: Clock) -> None:
         self._partitions = partitions
         self._clock = clock
-        self._holder = ScheduleHolder()
+        self._scheduler_lease = SchedulerLease()
 
     async def ScanTable(
         self, request: retention_pb2.ScanTableRequest, context: Context
     ) -> AsyncIterator[retention_pb2.ScanTableResponse]:
         if request.batch_rows > BATCH_ROWS_MAX:
             raise InvalidArgument(f"at most {BATCH_ROWS_MAX} rows a batch", field="batch_rows")
-        wanted = tables.Filter(
+        wanted = tables.TableFilter(
             request.columns,
             request.topic,
             request.after_time.ToMilliseconds(),
@@ -139,7 +139,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         if request.hold_ms > HOLD_MS_MAX:
             raise InvalidArgument(f"at most {HOLD_MS_MAX} ms", field="hold_ms")
         now_ms = self._clock.monotonic_ms()
-        holder, ends_in_ms = self._holder.hold(request.holder, request.hold_ms, now_ms)
+        holder, ends_in_ms = self._scheduler_lease.hold(request.holder, request.hold_ms, now_ms)
         return retention_pb2.HoldScheduleResponse(
             held=holder == request.holder, holder=holder, ends_in_ms=ends_in_ms
         )

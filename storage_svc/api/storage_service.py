@@ -4,7 +4,7 @@ Nothing is stored or decided here; an exchange has a module of its own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,8 +17,8 @@ from storage_svc.operations.claim import ClaimPartition, ReleaseUnreported
 from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
-from storage_svc.reads import due_work as scanning
-from storage_svc.reads import queues as looking
+from storage_svc.partition.partitions import Partitions
+from storage_svc.reads import due_work, queues
 from storage_svc.reads.due_work import ScanKind
 from storage_svc.reads.queues import GroupView, QueueView
 from tidemark import limits, topics
@@ -29,7 +29,6 @@ from tidemark.errors import (
     ClusterMismatch,
     InvalidArgument,
     PartitionFaulty,
-    PartitionNotFound,
 )
 from tidemark.names import LmqName
 from tidemark.receipts import Receipt
@@ -43,22 +42,6 @@ _HOME = 0
 _HELD_MAX = 10_000_000
 _HELD_PER_PAGE_MAX = 10_000
 _SCAN_PREFIX = "SCAN_KIND_"
-
-
-class Partitions:
-    """The partitions of this process, by number."""
-
-    def __init__(self, held: Mapping[int, Partition]) -> None:
-        self.held = held
-
-    def get(self, number: int) -> Partition:
-        """Raises PartitionNotFound for one that is held elsewhere, or nowhere."""
-        try:
-            return self.held[number]
-        except KeyError:
-            raise PartitionNotFound(
-                f"partition {number} is not held here", partition=str(number)
-            ) from None
 
 
 class StorageService(storage_pb2_grpc.StorageServiceServicer):
@@ -152,7 +135,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             raise InvalidArgument(
                 f"at most {limits.PAGE_SIZE_MAX} destinations", field="except_destinations"
             )
-        page = await scanning.scan(partition, kind, request.page_token, limit, excepted)
+        page = await due_work.scan(partition, kind, request.page_token, limit, excepted)
         response = storage_pb2.ScanPartitionResponse(
             next_page_token=page.next_token,
             partition_time_ms=page.now_ms,
@@ -247,7 +230,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         limit = _page_size(request.page_size)
         if request.lite_prefix and not request.topic:
             raise InvalidArgument("a prefix is that of a topic's queues", field="lite_prefix")
-        views, next_token = await looking.list_queues(
+        views, next_token = await queues.list_queues(
             partition, request.topic, request.lite_prefix, token, limit
         )
         return storage_pb2.ListQueuesResponse(
@@ -259,7 +242,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.GetQueueResponse:
         LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
-        view, groups = await looking.get_queue(partition, request.lmq_name)
+        view, groups = await queues.get_queue(partition, request.lmq_name)
         return storage_pb2.GetQueueResponse(
             queue=_queue(partition, view), groups=[_group(partition, each) for each in groups]
         )
@@ -270,7 +253,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
         limit = _page_size(request.max_messages)
-        peeked = await looking.peek(
+        peeked = await queues.peek(
             partition, request.lmq_name, request.offset, limit, request.group
         )
         response = storage_pb2.PeekQueueResponse()

@@ -55,11 +55,11 @@ class Announcer:
         while True:
             wait_ms = await self.run_once()
             with suppress(TimeoutError):
-                await self._clock.wait_for(self._partition.lifecycle.due_earlier.wait(), wait_ms)
+                await self._clock.wait_for(self._partition.lifecycle.wakeup_pending.wait(), wait_ms)
 
     async def run_once(self) -> int | None:
         """Tell what there is to tell; how long to wait before looking again, None for news."""
-        self._partition.lifecycle.due_earlier.clear()
+        self._partition.lifecycle.wakeup_pending.clear()
         due_ms = self._partition.lifecycle.wakeups.take()
         try:
             if self._partition.awaits_sweep:

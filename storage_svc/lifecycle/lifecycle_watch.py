@@ -21,7 +21,7 @@ _silences = counter(
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class SilencePolicy:
     """When lifecycle counts as silent, and what that means."""
 
     after_ms: int = 0
@@ -29,16 +29,16 @@ class Silence:
     is_fault: bool = False
 
 
-NEVER_SILENT = Silence()
+NEVER_SILENT = SilencePolicy()
 
 
 class LifecycleWatch:
     """Lifecycle as one partition sees it."""
 
-    def __init__(self, partition: int, silence: Silence, monotonic_ms: int) -> None:
+    def __init__(self, partition: int, silence: SilencePolicy, monotonic_ms: int) -> None:
         self.lease = SweepLease(monotonic_ms)
         self.wakeups = WakeUps()
-        self.due_earlier = asyncio.Event()
+        self.wakeup_pending = asyncio.Event()
         """Set when lifecycle must be told something; cleared by whoever tells it."""
         self._partition = partition
         self._silence = silence
@@ -46,7 +46,7 @@ class LifecycleWatch:
     def due(self, index: Hashable, due_ms: int) -> None:
         """An entry of an index is due then, and durable."""
         if self.wakeups.added(index, due_ms):
-            self.due_earlier.set()
+            self.wakeup_pending.set()
 
     def broker_disconnected(self, index: Hashable, earliest_ms: int | None) -> None:
         """From now on only sweeps scan an index that the broker took care of before."""
@@ -56,7 +56,7 @@ class LifecycleWatch:
 
     def check_silence(self, health: Health, now_ms: int, monotonic_ms: int) -> bool:
         """Lifecycle that falls silent is an alarm, or a fault; returns whether that changed."""
-        silent_ms = monotonic_ms - self.lease.heard_ms
+        silent_ms = monotonic_ms - self.lease.asked_ms
         silent = self._silence.after_ms > 0 and silent_ms > self._silence.after_ms
         if silent == health.has(FaultReason.LIFECYCLE_SILENT):
             return False

@@ -18,10 +18,10 @@ class Lease(NamedTuple):
 class SweepLease:
     """The lease of one partition, and when lifecycle was last heard of."""
 
-    __slots__ = ("_lease", "heard_ms")
+    __slots__ = ("_lease", "asked_ms")
 
     def __init__(self, now_ms: int) -> None:
-        self.heard_ms = now_ms
+        self.asked_ms = now_ms
         """The last time a replica asked; the start counts as one."""
         self._lease: Lease | None = None
 
@@ -32,7 +32,7 @@ class SweepLease:
 
     def ask(self, sweeper_id: str, address: str, lease_ms: int, now_ms: int) -> bool:
         """Take or renew the lease, or give it up with 0; whether the caller may sweep."""
-        self.heard_ms = now_ms
+        self.asked_ms = now_ms
         holder = self.holder(now_ms)
         if holder is not None and holder.sweeper_id != sweeper_id:
             return False

@@ -13,11 +13,11 @@ NEVER_MS = 1 << 62
 class WakeUps:
     """When lifecycle will look into each index, and the earliest time it does not know of yet."""
 
-    __slots__ = ("_known_ms", "_untold_ms")
+    __slots__ = ("_known_ms", "_unsent_ms")
 
     def __init__(self) -> None:
         self._known_ms: dict[Hashable, int] = {}
-        self._untold_ms: int | None = None
+        self._unsent_ms: int | None = None
 
     def scan_begins(self, index: Hashable) -> None:
         """From here on the scan may miss what is added, until it says what it has seen."""
@@ -33,14 +33,14 @@ class WakeUps:
         if due_ms >= self._known_ms.get(index, NEVER_MS):
             return False
         self._known_ms[index] = due_ms
-        self._untold_ms = due_ms if self._untold_ms is None else min(self._untold_ms, due_ms)
+        self._unsent_ms = due_ms if self._unsent_ms is None else min(self._unsent_ms, due_ms)
         return True
 
     def take(self) -> int | None:
         """The earliest time that is untold; whoever takes it tells it, or puts it back."""
-        due_ms, self._untold_ms = self._untold_ms, None
+        due_ms, self._unsent_ms = self._unsent_ms, None
         return due_ms
 
     def put_back(self, due_ms: int) -> None:
         """It could not be told."""
-        self._untold_ms = due_ms if self._untold_ms is None else min(self._untold_ms, due_ms)
+        self._unsent_ms = due_ms if self._unsent_ms is None else min(self._unsent_ms, due_ms)

@@ -51,15 +51,15 @@ class Claim:
     assignment_version: int
 
 
-NOBODY = Claim("", "", 0, 0)
+NO_CLAIM = Claim("", "", 0, 0)
 
 
-async def load(engine: Engine) -> tuple[Counters, Claim]:
+async def load_counters(engine: Engine) -> tuple[Counters, Claim]:
     """What the last commit left behind; zeros and nobody for a new partition."""
     counters, claim = await engine.load(Table.META, [_COUNTERS_KEY, _CLAIM_KEY])
     return (
         Counters() if counters is None else Counters(*_COUNTERS.unpack(counters)),
-        NOBODY if claim is None else _read_claim(claim),
+        NO_CLAIM if claim is None else _read_claim(claim),
     )
 
 

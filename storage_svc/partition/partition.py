@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from storage_svc.engines.engine import Engines, Identity, Reader, Table
-from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, Silence
+from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
 from storage_svc.partition.clock import PartitionTime
@@ -51,7 +51,7 @@ class Partition:
         *,
         await_sweep: bool = False,
         disk_free_bytes_min: int = 0,
-        silence: Silence = NEVER_SILENT,
+        silence: SilencePolicy = NEVER_SILENT,
     ) -> None:
         self.identity = identity
         self.number = identity.partition

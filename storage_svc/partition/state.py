@@ -10,8 +10,7 @@ from storage_svc.engines.engine import Engine, Engines, Identity, Table
 from storage_svc.engines.keys import read_u64
 from storage_svc.engines.paging import scan_all
 from storage_svc.loading.handles import Handles
-from storage_svc.partition import counters as stored_counters
-from storage_svc.partition.counters import Claim, Counters
+from storage_svc.partition.counters import Claim, Counters, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.producers import Producers
@@ -38,7 +37,7 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
     """Open the engine of a partition and read its counters, claim, topics and deadlines."""
     engine = await engines.open(identity)
     try:
-        counters, claim = await stored_counters.load(engine)
+        counters, claim = await load_counters(engine)
         topics = Topics()
         await topics.load(engine)
         deadlines = Deadlines()

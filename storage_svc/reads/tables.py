@@ -38,7 +38,7 @@ class TableName(Enum):
     SYSTEM_METRICS = "SYSTEM_METRICS"
 
 
-class Filter(NamedTuple):
+class TableFilter(NamedTuple):
     """What of a table is wanted; empty values want everything."""
 
     columns: Sequence[str] = ()
@@ -130,7 +130,7 @@ _Row = tuple[Any, ...]
 
 
 async def scan(
-    partition: Partition, name: TableName, wanted: Filter, batch_rows: int, clock: Clock
+    partition: Partition, name: TableName, wanted: TableFilter, batch_rows: int, clock: Clock
 ) -> AsyncGenerator[tuple[bytes, int], None]:
     """Record batches as complete Arrow streams, each with its number of rows."""
     schema = SCHEMAS[name]
@@ -173,7 +173,7 @@ def _encode(schema: pa.Schema, columns: list[str], found: list[_Row]) -> bytes:
 
 
 async def _queues(
-    partition: Partition, name: TableName, wanted: Filter
+    partition: Partition, name: TableName, wanted: TableFilter
 ) -> AsyncIterator[list[_Row]]:
     start, end = rows.topic_range(wanted.topic) if wanted.topic else (b"", None)
     with partition.reader() as reader:
@@ -205,7 +205,7 @@ def _head(partition: Partition, record: QueueRecord) -> _Row:
 
 
 def _runs(
-    partition: Partition, state: QueueState, headers: list[tuple[bytes, bytes]], wanted: Filter
+    partition: Partition, state: QueueState, headers: list[tuple[bytes, bytes]], wanted: TableFilter
 ) -> Iterator[_Row]:
     head = _head(partition, state.record)
     groups = state.groups.values()
@@ -241,7 +241,7 @@ def _groups(partition: Partition, state: QueueState) -> Iterator[_Row]:
         )
 
 
-def _queue(partition: Partition, record: QueueRecord, wanted: Filter) -> Iterator[_Row]:
+def _queue(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[_Row]:
     if _in_time(record.last_activity_ms, wanted):
         yield (
             *_head(partition, record),
@@ -259,7 +259,7 @@ def _queue(partition: Partition, record: QueueRecord, wanted: Filter) -> Iterato
 
 
 async def _records(
-    partition: Partition, name: TableName, wanted: Filter
+    partition: Partition, name: TableName, wanted: TableFilter
 ) -> AsyncIterator[list[_Row]]:
     table, read = _RECORD_READERS[name]
     end = u64(wanted.before_ms) if wanted.before_ms else None
@@ -307,5 +307,5 @@ def _topic_of(row: _Row) -> str:
     return name.partition("/")[0]
 
 
-def _in_time(time_ms: int, wanted: Filter) -> bool:
+def _in_time(time_ms: int, wanted: TableFilter) -> bool:
     return wanted.after_ms <= time_ms and (not wanted.before_ms or time_ms < wanted.before_ms)

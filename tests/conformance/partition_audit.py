@@ -16,7 +16,7 @@ from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.run import Slice
-from storage_svc.reads import queues as looking
+from storage_svc.reads import queues
 from tests.conformance.model.partition import PartitionModel
 from tests.conformance.model.queue import ModelGroup, Place, QueueModel
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
@@ -52,7 +52,7 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
 
 async def compare_looks(partition: Partition, queue: QueueModel) -> None:
     """What people are shown of a queue, which wakes no queue."""
-    view, views = await looking.get_queue(partition, queue.name)
+    view, views = await queues.get_queue(partition, queue.name)
     assert view.materialized == queue.loaded
     assert {each.name for each in views} == queue.groups.keys()
     for seen in views:
@@ -60,7 +60,7 @@ async def compare_looks(partition: Partition, queue: QueueModel) -> None:
         unsettled = group.unsettled
         assert seen.unsettled == len(unsettled)
         assert seen.cursor <= min([queue.next_offset, *unsettled])
-        peeked = await looking.peek(partition, queue.name, 0, _EVERYTHING, seen.name)
+        peeked = await queues.peek(partition, queue.name, 0, _EVERYTHING, seen.name)
         assert [each.offset for each in peeked] == unsettled
         for each in peeked:
             run = group.standings[each.offset].run

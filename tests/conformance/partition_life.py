@@ -14,7 +14,7 @@ from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.reservation import Ending
-from storage_svc.reads import due_work as scanning
+from storage_svc.reads import due_work
 from tests.conformance.faulty_engine import FaultyEngines
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.clock import ManualClock
@@ -67,8 +67,8 @@ class Life:
     def group(self, lmq_name: str, name: str) -> Group:
         return self.state(lmq_name).groups[name]
 
-    async def due(self, kind: scanning.ScanKind) -> list[Operation[object]]:
-        page = await scanning.scan(self.partition, kind, b"", 100)
+    async def due(self, kind: due_work.ScanKind) -> list[Operation[object]]:
+        page = await due_work.scan(self.partition, kind, b"", 100)
         return [due.action for due in page.due]
 
 

@@ -22,11 +22,10 @@ from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.retention import ApplyRetention, RetentionRow
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.partition import HOUSEKEEPING_MS
-from storage_svc.queue import group as group_state
+from storage_svc.queue import group as group_module
 from storage_svc.queue.group import Group
 from storage_svc.queue.run import Run
-from storage_svc.reads import due_work as scanning
-from storage_svc.reads import queues as looking
+from storage_svc.reads import due_work, queues
 from tests.conformance.partition_life import ACK, DAY_MS, NACK, Life, spans
 from tidemark.receipts import Receipt
 
@@ -35,7 +34,7 @@ async def test_fairness_keys_that_come_and_go_leave_nothing_behind(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key per user or per request: neither memory nor disk may grow with all there ever were."""
-    monkeypatch.setattr(group_state, "IDLE_LANES_MAX", 10)
+    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 10)
     kept = life.run("t", 1, fairness_key="kept")
     await life.do(kept)
     await life.do(Reserve("t", "g", 1))
@@ -63,7 +62,7 @@ async def test_a_fairness_key_whose_settled_runs_are_kept_goes_on_where_it_was(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was settled is not handed out again, however many keys came since (R2)."""
-    monkeypatch.setattr(group_state, "IDLE_LANES_MAX", 2)
+    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
     await life.topic("kept", retention_enabled=True)
     for number in range(10):
         await life.do(life.run("kept", 1, fairness_key=f"k{number}"))
@@ -99,7 +98,7 @@ async def test_a_look_costs_what_it_shows_and_not_that_times_the_fairness_keys(
     for number in (*range(keys), *range(keys)):
         await life.do(life.run("t", 2, fairness_key=f"k{number}"))
 
-    peeked = await looking.peek(life.partition, "t", 3, 1000, "")
+    peeked = await queues.peek(life.partition, "t", 3, 1000, "")
 
     assert [each.offset for each in peeked] == list(range(3, 4 * keys))
     assert [each.message.payload for each in peeked] == [b"m%d" % each.offset for each in peeked]
@@ -204,7 +203,7 @@ async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_lea
     events = life.partition.connect(broker_epoch=0)
 
     await life.clock.advance_ms(1000)
-    await life.do(*await life.due(scanning.ScanKind.DEAD_DEADLINES))
+    await life.do(*await life.due(due_work.ScanKind.DEAD_DEADLINES))
 
     assert not waiting.slices
     assert ("t", "g") in events.ready

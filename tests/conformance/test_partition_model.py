@@ -37,11 +37,11 @@ from storage_svc.partition import commit
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
 from storage_svc.partition.exchange_events import ExchangeEvents
 from storage_svc.partition.partition import Partition
-from storage_svc.queue import group as group_state
-from storage_svc.queue import lane as lanes
-from storage_svc.queue import queue as queue_state
+from storage_svc.queue import group as group_module
+from storage_svc.queue import lane as lane_module
+from storage_svc.queue import queue as queue_module
 from storage_svc.queue.reservation import Ending, Span
-from storage_svc.reads import due_work as scanning
+from storage_svc.reads import due_work
 from storage_svc.reads.due_work import ScanKind
 from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.conformance.model.partition import PartitionModel
@@ -76,16 +76,16 @@ TURN_MS_MAX = 60_000
 
 # Bounds that a short example reaches: what lies beyond them is read again, page by page.
 SMALL_BOUNDS = [
-    (lanes, "LANE_RUNS_MAX", 2),
+    (lane_module, "LANE_RUNS_MAX", 2),
     (commit, "LANE_RUNS_MAX", 2),
     (commit, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (recovery, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (paging, "PAGE_ROWS", 2),
-    (group_state, "PASSED_MAX", 2),
-    (group_state, "IDLE_LANES_MAX", 1),
+    (group_module, "PASSED_MAX", 2),
+    (group_module, "IDLE_LANES_MAX", 1),
     (reserve, "PASSED_MAX", 2),
-    (queue_state, "SETTLED_PER_QUEUE_MIN", 12),
-    (queue_state, "SETTLED_SHARED_MAX", 0),
+    (queue_module, "SETTLED_PER_QUEUE_MIN", 12),
+    (queue_module, "SETTLED_SHARED_MAX", 0),
 ]
 
 
@@ -120,7 +120,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="tidemark-model-"))
         self.lives = 0
         self.clock = StillClock()
-        self.model = PartitionModel(TOPICS, queue_state.SETTLED_PER_QUEUE_MIN)
+        self.model = PartitionModel(TOPICS, queue_module.SETTLED_PER_QUEUE_MIN)
         self.frame: list[Operation[object]] = []
         self.numbered: dict[int, Append] = {}
         self.names: dict[str, str] = {}
@@ -192,7 +192,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def plan_a_sweep(self, kinds: list[ScanKind]) -> None:
         self.send()
         for kind in kinds:
-            page = self.run(scanning.scan(self.partition, kind, b"", 100))
+            page = self.run(due_work.scan(self.partition, kind, b"", 100))
             self.plan += (due.action for due in page.due)
             self.plan += (
                 ClearOutbox(due.action.entry.sequence)

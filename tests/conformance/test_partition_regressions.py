@@ -24,7 +24,7 @@ from storage_svc.operations.schedule import PromoteScheduled
 from storage_svc.operations.settle import Settle
 from storage_svc.operations.topics import PutTopic
 from storage_svc.queue.reservation import Ending
-from storage_svc.reads import due_work as scanning
+from storage_svc.reads import due_work
 from tests.conformance.faulty_engine import Fault
 from tests.conformance.partition_life import ACK, DAY_MS, NACK, Life, payloads, spans
 from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, QueueFull, ReservationNotFound
@@ -113,7 +113,7 @@ async def test_an_outbox_entry_is_appended_and_cleared_once_however_often_it_is_
     await life.do(life.run("source", 2))
     (held,) = (await life.do(Reserve("source", "g", 2))).slices
     await life.do(Settle(held.receipt, Ending.DEAD_LETTER))
-    (append,) = await life.due(scanning.ScanKind.OUTBOX)
+    (append,) = await life.due(due_work.ScanKind.OUTBOX)
     assert isinstance(append, AppendFromOutbox)
     clear = ClearOutbox(append.entry.sequence)
 
@@ -261,7 +261,7 @@ async def test_a_failed_commit_does_not_confirm_a_suspicious_time(life: Life) ->
     """R9: a wrong date must not delete what is stored."""
     await life.do(life.run("t", 1, ttl_ms=1000))
     life.clock.set_wall_ms(life.clock.wall_ms() + DAY_MS)
-    (bury,) = await life.due(scanning.ScanKind.DEAD_DEADLINES)
+    (bury,) = await life.due(due_work.ScanKind.DEAD_DEADLINES)
     events = life.partition.connect(0)
     life.engines.next_commit = Fault.BEFORE_WRITING
 
@@ -355,7 +355,7 @@ async def test_a_run_past_its_time_leaves_without_the_messages_that_were_settled
     await life.do(Settle(held.receipt, ACK))
     await life.clock.advance_ms(2000)
 
-    await life.do(*await life.due(scanning.ScanKind.DEAD_DEADLINES))
+    await life.do(*await life.due(due_work.ScanKind.DEAD_DEADLINES))
 
     ((_, body),) = await life.partition.state.engine.scan(Table.OUTBOX_BODIES, b"", None, limit=2)
     assert payloads(body) == [b"m2", b"m3"]
@@ -398,14 +398,14 @@ async def test_a_scan_during_a_commit_hides_nothing_that_the_commit_adds(life: L
     life.engines.gate.clear()
     publishing = life.partition.submit([life.run("t", 1, delay_ms=1000)])
     await life.engines.waiting.wait()
-    assert await life.due(scanning.ScanKind.SCHEDULES_DUE) == []
+    assert await life.due(due_work.ScanKind.SCHEDULES_DUE) == []
     life.engines.gate.set()
     (appended,) = await publishing
 
     await life.clock.advance_ms(2000)
 
     assert isinstance(appended, Appended)
-    (due,) = await life.due(scanning.ScanKind.SCHEDULES_DUE)
+    (due,) = await life.due(due_work.ScanKind.SCHEDULES_DUE)
     assert isinstance(due, PromoteScheduled)
     assert due.schedule_id == appended.schedule_id
 

@@ -15,10 +15,11 @@ from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.app import EXPIRE_EVERY_MS, build_components
 from broker_svc.components import BrokerComponents
-from storage_svc.api.storage_service import Partitions, StorageService
+from storage_svc.api.storage_service import StorageService
 from storage_svc.engines.engine import Engine, Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition.partition import Partition
+from storage_svc.partition.partitions import Partitions
 from tests.conformance.faulty_engine import Fault, FaultyEngines
 from tests.histories.scenario import TOPIC
 from tests.histories.simulated_time import Process, SimulatedClock

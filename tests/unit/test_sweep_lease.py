@@ -49,9 +49,9 @@ def test_nobody_gives_up_what_another_holds() -> None:
 def test_whoever_asks_was_heard_of() -> None:
     """L4: silence is measured from the last question."""
     lease = SweepLease(100)
-    before_ms = lease.heard_ms
+    before_ms = lease.asked_ms
 
     lease.ask("a", "a:1", 1_000, now_ms=700)
     lease.ask("b", "b:1", 1_000, now_ms=800)
 
-    assert (before_ms, lease.heard_ms) == (100, 800)
+    assert (before_ms, lease.asked_ms) == (100, 800)

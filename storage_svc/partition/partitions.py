@@ -1,0 +1,22 @@
+"""The partitions that this process holds, by number."""
+
+from collections.abc import Mapping
+
+from storage_svc.partition.partition import Partition
+from tidemark.errors import PartitionNotFound
+
+
+class Partitions:
+    """The partitions of this process, by number."""
+
+    def __init__(self, held: Mapping[int, Partition]) -> None:
+        self.held = held
+
+    def get(self, number: int) -> Partition:
+        """Raises PartitionNotFound for one that is held elsewhere, or nowhere."""
+        try:
+            return self.held[number]
+        except KeyError:
+            raise PartitionNotFound(
+                f"partition {number} is not held here", partition=str(number)
+            ) from None
