@@ -26,13 +26,11 @@ EXAMINED_MAX = 10_000
 class Handle:
     """One materialized queue."""
 
-    __slots__ = ("last_used_ms", "stamp", "state", "topic")
+    __slots__ = ("last_used_ms", "state", "topic")
 
     def __init__(self, state: QueueState, topic: Topic, now_ms: int) -> None:
         self.state = state
         self.topic = topic
-        self.stamp = 1
-        """Grows with every use, so that an unload can name the use it was decided after."""
         self.last_used_ms = now_ms
 
     @property
@@ -41,7 +39,6 @@ class Handle:
 
     def used(self, now_ms: int) -> None:
         """An operation uses the queue."""
-        self.stamp += 1
         self.last_used_ms = now_ms
 
 

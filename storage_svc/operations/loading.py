@@ -17,13 +17,11 @@ class Materialized(NamedTuple):
     """The queue is loaded."""
 
     queue_id: int
-    activity_stamp: int
     was_cold: bool
     created: bool
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
         proto.materialize.queue_id = self.queue_id
-        proto.materialize.activity_stamp = self.activity_stamp
         proto.materialize.was_cold = self.was_cold
         proto.materialize.created = self.created
 
@@ -47,7 +45,7 @@ class Materialize(NamedTuple):
             handle = await commit.queue(self.lmq_name)
         commit.handles.track(self.lmq_name)
         created = commit.counters.queues != queues
-        return Materialized(handle.queue_id, handle.stamp, was_cold, created)
+        return Materialized(handle.queue_id, was_cold, created)
 
 
 class UnloadOutcome(Enum):
@@ -65,17 +63,16 @@ class UnloadOutcome(Enum):
 
 
 class Unmaterialize(NamedTuple):
-    """Unload a queue that a broker has found idle. A stamp of 0 matches any."""
+    """Unload a queue that a broker has found idle."""
 
     lmq_name: str
-    expected_activity_stamp: int = 0
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.Unmaterialize) -> "Unmaterialize":
-        return cls(queue_name(proto.lmq_name), proto.expected_activity_stamp)
+        return cls(queue_name(proto.lmq_name))
 
     async def apply(self, commit: CommitContext) -> UnloadOutcome:
-        return await _unload(commit, self.lmq_name, self.expected_activity_stamp)
+        return await _unload(commit, self.lmq_name)
 
 
 class RunHousekeeping(NamedTuple):
@@ -95,7 +92,7 @@ class RunHousekeeping(NamedTuple):
         return Removed(len(idle))
 
 
-async def _unload(commit: CommitContext, lmq_name: str, expected_stamp: int = 0) -> UnloadOutcome:
+async def _unload(commit: CommitContext, lmq_name: str) -> UnloadOutcome:
     handle = commit.handles.peek(lmq_name)
     if handle is None:
         deleted = lmq_name in commit.journal.removed_names
@@ -105,8 +102,7 @@ async def _unload(commit: CommitContext, lmq_name: str, expected_stamp: int = 0)
     if handle.state.has_inflight:
         return UnloadOutcome.HAS_INFLIGHT
     # What this commit changes is not in the engine yet: it could not be loaded again.
-    changed = handle.queue_id in commit.journal.changed_queues
-    if changed or expected_stamp not in (0, handle.stamp):
+    if handle.queue_id in commit.journal.changed_queues:
         return UnloadOutcome.RACE_LOST
     await commit.forget_lanes(handle.state)
     handle.state.prepare_to_unload(commit.journal)

@@ -24,8 +24,6 @@ TOPICS = {
     "kept": TopicSettings(retention_enabled=True),
     "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
 }
-NEWEST = 1
-"""Stands for the newest activity stamp that is known."""
 RUN_MESSAGES_MAX = 20
 """A bound that a short example reaches."""
 ALL = 10_000
@@ -129,7 +127,7 @@ administrations = st.one_of(
     st.builds(Purge, queues),
     st.builds(Unschedule, queues, st.integers(1, 4)),
     st.builds(Materialize, queues, st.booleans()),
-    st.builds(Unmaterialize, queues, st.sampled_from((0, NEWEST))),
+    st.builds(Unmaterialize, queues),
     st.builds(TakeOwnership, queues, groups, clients, starts, st.integers(0, 3)),
     st.builds(ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),
     st.builds(DropOwnership, queues, groups, clients, st.integers(0, 3)),

@@ -24,7 +24,7 @@ from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.loading import recovery
 from storage_svc.operations import reserve
 from storage_svc.operations.expire import ExpireDue
-from storage_svc.operations.loading import RunHousekeeping, Unmaterialize
+from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
 from storage_svc.operations.ownership import Ownership
@@ -394,14 +394,10 @@ class PartitionMachine(RuleBasedStateMachine):
         )
 
     def _administer(self, operation: Any) -> Operation[object]:
-        """The operation on the real queue, with a stamp that storage gave."""
+        """The operation on the real queue."""
         if isinstance(operation, PutTopic):
             return operation
         lmq_name = self.names[operation.lmq_name]
-        if isinstance(operation, Unmaterialize) and operation.expected_activity_stamp:
-            known = self.model.queues.get(lmq_name)
-            stamps = [0] if known is None else [0, *known.stamps]
-            return Unmaterialize(lmq_name, stamps[-1])
         resolved: Operation[object] = operation._replace(lmq_name=lmq_name)
         return resolved
 

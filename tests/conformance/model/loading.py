@@ -12,14 +12,12 @@ from tests.conformance.model.state import DAY_MS, PartitionState
 from tidemark.limits import PRODUCER_WINDOW_MS
 
 
-def materialize(model: PartitionState, asked: Materialize, answer: object) -> object:
+def materialize(model: PartitionState, asked: Materialize, _: object) -> object:
     existing = model.queues.get(asked.lmq_name)
     was_cold = existing is None or not existing.loaded
     queue = model.get_or_create(asked.lmq_name) if asked.create else model.get(asked.lmq_name)
     queue.tracked = True
-    stamp = answer.activity_stamp if isinstance(answer, Materialized) else 0
-    queue.stamps[stamp] = queue.uses
-    return Materialized(queue.queue_id, stamp, was_cold, existing is None)
+    return Materialized(queue.queue_id, was_cold, existing is None)
 
 
 def unmaterialize(model: PartitionState, asked: Unmaterialize, _: object) -> object:
@@ -30,8 +28,7 @@ def unmaterialize(model: PartitionState, asked: Unmaterialize, _: object) -> obj
         return UnloadOutcome.NOT_MATERIALIZED
     if queue.live:
         return UnloadOutcome.HAS_INFLIGHT
-    stamp = asked.expected_activity_stamp
-    if (stamp and queue.stamps.get(stamp) != queue.uses) or queue.queue_id in model.touched:
+    if queue.queue_id in model.touched:
         return UnloadOutcome.RACE_LOST
     queue.evict()
     return UnloadOutcome.EVICTED

@@ -169,10 +169,7 @@ class QueueModel:
     """Schedule id -> (due, run without its offset)."""
     loaded: bool = True
     tracked: bool = False
-    uses: int = 0
     last_used_ms: int = 0
-    stamps: dict[int, int] = field(default_factory=dict)
-    """Stamps that storage gave since the queue was loaded -> uses at that moment."""
 
     @property
     def live(self) -> list[ModelReservation]:
@@ -237,7 +234,6 @@ class QueueModel:
     def unload(self) -> None:
         """The queue is not in memory any more, however that came."""
         self.loaded = self.tracked = False
-        self.stamps.clear()
         for group in self.groups.values():
             group.waits = False
 

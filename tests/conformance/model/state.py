@@ -84,7 +84,6 @@ class PartitionState:
         queue = self.queues.get(lmq_name)
         if queue is not None:
             queue.loaded = True
-            queue.uses += 1
             queue.last_used_ms = self.now_ms
         return queue
 

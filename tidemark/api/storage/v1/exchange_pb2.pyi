@@ -434,13 +434,10 @@ class MaterializeResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_ID_FIELD_NUMBER: _builtins.int
-    ACTIVITY_STAMP_FIELD_NUMBER: _builtins.int
     WAS_COLD_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """Its identity."""
-    activity_stamp: _builtins.int
-    """Grows with everything that happens to the handle; Unmaterialize compares it."""
     was_cold: _builtins.bool
     """True if it was not loaded before."""
     created: _builtins.bool
@@ -449,13 +446,12 @@ class MaterializeResult(_message.Message):
         self,
         *,
         queue_id: _builtins.int = ...,
-        activity_stamp: _builtins.int = ...,
         was_cold: _builtins.bool = ...,
         created: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_stamp", b"activity_stamp", "created", b"created", "queue_id", b"queue_id", "was_cold", b"was_cold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "queue_id", b"queue_id", "was_cold", b"was_cold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -468,20 +464,16 @@ class Unmaterialize(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LMQ_NAME_FIELD_NUMBER: _builtins.int
-    EXPECTED_ACTIVITY_STAMP_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue."""
-    expected_activity_stamp: _builtins.int
-    """The stamp that the caller last saw. Default 0: whatever it is. Another one is RACE_LOST."""
     def __init__(
         self,
         *,
         lmq_name: _builtins.str = ...,
-        expected_activity_stamp: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_activity_stamp", b"expected_activity_stamp", "lmq_name", b"lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lmq_name", b"lmq_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
