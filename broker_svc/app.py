@@ -87,7 +87,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
             link_tasks = [asyncio.create_task(_run_link(link, service)) for link in links]
             yield server
         finally:
-            service.drain()  # before calls are cancelled: nobody has failed, the broker leaves
+            service.drain()  # before calls are cancelled: the broker leaves, no client has failed
             await server.stop(0)
             await _cancel(tasks)
             # The links go last: what the sessions gave back must reach storage (V6, S5).
@@ -160,7 +160,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _expire(service: BrokerService, clock: Clock) -> None:
-    """Clients that fell silent, publishers that nobody uses."""
+    """Expire silent clients and unused publishers."""
     while True:
         await clock.sleep_ms(EXPIRE_EVERY_MS)
         service.expire(clock.monotonic_ms())

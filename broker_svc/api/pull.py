@@ -44,8 +44,8 @@ class Pull:
     ) -> tuple[list[message_pb2.Delivery], State]:
         """Reserved messages; none if there were none for as long as the call may wait.
 
-        The call is cut off after `left_ms`: what is there by then is the answer. Whoever does not
-        own an exclusive queue gets the same "none", after the same wait (E3).
+        The call ends after `left_ms` with the messages that were reserved by then. On an exclusive
+        queue, a client that is not the owner gets the same empty answer after the same wait (E3).
         """
         topic = await self._components.topics.get(LmqName.parse(request.lmq_name).topic)
         partitions = partitions_of(request.lmq_name, topic, self._components.settings.partitions)
@@ -80,7 +80,7 @@ class Pull:
         if not self._deliveries and self._refusal is not None:
             raise self._refusal
         if not self._deliveries and not any(link.connected.is_set() for link in links):
-            raise links[0].refusal()  # nobody was there to say that there is none
+            raise links[0].refusal()  # an empty answer requires every partition to reply
         if not topic.settings.exclusive:
             return self._deliveries, UNSPECIFIED
         return self._deliveries, self._components.subscriptions.access_state(

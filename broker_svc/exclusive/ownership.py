@@ -77,7 +77,7 @@ class ExclusiveQueue:
             self.unused()
 
     def unused(self) -> None:
-        """Have it forgotten if nobody consumes it or waits for it: storage knows the rest."""
+        """Drop the record once nothing consumes the queue or waits for it: storage has the rest."""
         if not self._users and not self.subscriptions and not self.must_read:
             self._forget(self)
 
@@ -88,7 +88,7 @@ class ExclusiveQueue:
 
 
 class Ownerships:
-    """The exclusive queues that somebody consumes, or is just asking for."""
+    """The exclusive queues that are consumed or being asked for."""
 
     def __init__(
         self,
@@ -175,11 +175,10 @@ class Ownerships:
         return found
 
     async def drop(self, queue: ExclusiveQueue, client_id: str, epoch: int) -> None:
-        """What the client owns of the queue under `epoch`, or under any for 0, it owns no longer.
+        """End the client's ownership under `epoch`, or under any epoch for 0.
 
-        The caller holds the lock.
-        Storage is asked who owns, unless it is known: an earlier drop may have been answered by
-        nobody, or by a broker that is gone.
+        The caller holds the lock. Where the owner is not known, storage is asked: the answer to an
+        earlier drop may have been lost.
         """
         await self.resolve(queue)
         if queue.owner is None:
@@ -194,7 +193,7 @@ class Ownerships:
         operation.drop_ownership.epoch = owner.epoch
         try:
             dropped = (await self._links[queue.partition].call(operation)).ownership
-        except (QueueNotFound, GroupNotFound):  # nobody owns what does not exist
+        except (QueueNotFound, GroupNotFound):  # a queue that does not exist has no owner
             dropped = exchange_pb2.OwnershipResult()
         self._learn(queue, dropped)
         self._revoke(queue, dropped)
@@ -233,7 +232,7 @@ class Ownerships:
             self._dispatcher.evict(queue.key)
 
     def _learn(self, queue: ExclusiveQueue, found: exchange_pb2.OwnershipResult) -> None:
-        """Storage was asked: whoever it names owns."""
+        """Storage was asked: the client that it names is the owner."""
         # A queue that was deleted and created again has no owner, and no epoch to tell either.
         known = takeover.epoch_of(queue.state)
         epoch = found.epoch if found.client_id else max(found.epoch, known)
@@ -262,5 +261,5 @@ class Ownerships:
         operation.confirm_ownership.epoch = epoch
         try:
             return (await self._links[queue.partition].call(operation)).ownership
-        except QueueNotFound:  # nobody owns what does not exist
+        except QueueNotFound:  # a queue that does not exist has no owner
             return exchange_pb2.OwnershipResult(epoch=takeover.epoch_of(queue.state))

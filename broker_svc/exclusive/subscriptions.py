@@ -45,7 +45,7 @@ NOT_SUBSCRIBED = subscription_pb2.SUBSCRIPTION_STATE_NOT_SUBSCRIBED
 TRANSFERRING = subscription_pb2.SUBSCRIPTION_STATE_TRANSFERRING
 
 _NOT_HERE = (NotOwner, TopicNotFound)
-"""The queue is gone, or another broker's: nobody can consume it here, or give it up."""
+"""The queue is gone or held by another broker: it can be neither consumed nor dropped here."""
 
 Change: TypeAlias = Callable[
     [Subscriber, str, Entry, Consumer | None, Topic], Coroutine[Any, Any, tuple[State, int]]
@@ -108,7 +108,7 @@ class Subscriptions:
                 self._subscribers.end(subscriber, key)
 
     async def topic_changed(self, topic: Topic) -> None:
-        """Whoever consumes a plain queue that lives in more partitions now draws from all of them.
+        """Consumers of a plain queue that spans more partitions now draw from all of them.
 
         Exclusive queues live in one.
         """
@@ -152,7 +152,7 @@ class Subscriptions:
     async def _check(self, key: FeedKey, epoch: int) -> None:
         queue = self._ownerships.get(key)
         async with queue.lock():
-            with suppress(TidemarkError):  # whoever reserves next is refused again
+            with suppress(TidemarkError):  # the next reserve is refused again
                 lost_by = await self._ownerships.lost(queue, epoch)
                 if lost_by is not None:
                     self._evictions.end_all(queue, lost_by.client_id, RESYNC_REQUIRED)
@@ -294,7 +294,7 @@ class Subscriptions:
             self._evictions.evict(queue, before, by=subscriber)
         held = subscriber.subscriptions.get(key)
         if held is not None and held.epoch == owner.epoch and held.consumer is consumer:
-            lease.release()  # it owned already: whoever of it waits for messages waits on
+            lease.release()  # it was the owner already: its waiting consumers keep waiting
             self._dispatcher.resume(queue.key)
         else:
             self._own(subscriber, key, Subscription(lease, consumer, queue, owner.epoch))
@@ -395,7 +395,7 @@ class Subscriptions:
     def _own(
         self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
     ) -> None:
-        """The subscriber is the owner: whoever drew from the queue before does no longer."""
+        """The subscriber is the owner: earlier consumers no longer draw from the queue."""
         assert subscription.exclusive is not None, "only exclusive queues are owned"
         for other in self._subscribers.of(subscriber.client_id):
             self._subscribers.end(other, key)

@@ -30,7 +30,7 @@ class Owner(NamedTuple):
 
 
 class Vacant(NamedTuple):
-    """Nobody owns; `epoch` is the last one known, 0 if none is."""
+    """No owner; `epoch` is the last one known, 0 if none is."""
 
     epoch: int = 0
 
@@ -106,7 +106,7 @@ def outcome_unknown(state: State) -> Transferring:
 
 
 def read(state: State, client_id: str, epoch: int) -> Vacant | Owned:
-    """Storage was read: whoever it names owns."""
+    """Storage was read: the client that it names is the owner."""
     if epoch < epoch_of(state):
         raise IllegalEvent(f"epoch {epoch} is older than {state}")
     return Owned(Owner(client_id, epoch)) if client_id else Vacant(epoch)

@@ -1,9 +1,9 @@
-"""Activity leases: "somebody is using this queue", in memory (I2, I3).
+"""Activity leases: "this queue is in use", in memory (I2, I3).
 
 Creating a lease is serialized with cleanup of that queue: a lease counts from the moment it is
 asked for, and one that finds a cleanup under way waits for its end. The queue is loaded before
 anything else that is asked of it, because a link keeps the order; if that fails, the lease is
-dropped and whoever wanted it is told why.
+dropped and the caller gets the reason.
 """
 
 import asyncio
@@ -48,9 +48,7 @@ class Lease:
         """
         # All of them before the first wait: a link that breaks meanwhile forgets its own.
         loading = [queue.loading for queue in self.queues if queue.loading is not None]
-        assert loading, (
-            "a lease begins with loading its queue, and whoever asks has seen no failure"
-        )
+        assert loading, "a lease begins with loading its queue, and the caller has seen no failure"
         away: list[TidemarkError] = []
         for answer in loading:
             try:
@@ -132,7 +130,7 @@ class ActivityLeases:
     def reload(self, partition: int) -> None:
         """Storage may have forgotten what it had loaded: load what is leased again.
 
-        The rest is loaded when somebody asks for it.
+        The rest is loaded on its next use.
         """
         for queue in self._tracking:
             if queue.partition == partition:
@@ -163,7 +161,7 @@ class ActivityLeases:
 
 
 def _look_at(loading: Answer) -> None:
-    """Whoever waited for it may be gone; asyncio would report its error as lost."""
+    """Mark the error as seen: its waiter may be gone, and asyncio would report it as lost."""
     if not loading.cancelled():
         loading.exception()
 

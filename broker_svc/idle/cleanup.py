@@ -1,4 +1,4 @@
-"""Cleanup: queues that nobody uses are unloaded from storage and forgotten here (I3, I4, I6).
+"""Cleanup: unloads idle queues from storage and drops their records here (I3, I4, I6).
 
 The automatic path looks at queues whose idle window has elapsed; the direct one is a diagnostic
 that asks storage about any queue. Both keep the same guards and answer with the same closed
@@ -123,8 +123,8 @@ class Cleanup:
         guard = self._guard(queue)
         if guard is not None:
             return guard
-        # From here to the answer nobody gets a lease: see leases.py. The answer ends it, and not
-        # whoever waits for the outcome: a direct call may be cancelled when storage was asked.
+        # No lease is granted from here until the answer (see activity_leases.py). The answer ends
+        # the cleanup, not the caller: a direct call may be cancelled after storage was asked.
         queue.cleaning = asyncio.get_running_loop().create_future()
         answer = self._ask_storage(queue.key)
         answer.add_done_callback(partial(self._answered, queue))

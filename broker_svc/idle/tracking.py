@@ -48,7 +48,7 @@ class TrackedQueue:
         self.loading: Answer | None = None
         """The answer to loading it in storage; None if storage must be asked (again)."""
         self.cleaning: asyncio.Future[None] | None = None
-        """Pending while storage is asked to unload it: whoever wants a lease waits for it."""
+        """Pending while storage is asked to unload it: new leases wait for it."""
 
     @property
     def key(self) -> QueueKey:
@@ -130,7 +130,7 @@ class Tracking:
                     self.watch(queue, queue.idle_since_ms + queue.idle_after_ms)
 
     def queue_deleted(self, lmq_name: str, partitions: Iterable[int]) -> None:
-        """Storage may have forgotten it: whoever uses it next loads it anew."""
+        """Storage may have unloaded it: its next use loads it again."""
         for partition in partitions:
             queue = self._queues.get((partition, lmq_name))
             if queue is not None:
@@ -142,7 +142,7 @@ class Tracking:
         heappush(self._candidates, (due_ms, self._pushed, queue))
 
     def _tidy_front(self) -> None:
-        """Forget places that their queues have left, and send back whoever is to come later."""
+        """Drop stale heap entries and put entries back that are due later."""
         while self._candidates:
             place_ms, _, queue = self._candidates[0]
             current = self._queues.get(queue.key) is queue and queue.place_ms == place_ms

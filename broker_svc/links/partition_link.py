@@ -1,10 +1,10 @@
 """The link to one partition: its claim, and one exchange that carries everything asked of it.
 
-Operations that arrive while a frame is under way gather for the next one. That one leaves when the
-other is answered, or at once when it has become worth its cost. Whoever waits for an answer gets
-exactly one: a link that breaks answers all of them with UNAVAILABLE, claims again and reports what
-the broker still holds. A broker that was fenced lets go of the partition for good; only a newer
-assignment brings it back.
+Operations that arrive while a frame is in flight gather for the next one, which is sent when the
+frame before it is answered, or at once above a size that is worth its cost. Every operation gets
+exactly one answer. When a link breaks, pending operations fail with UNAVAILABLE, and the broker
+claims the partition again and reports the reservations that it still holds. A fenced broker does
+not retry; only a newer assignment brings the partition back.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ class PartitionLink:
             await self._clock.wait_for(self._all_answered(), timeout_ms)
 
     async def _all_answered(self) -> None:
-        # Again and again: an answer may have made somebody ask for more.
+        # Repeatedly: a callback of an answer may have sent more operations.
         while pending := [answer for answer in self._answers.values() if not answer.done()]:
             await asyncio.wait(pending)
 
@@ -334,10 +334,10 @@ class PartitionLink:
         if frame.HasField("health"):
             self._health = frame.health
         if self.connected.is_set() and openings != self._health.openings:
-            # What its last commit did nobody was told: it may have expired what clients hold, and
-            # handed out what nobody heard of. Only a report after a new claim brings that to light.
+            # The outcome of its last commit is unknown: reservations may have expired, or been made
+            # without an answer. Only a report after a new claim reveals them.
             raise Unavailable(
-                f"storage has opened partition {self.partition} anew", partition=str(self.partition)
+                f"storage has reopened partition {self.partition}", partition=str(self.partition)
             )
         listener = self._listener
         if not self.connected.is_set():
@@ -372,6 +372,6 @@ class PartitionLink:
         for answer in answers.values():
             if not answer.done():
                 answer.set_exception(self.refusal())
-                answer.exception()  # looked at: whoever asked may be gone
+                answer.exception()  # marked as seen: its caller may be gone
         if was_connected and self._listener is not None:
             self._listener.link_down(self.partition)

@@ -104,7 +104,7 @@ class PublishPath:
         if publisher is not None:
             self._widen(publisher, topic)
             if not publisher.lease.failed:
-                with suppress(TidemarkError):  # then it is loaded anew, or its caller told why not
+                with suppress(TidemarkError):  # loaded again below, or refused
                     await publisher.lease.loaded()  # a first publish may just have begun it
                     return publisher
             cache.destroy(publisher)
