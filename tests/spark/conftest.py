@@ -19,9 +19,14 @@ from tidemark.settings import RetentionSettings
 StartStorage = Callable[..., Awaitable[RunningStorage]]
 RunPass = Callable[..., Awaitable[Pass]]
 
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A Java that lives for seconds spends half of them on optimizing itself otherwise."""
+
 LOOPBACK = (
     "spark.driver.host=127.0.0.1,spark.driver.bindAddress=127.0.0.1,"
     "spark.ui.showConsoleProgress=false,"
+    f"spark.driver.extraJavaOptions={JAVA_OPTIONS},"
+    f"spark.executor.extraJavaOptions={JAVA_OPTIONS},"
     # Its workers connect within 15 s otherwise, which a busy machine may not manage.
     "spark.python.authenticate.socketTimeout=120s"
 )

@@ -14,7 +14,7 @@ import pyspark
 from tests.cluster.cli_process import Cli, Finished
 from tests.cluster.up_process import UpProcess
 from tests.rpc.storage_client import RunningStorage, append
-from tests.spark.conftest import LOOPBACK
+from tests.spark.conftest import JAVA_OPTIONS, LOOPBACK
 from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
@@ -26,6 +26,7 @@ from tidemark.rpc import open_channel
 
 AGE_MS = 1_800_000  # a clock that jumps by more than an hour would be suspicious
 START_MS = 500_000
+POLL_MS = 50
 
 
 @asynccontextmanager
@@ -77,6 +78,7 @@ async def until_log_says(process: ServiceProcess, text: str) -> str:
     while text not in (log := process.log_file.read_text()):
         assert process.running, log
         await jobs_of(process)
+        await SystemClock().sleep_ms(POLL_MS)
     return log
 
 
@@ -109,6 +111,7 @@ async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Pat
             probe = HoldScheduleRequest(holder="probe", hold_ms=0)
             while not (await storage.retention.HoldSchedule(probe)).holder:
                 assert process.running  # it holds the schedule first and starts Spark then
+                await SystemClock().sleep_ms(POLL_MS)
             code = await process.stop(60_000)
         finally:
             if process.running:
@@ -199,6 +202,7 @@ async def test_the_same_job_runs_on_a_standalone_cluster(tmp_path: Path) -> None
         "JAVA_HOME": str(find_java_home("")),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
     }
     spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
     deploy = "org.apache.spark.deploy"
