@@ -8,9 +8,8 @@ after its change; storage checks each planned deletion again.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from enum import Enum
+from types import ModuleType
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
@@ -47,85 +46,6 @@ class TableFilter(NamedTuple):
     before_ms: int = 0
 
 
-_TIME = pa.timestamp("us", tz="UTC")  # the only unit that Spark takes
-_QUEUE_COLUMNS = [
-    ("partition", pa.int32()),
-    ("topic", pa.string()),
-    ("lmq_name", pa.string()),
-    ("queue_id", pa.int64()),
-]
-SCHEMAS = {
-    TableName.RUNS: pa.schema(
-        [
-            *_QUEUE_COLUMNS,
-            ("fairness_key", pa.string()),
-            ("first_offset", pa.int64()),
-            ("messages", pa.int64()),
-            ("bytes", pa.int64()),
-            ("publish_time", _TIME),
-            ("groups", pa.int32()),  # of the queue
-            ("waiting_groups", pa.int32()),  # that have not settled the run
-            ("held", pa.bool_()),  # by a live reservation
-        ]
-    ),
-    TableName.GROUPS: pa.schema(
-        [
-            *_QUEUE_COLUMNS,
-            ("group", pa.string()),
-            ("cursor", pa.int64()),
-            ("unsettled", pa.int64()),
-            ("inflight", pa.int64()),
-            ("owner_client_id", pa.string()),
-            ("owner_epoch", pa.int64()),
-        ]
-    ),
-    TableName.QUEUES: pa.schema(
-        [
-            *_QUEUE_COLUMNS,
-            ("messages", pa.int64()),
-            ("bytes", pa.int64()),
-            ("scheduled", pa.int64()),
-            ("next_offset", pa.int64()),
-            ("create_time", _TIME),
-            ("last_activity", _TIME),
-            ("materialized", pa.bool_()),
-        ]
-    ),
-    TableName.HISTORY: pa.schema(
-        [
-            ("partition", pa.int32()),
-            ("lmq_name", pa.string()),
-            ("retention_type", pa.string()),
-            ("pass_id", pa.string()),
-            ("messages", pa.int64()),
-            ("bytes", pa.int64()),
-            ("executed_at", _TIME),
-        ]
-    ),
-    TableName.MESSAGES_CONSUMED: pa.schema(
-        [
-            *_QUEUE_COLUMNS,
-            ("group", pa.string()),
-            ("start", pa.int64()),
-            ("end", pa.int64()),
-            ("acked_at", _TIME),
-        ]
-    ),
-    TableName.SYSTEM_METRICS: pa.schema(
-        [
-            ("partition", pa.int32()),
-            ("instance", pa.string()),
-            ("name", pa.string()),
-            ("samples", pa.int64()),
-            ("min", pa.float64()),
-            ("max", pa.float64()),
-            ("mean", pa.float64()),
-            ("last", pa.float64()),
-            ("timestamp", _TIME),
-        ]
-    ),
-}
-
 _Row = tuple[Any, ...]
 
 
@@ -133,40 +53,32 @@ async def scan(
     partition: Partition, name: TableName, wanted: TableFilter, batch_rows: int, clock: Clock
 ) -> AsyncGenerator[tuple[bytes, int], None]:
     """Record batches as complete Arrow streams, each with its number of rows."""
-    schema = SCHEMAS[name]
+    arrow = await asyncio.to_thread(_import_arrow)
+    schema = arrow.SCHEMAS[name]
     columns = list(wanted.columns) or schema.names
     unknown = set(columns) - set(schema.names)
     if unknown:
         raise InvalidArgument(f"no such columns: {sorted(unknown)}", field="columns")
-    # Where pandas is installed, the first array imports it: seconds that the writer cannot wait.
-    await asyncio.to_thread(pa.array, [0])
     source = _records if name in _RECORD_READERS else _queues
     pending: list[_Row] = []
     slice_began_ns = clock.monotonic_ns()
     async for some in source(partition, name, wanted):
         pending += some
         while len(pending) >= batch_rows:
-            yield _encode(schema, columns, pending[:batch_rows]), batch_rows
+            yield arrow.encode(schema, columns, pending[:batch_rows]), batch_rows
             del pending[:batch_rows]
         if clock.monotonic_ns() - slice_began_ns > SLICE_NS_MAX:
             await clock.sleep_ms(0)
             slice_began_ns = clock.monotonic_ns()
     if pending:
-        yield _encode(schema, columns, pending), len(pending)
+        yield arrow.encode(schema, columns, pending), len(pending)
 
 
-def _encode(schema: pa.Schema, columns: list[str], found: list[_Row]) -> bytes:
-    narrow = pa.schema([schema.field(column) for column in columns])
-    at = [schema.names.index(column) for column in columns]
-    by_column = list(zip(*found, strict=True))
-    arrays = [
-        pa.array(by_column[index], type=field.type) for index, field in zip(at, narrow, strict=True)
-    ]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, narrow) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=narrow))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _import_arrow() -> ModuleType:
+    """pyarrow takes as long to import, and as much memory, as the rest of storage together."""
+    from storage_svc.reads import arrow
+
+    return arrow
 
 
 # --- tables of queues -----------------------------------------------------------------------------
