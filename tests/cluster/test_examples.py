@@ -83,9 +83,13 @@ async def run_example(script: Path, address: str) -> list[str]:
     return output.decode().splitlines()
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
+async def test_the_program_of_the_readme_works(cluster: LocalCluster, tmp_path: Path) -> None:
+    """S6."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    script = tmp_path / "readme.py"
+    script.write_text(program.replace("127.0.0.1:7400", cluster.address("broker")))
 
-    shown = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-
-    assert shown == [HELLO.read_text(encoding="utf-8")]
+    assert len([line for line in program.splitlines() if line]) <= 10
+    for _ in range(2):
+        assert await run_example(script, "") == ["Hello, Ada!"]
