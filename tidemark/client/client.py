@@ -39,7 +39,7 @@ from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.pull import PulledBatch, Puller
 from tidemark.client.consume.settlements import SettleFailed
 from tidemark.client.consume.subscription import Subscription
-from tidemark.client.publish.publish_buffer import Outbox
+from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.publish.publisher import Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
@@ -144,7 +144,7 @@ class Client:
         self._state = "new"
         self._ended = asyncio.Event()
         self._routes: Routes
-        self._outbox: Outbox
+        self._publish_buffer: PublishBuffer
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -153,13 +153,13 @@ class Client:
             raise ClientClosed("a client is entered once; connect again")
         self._state = "open"
         self._routes = Routes(self._addresses, self._identity)
-        self._outbox = Outbox(
+        self._publish_buffer = PublishBuffer(
             self._routes,
             self._identity,
             timeout_ms=self._publish_timeout_ms,
             buffer_bytes_max=self._buffer_bytes_max,
         )
-        self._routes.carry(self._outbox.link)
+        self._routes.carry(self._publish_buffer.link)
         self._routes.start()
         try:
             await self._routes.home.ready(self._connect_timeout_ms)
@@ -185,16 +185,16 @@ class Client:
             if self._routes.home.session is not None:
                 with suppress(TimeoutError):
                     clock = self._identity.clock
-                    await clock.wait_for(self._outbox.flush(), _FLUSH_TIMEOUT_MS)
+                    await clock.wait_for(self._publish_buffer.flush(), _FLUSH_TIMEOUT_MS)
             for subscription in list(self._subscriptions):
                 await subscription.close()
-            self._outbox.close(ClientClosed("the client was closed"))
+            self._publish_buffer.close(ClientClosed("the client was closed"))
             await self._routes.close()
         finally:
             # No await that could be cancelled stands between the caller and the end of each part.
             for subscription in list(self._subscriptions):
                 subscription.end()
-            self._outbox.close(ClientClosed("the client was closed"))
+            self._publish_buffer.close(ClientClosed("the client was closed"))
             self._routes.end()
             self._ended.set()
             for channel in self._channels.values():
@@ -225,7 +225,9 @@ class Client:
                 continue
             # Numbers mean something in one partition only; and where none serves now, one will.
             healthy = [] if self._numbered else list(opened.partitions)
-            return Publisher(lmq_name, healthy or [first], self._outbox, numbered=self._numbered)
+            return Publisher(
+                lmq_name, healthy or [first], self._publish_buffer, numbered=self._numbered
+            )
 
     # --- consuming -----------------------------------------------------------------------------
 

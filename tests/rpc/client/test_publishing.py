@@ -228,7 +228,7 @@ async def until_refused(client: tidemark.Client, partition: int) -> None:
     """What was sent has come to the broker, which cannot store it."""
 
     async def refused() -> bool:
-        return not client._outbox.serves(partition)
+        return not client._publish_buffer.serves(partition)
 
     await until(refused)
 
@@ -257,7 +257,7 @@ async def test_a_publisher_waits_while_too_much_is_under_way(
     )
 
     assert all(isinstance(result, DeadlineExceeded) for result in results)
-    assert small._outbox._bytes == 0
+    assert small._publish_buffer._bytes == 0
 
 
 async def test_a_program_that_repeats_its_publishes_stores_them_once(
@@ -320,7 +320,9 @@ async def test_a_publish_that_is_cancelled_before_it_was_sent_is_not_stored(
     calls = [asyncio.create_task(publisher.publish(b"%d" % number)) for number in range(4)]
 
     async def all_wait() -> bool:
-        return sum(len(lane.waiting) for lane in client._outbox._lanes.values()) == len(calls)
+        return sum(len(lane.waiting) for lane in client._publish_buffer._lanes.values()) == len(
+            calls
+        )
 
     await until(all_wait)
     calls[1].cancel()

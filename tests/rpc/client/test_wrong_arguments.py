@@ -17,8 +17,8 @@ import tidemark.sync
 from tests.rpc.broker.local_broker import LocalBroker, in_time, local_broker
 from tests.rpc.client.test_consuming import publish, take
 from tidemark.api.broker.v1.message_pb2 import Release
-from tidemark.client.publish.batching import Shape
-from tidemark.client.transport.connection import Part
+from tidemark.client.publish.batching import RunOptions
+from tidemark.client.transport.connection import SessionPart
 from tidemark.client.transport.session import Session
 from tidemark.errors import ClientError, Internal, InvalidArgument, TidemarkError, Unavailable
 from tidemark.topics import TopicSettings
@@ -329,15 +329,15 @@ async def test_a_run_that_cannot_be_encoded_fails_alone(client: tidemark.Client)
     """Whatever the checks let pass: its neighbours of the same lane are stored."""
     wrong: Any = 1.5
     wrong_bytes: Any = "text"
-    outbox = client._outbox
+    outbox = client._publish_buffer
     partition = (await (await client.publisher(CHECK)).publish(b"first")).partition
 
     results = await in_time(
         asyncio.gather(
-            outbox.publish(CHECK, partition, "", Shape(), b"before"),
-            outbox.publish(CHECK, partition, "", Shape(), wrong_bytes),
-            outbox.publish(CHECK, partition, "", Shape(delay_ms=wrong), b"x"),
-            outbox.publish(CHECK, partition, "", Shape(), b"after"),
+            outbox.publish(CHECK, partition, "", RunOptions(), b"before"),
+            outbox.publish(CHECK, partition, "", RunOptions(), wrong_bytes),
+            outbox.publish(CHECK, partition, "", RunOptions(delay_ms=wrong), b"x"),
+            outbox.publish(CHECK, partition, "", RunOptions(), b"after"),
             return_exceptions=True,
         )
     )
@@ -362,7 +362,7 @@ async def test_a_settlement_that_cannot_be_encoded_fails_alone(client: tidemark.
     await goes_on(client)
 
 
-class Broken(Part):
+class Broken(SessionPart):
     """Fails whenever a frame is made."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from tidemark.client.consume.eviction import Eviction, EvictionReason
 from tidemark.client.consume.settlements import SettleFailed, Settlements
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
-from tidemark.client.transport.connection import Connection, Identity, Part
+from tidemark.client.transport.connection import Connection, Identity, SessionPart
 from tidemark.client.transport.session import Session
 from tidemark.errors import NotOwner, TidemarkError
 from tidemark.names import partition_of
@@ -39,7 +39,7 @@ class Owner(Protocol):
     def failed(self, error: TidemarkError) -> None: ...
 
 
-class Feed(Part):
+class Feed(SessionPart):
     """One consumer of one group on one connection."""
 
     def __init__(

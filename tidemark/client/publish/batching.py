@@ -18,7 +18,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 16
 _HEADER_OVERHEAD_BYTES: Final = 16
 
 
-class Shape(NamedTuple):
+class RunOptions(NamedTuple):
     """What the messages of one run have in common, besides queue and fairness key."""
 
     delay_ms: int = 0
@@ -42,19 +42,19 @@ D = TypeVar("D", bound=Done)
 class Call(Generic[D]):
     """One call of `publish` or `publish_many`, until it is answered."""
 
-    __slots__ = ("answer", "batch", "begun_ms", "count", "headers", "payload", "shape", "size")
+    __slots__ = ("answer", "batch", "begun_ms", "count", "headers", "options", "payload", "size")
 
     def __init__(
         self,
         answer: D,
-        shape: Shape,
+        options: RunOptions,
         begun_ms: int,
         payload: bytes = b"",
         headers: Mapping[str, str] | None = None,
         batch: MessageBatch | None = None,
     ) -> None:
         self.answer = answer
-        self.shape = shape
+        self.options = options
         self.begun_ms = begun_ms
         self.payload = payload
         self.headers = headers
@@ -147,15 +147,15 @@ class Lane(Generic[D]):
     def _put_back(self, calls: list[Call[D]]) -> None:
         """Each of these calls becomes a run of its own."""
         for call in reversed(calls):
-            call.shape = call.shape._replace(alone=True)
+            call.options = call.options._replace(alone=True)
             self.waiting.appendleft(call)
 
     def _next_calls(self, room_bytes: int) -> list[Call[D]]:
         """Neighbours that become one run."""
         calls = [self.waiting.popleft()]
-        shape, count, size = calls[0].shape, calls[0].count, calls[0].size
+        options, count, size = calls[0].options, calls[0].count, calls[0].size
         room_bytes = min(room_bytes, limits.RUN_BYTES_MAX)
-        while self.waiting and not shape.alone:
+        while self.waiting and not options.alone:
             following = self.waiting[0]
             if following.answer.done():  # its caller has gone
                 self.waiting.popleft()
@@ -163,20 +163,20 @@ class Lane(Generic[D]):
             count += following.count
             size += following.size
             too_much = count > limits.RUN_MESSAGES_MAX or size > room_bytes
-            if too_much or following.shape != shape:
+            if too_much or following.options != options:
                 break
             calls.append(self.waiting.popleft())
         return calls
 
     def _run_of(self, calls: list[Call[D]]) -> Run[D]:
-        shape = calls[0].shape
+        options = calls[0].options
         proto = PublishRun(
             lmq_name=self.lmq_name,
             fairness_key=self.fairness_key,
-            delay_ms=shape.delay_ms,
-            ttl_ms=shape.ttl_ms,
-            traceparent=shape.traceparent,
-            sequence=shape.sequence,
+            delay_ms=options.delay_ms,
+            ttl_ms=options.ttl_ms,
+            traceparent=options.traceparent,
+            sequence=options.sequence,
             partition=self.partition,
             count=sum(call.count for call in calls),
         )

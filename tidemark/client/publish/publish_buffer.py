@@ -1,8 +1,7 @@
-"""Publishing: runs on their way, until each has a definite answer.
+"""The publish buffer: runs that are batched, in flight or to be repeated, until each is answered.
 
-Owns what is gathered, under way or to be repeated, within a bounded number of bytes and a bounded
-time. A run whose answer was lost is repeated as it was, under the same sequence, so that it is
-stored once (S11). Nothing overtakes in a lane.
+Bounded in bytes and in time. A run whose answer was lost is repeated unchanged, under the same
+sequence, so that it is stored once (S11). Runs of one lane never overtake each other.
 """
 
 import asyncio
@@ -16,11 +15,11 @@ from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.arguments import not_encoded
-from tidemark.client.publish import batching as gathering
-from tidemark.client.publish.batching import Sequences, Shape
+from tidemark.client.publish import batching
+from tidemark.client.publish.batching import RunOptions, Sequences
 from tidemark.client.publish.messages import PublishReceipt
 from tidemark.client.transport.backoff import Backoff, is_transient
-from tidemark.client.transport.connection import Connection, Identity, Part
+from tidemark.client.transport.connection import Connection, Identity, SessionPart
 from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.session import Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
@@ -28,9 +27,9 @@ from tidemark.rpc.statuses import from_status
 from tidemark.telemetry.traces import tracing_enabled
 
 Answer: TypeAlias = asyncio.Future[PublishReceipt]
-Call: TypeAlias = gathering.Call[Answer]
-Run: TypeAlias = gathering.Run[Answer]
-Lane: TypeAlias = gathering.Lane[Answer]
+Call: TypeAlias = batching.Call[Answer]
+Run: TypeAlias = batching.Run[Answer]
+Lane: TypeAlias = batching.Lane[Answer]
 
 _FRAME_BYTES: Final = limits.RUN_BYTES_MAX
 """Bodies in one frame: larger frames gain nothing, and make small ones wait."""
@@ -53,7 +52,7 @@ class _Partition:
         self.resuming: asyncio.Task[None] | None = None
 
 
-class Outbox:
+class PublishBuffer:
     """Everything that a client publishes."""
 
     def __init__(
@@ -74,14 +73,14 @@ class Outbox:
         self._lanes: dict[tuple[str, int, str], Lane] = {}
         """Those with something in them."""
         self._partitions: dict[int, _Partition] = {}
-        self._links: dict[Connection, _Link] = {}
+        self._links: dict[Connection, LanePart] = {}
         self._ticking: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def link(self, connection: Connection) -> "_Link":
+    def link(self, connection: Connection) -> "LanePart":
         """The part of a connection that carries runs."""
-        return self._links.setdefault(connection, _Link(self, connection))
+        return self._links.setdefault(connection, LanePart(self, connection))
 
     # --- what callers ask ----------------------------------------------------------------------
 
@@ -90,7 +89,7 @@ class Outbox:
         lmq_name: str,
         partition: int,
         fairness_key: str,
-        shape: Shape,
+        options: RunOptions,
         payload: bytes = b"",
         headers: Mapping[str, str] | None = None,
         batch: MessageBatch | None = None,
@@ -101,7 +100,7 @@ class Outbox:
         if self.error is not None:
             raise self.error
         answer: Answer = self._loop.create_future()
-        call = gathering.Call(answer, shape, self._clock.monotonic_ms(), payload, headers, batch)
+        call = batching.Call(answer, options, self._clock.monotonic_ms(), payload, headers, batch)
         self._bytes += call.size
         try:
             self._add(call, lmq_name, partition, fairness_key)
@@ -144,7 +143,7 @@ class Outbox:
         if lane is not None:
             lane.waiting.append(call)
             return
-        lane = self._lanes[key] = gathering.Lane(lmq_name, partition, fairness_key)
+        lane = self._lanes[key] = batching.Lane(lmq_name, partition, fairness_key)
         lane.waiting.append(call)
         self._empty.clear()
         self.ready(lane)
@@ -173,14 +172,14 @@ class Outbox:
         link.lanes.append(lane)
         link.connection.wake()
 
-    def rerouted(self, link: "_Link") -> None:
+    def rerouted(self, link: "LanePart") -> None:
         """A connection is gone: what was to go over it goes where its partition is now."""
         self._routes.lost(link.connection)
         lanes, link.lanes = link.lanes, deque()
         for lane in lanes:
             self.ready(lane)
 
-    def failed(self, link: "_Link", error: TidemarkError) -> None:
+    def failed(self, link: "LanePart", error: TidemarkError) -> None:
         """A connection is gone for good; without home, nothing can be published."""
         self._links.pop(link.connection, None)
         if link.connection is self._routes.home:
@@ -338,24 +337,24 @@ class Outbox:
                 call.answer.set_exception(error)
 
 
-class _Link(Part):
+class LanePart(SessionPart):
     """What is ready to be published over one connection."""
 
-    def __init__(self, outbox: Outbox, connection: Connection) -> None:
+    def __init__(self, publish_buffer: PublishBuffer, connection: Connection) -> None:
         self.connection = connection
         self.lanes: deque[Lane] = deque()
-        self._outbox = outbox
+        self._publish_buffer = publish_buffer
 
     def prepare(self, session: Session) -> bool:
         if self.connection.draining:
             return False
-        self._outbox.traced = tracing_enabled()
+        self._publish_buffer.traced = tracing_enabled()
         room_bytes, runs_left = _FRAME_BYTES, limits.FRAME_RUNS_MAX
         for _ in range(len(self.lanes)):
             if room_bytes <= 0 or runs_left <= 0:
                 break
             lane = self.lanes.popleft()
-            room_bytes -= self._outbox.send(lane, session, room_bytes, runs_left)
+            room_bytes -= self._publish_buffer.send(lane, session, room_bytes, runs_left)
             runs_left -= max(1, lane.unanswered)
         return bool(self.lanes)
 
@@ -364,7 +363,7 @@ class _Link(Part):
             session.wake()
 
     def disconnected(self, error: TidemarkError) -> None:
-        self._outbox.rerouted(self)
+        self._publish_buffer.rerouted(self)
 
     def failed(self, error: TidemarkError) -> None:
-        self._outbox.failed(self, error)
+        self._publish_buffer.failed(self, error)

@@ -1,8 +1,8 @@
 """A publisher: the handle through which messages go to one queue.
 
 Checks what it is given, chooses the partition of a plain queue that spans several, and leaves
-gathering, sending and repeating to the outbox. It cannot be copied: a second publisher is a second
-call (I7).
+batching, sending and repeating to the publish buffer. It cannot be copied: a second publisher is a
+second call (I7).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,14 +20,14 @@ from tidemark.client.arguments import (
     check_message,
     check_ms,
 )
-from tidemark.client.publish.batching import Shape
+from tidemark.client.publish.batching import RunOptions
 from tidemark.client.publish.messages import Message, PublishReceipt, batch_of
-from tidemark.client.publish.publish_buffer import Outbox
+from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.spans import publish_span
 from tidemark.errors import BatchTooLarge, InvalidArgument
 from tidemark.telemetry.traces import current_traceparent
 
-_PLAIN: Final = Shape()
+_PLAIN: Final = RunOptions()
 
 
 class Publisher:
@@ -41,15 +41,20 @@ class Publisher:
     for each fairness key. A call returns once its messages are on disk.
     """
 
-    __slots__ = ("_numbered", "_outbox", "_partitions", "_turn", "lmq_name")
+    __slots__ = ("_numbered", "_partitions", "_publish_buffer", "_turn", "lmq_name")
 
     def __init__(
-        self, lmq_name: str, partitions: Sequence[int], outbox: Outbox, *, numbered: bool
+        self,
+        lmq_name: str,
+        partitions: Sequence[int],
+        publish_buffer: PublishBuffer,
+        *,
+        numbered: bool,
     ) -> None:
         """`partitions` are those that runs may go to; numbered ones go to the first."""
         self.lmq_name = lmq_name
         self._partitions = partitions
-        self._outbox = outbox
+        self._publish_buffer = publish_buffer
         self._numbered = numbered
         self._turn = 0
 
@@ -73,15 +78,20 @@ class Publisher:
         check_message(payload, headers)
         if headers is not None:
             headers = dict(headers)  # the caller may change them before they are sent
-        shape = self._shape(fairness_key, delay_ms, ttl_ms, sequence)
-        if self._outbox.traced:
+        options = self._options(fairness_key, delay_ms, ttl_ms, sequence)
+        if self._publish_buffer.traced:
             with publish_span(self.lmq_name, 1):
-                shape = shape._replace(traceparent=current_traceparent())
-                return await self._outbox.publish(
-                    self.lmq_name, self._partition(sequence), fairness_key, shape, payload, headers
+                options = options._replace(traceparent=current_traceparent())
+                return await self._publish_buffer.publish(
+                    self.lmq_name,
+                    self._partition(sequence),
+                    fairness_key,
+                    options,
+                    payload,
+                    headers,
                 )
-        return await self._outbox.publish(
-            self.lmq_name, self._partition(sequence), fairness_key, shape, payload, headers
+        return await self._publish_buffer.publish(
+            self.lmq_name, self._partition(sequence), fairness_key, options, payload, headers
         )
 
     async def publish_many(
@@ -98,23 +108,23 @@ class Publisher:
         More than fits one run is stored in several: after an error, those before it may have been
         stored. With a `sequence` it must fit one run.
         """
-        shape = self._shape(fairness_key, delay_ms, ttl_ms, sequence)
+        options = self._options(fairness_key, delay_ms, ttl_ms, sequence)
         receipts: list[PublishReceipt] = []
         for batch in _batches(messages):
             if sequence and receipts:
                 raise BatchTooLarge("messages with a sequence must fit one run")
             with publish_span(self.lmq_name, len(batch.messages)):
-                shape = shape._replace(traceparent=current_traceparent())
+                options = options._replace(traceparent=current_traceparent())
                 receipts.append(
-                    await self._outbox.publish(
-                        self.lmq_name, self._partition(sequence), fairness_key, shape, batch=batch
+                    await self._publish_buffer.publish(
+                        self.lmq_name, self._partition(sequence), fairness_key, options, batch=batch
                     )
                 )
         return receipts
 
-    def _shape(
+    def _options(
         self, fairness_key: str, delay_ms: Duration, ttl_ms: Duration | None, sequence: int
-    ) -> Shape:
+    ) -> RunOptions:
         if fairness_key != "":
             check_fairness_key(fairness_key)
         sequence = check_int("sequence", sequence, 0)
@@ -127,7 +137,7 @@ class Publisher:
         if not delay_ms and ttl_ms is None and not sequence:
             return _PLAIN
         ttl_ms = 0 if ttl_ms is None else check_ms("ttl_ms", ttl_ms, 1, limits.TTL_MS_MAX)
-        return Shape(delay_ms, ttl_ms, sequence=sequence, alone=bool(sequence))
+        return RunOptions(delay_ms, ttl_ms, sequence=sequence, alone=bool(sequence))
 
     def _partition(self, sequence: int) -> int:
         """The next partition in turn that serves; a numbered run always goes to the same one."""
@@ -136,7 +146,7 @@ class Publisher:
             return partitions[0]
         for _ in partitions:
             self._turn = (self._turn + 1) % len(partitions)
-            if self._outbox.serves(partitions[self._turn]):
+            if self._publish_buffer.serves(partitions[self._turn]):
                 break
         return partitions[self._turn]
 

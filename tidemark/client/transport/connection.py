@@ -54,7 +54,7 @@ class Identity:
     credentials: grpc.ChannelCredentials | None = None
 
 
-class Part:
+class SessionPart:
     """Something that travels over a connection. By default it has nothing to say to anything."""
 
     def prepare(self, session: Session) -> bool:
@@ -99,7 +99,7 @@ class Connection:
         self._identity = identity
         self._clock = identity.clock
         self._backoff = Backoff(identity.random)
-        self._parts: list[Part] = []
+        self._parts: list[SessionPart] = []
         self._changed = Notifier()
         self._refused = False
         self._closing = False
@@ -159,14 +159,14 @@ class Connection:
             self.session.end()
         self._refuse(Unavailable("the client was closed"))
 
-    def attach(self, part: Part) -> None:
+    def attach(self, part: SessionPart) -> None:
         self._parts.append(part)
         if self.session is not None:
             part.connected(self.session)
         elif self._refused:
             part.failed(self.error)
 
-    def detach(self, part: Part) -> None:
+    def detach(self, part: SessionPart) -> None:
         if part in self._parts:
             self._parts.remove(part)
 
@@ -271,7 +271,7 @@ class Connection:
         more = [self._prepared(part, session) for part in list(self._parts)]
         return any(more)
 
-    def _prepared(self, part: Part, session: Session) -> bool:
+    def _prepared(self, part: SessionPart, session: Session) -> bool:
         """Have one part submit; one that cannot fails alone, and the session goes on."""
         try:
             return part.prepare(session)

@@ -7,7 +7,7 @@ Every partition is asked for at home (any broker that the user named) until a br
 from collections.abc import Callable, Sequence
 
 from tidemark.api.broker.v1.broker_pb2 import GoAway
-from tidemark.client.transport.connection import Connection, Identity, Part
+from tidemark.client.transport.connection import Connection, Identity, SessionPart
 
 
 class Routes:
@@ -19,7 +19,7 @@ class Routes:
         self.home = Connection(addresses, identity, home=True)
         self._others: list[Connection] = []
         self._moved: dict[int, Connection] = {}
-        self._carried: Callable[[Connection], Part] | None = None
+        self._carried: Callable[[Connection], SessionPart] | None = None
 
     def start(self) -> None:
         self.home.start()
@@ -37,7 +37,7 @@ class Routes:
         for connection in (*self._others, self.home):
             connection.end()
 
-    def carry(self, part_of: Callable[[Connection], Part]) -> None:
+    def carry(self, part_of: Callable[[Connection], SessionPart]) -> None:
         """Have every connection carry a part of its own."""
         self._carried = part_of
         self.home.attach(part_of(self.home))

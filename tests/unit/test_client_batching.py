@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from tidemark import limits
-from tidemark.client.publish.batching import Call, Lane, Run, Sequences, Shape
+from tidemark.client.publish.batching import Call, Lane, Run, RunOptions, Sequences
 from tidemark.client.publish.messages import batch_of
 
 ROOM = limits.RUN_BYTES_MAX
@@ -30,7 +30,7 @@ def lane_of(*calls: Call[Waiter]) -> Lane[Waiter]:
 
 
 def call(payload: bytes, gone: bool = False, delay_ms: int = 0) -> Call[Waiter]:
-    return Call(Waiter(gone), Shape(delay_ms), 0, payload)
+    return Call(Waiter(gone), RunOptions(delay_ms), 0, payload)
 
 
 def payloads(runs: list[Run[Waiter]]) -> list[list[bytes]]:
@@ -38,7 +38,7 @@ def payloads(runs: list[Run[Waiter]]) -> list[list[bytes]]:
 
 
 def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
-    many = Call(Waiter(), Shape(), 0, batch=batch_of([b"c", b"d"]))
+    many = Call(Waiter(), RunOptions(), 0, batch=batch_of([b"c", b"d"]))
     lane = lane_of(call(b"a"), call(b"b"), many, call(b"e", delay_ms=5), call(b"f"))
 
     runs = lane.gather(ROOM, 10, no_refusal)
@@ -87,7 +87,7 @@ def test_a_refused_run_is_tried_again_call_by_call_before_what_came_later() -> N
 def test_a_call_that_cannot_be_encoded_is_refused_alone() -> None:
     """K3: its neighbours are stored in their order, and the lane goes on."""
     wrong: Any = "not bytes"
-    bad, late = call(wrong), Call(Waiter(), Shape(delay_ms=cast("int", 1.5)), 0, b"late")
+    bad, late = call(wrong), Call(Waiter(), RunOptions(delay_ms=cast("int", 1.5)), 0, b"late")
     lane = lane_of(call(b"a"), bad, call(b"b"), late, call(b"c"))
     refused: list[Call[Waiter]] = []
 
@@ -99,8 +99,8 @@ def test_a_call_that_cannot_be_encoded_is_refused_alone() -> None:
 
 
 def test_a_number_of_the_users_own_makes_a_run_of_its_own() -> None:
-    numbered = Call(Waiter(), Shape(sequence=7, alone=True), 0, b"n")
-    lane = lane_of(numbered, Call(Waiter(), Shape(sequence=7, alone=True), 0, b"n"))
+    numbered = Call(Waiter(), RunOptions(sequence=7, alone=True), 0, b"n")
+    lane = lane_of(numbered, Call(Waiter(), RunOptions(sequence=7, alone=True), 0, b"n"))
 
     assert [run.proto.sequence for run in lane.gather(ROOM, 10, no_refusal)] == [7, 7]
 
