@@ -1,10 +1,10 @@
-"""Why a message was dead-lettered, in the words of the header `tidemark-dead-reason`. Closed."""
+"""The values of the header `tidemark-dead-reason`. Closed."""
 
 from enum import StrEnum
 
 
 class DeadLetterReason(StrEnum):
-    """What ended the life of a message in its queue."""
+    """Why a message was dead-lettered."""
 
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     TIME_TO_LIVE = "time_to_live"

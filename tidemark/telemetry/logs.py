@@ -1,8 +1,8 @@
 """Logs: one line per event on stderr, as JSON for machines or text for people.
 
-Lines are formatted where they are logged, so that they carry the current trace, and written by a
-thread of their own, so that a slow or closed stderr never holds up the event loop. Payloads never
-appear: bytes and protobuf messages are shown by their size, unknown objects by their type.
+Lines are formatted in the thread that logs, so that they carry the current trace, and written by
+another thread, so that a slow or closed stderr never blocks the event loop. Payloads never appear:
+bytes and protobuf messages are logged by size, unknown objects by type.
 """
 
 import json
@@ -23,18 +23,18 @@ from typing import Any, Final
 from opentelemetry import trace
 
 _LINES_WAITING_MAX: Final = 10_000
-"""Lines that wait for a slow stderr before new ones are lost, and counted."""
+"""Lines that wait for a slow stderr; further ones are dropped and counted."""
 
 _FLUSH_SECONDS_MAX: Final = 2.0
-"""How long the end of the process waits for stderr to take the last lines."""
+"""How long the process waits at its end for stderr to accept the last lines."""
 
 _TEXT_CHARACTERS_MAX: Final = 16_384
-"""Longer texts lose their middle: their begin and end say most."""
+"""Longer texts lose their middle, which is the least useful part."""
 
 _DEPTH_MAX: Final = 4
 """How deep an extra field may be nested."""
 
-# What every record has; the rest of its attributes are extra fields.
+# Attributes of every record; all others are extra fields.
 _STANDARD_ATTRIBUTES: Final = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 )
@@ -43,14 +43,14 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 
 
 class LineHandler(logging.Handler):
-    """Hands formatted lines to the thread that writes them; never blocks and never raises."""
+    """Passes formatted lines to the writer thread; never blocks and never raises."""
 
     def __init__(self, descriptor: int | None, formatter: logging.Formatter) -> None:
-        """Owns the descriptor from now on; None writes nowhere."""
+        """Takes ownership of the descriptor; with None, nothing is written."""
         super().__init__()
         self.setFormatter(formatter)
         self._descriptor = descriptor
-        # A line to write, an event to set once everything before it is written, or the end.
+        # A line to write, an event to set once all previous lines are written, or None for the end.
         self._waiting: queue.Queue[str | threading.Event | None] = queue.Queue(_LINES_WAITING_MAX)
         self._lost = 0
         self._thread = threading.Thread(target=self._write_lines, name="log-writer", daemon=True)
@@ -60,8 +60,8 @@ class LineHandler(logging.Handler):
         try:
             self._waiting.put_nowait(self.format(record))
         except Exception:
-            # Full, or something that cannot be shown. Python's own answer would be to complain on
-            # stderr, which is where the trouble may be.
+            # The queue is full, or the record cannot be formatted. Python's default would report
+            # it on stderr, which may be the cause.
             self._lost += 1
             return
         if self._lost:
@@ -70,7 +70,7 @@ class LineHandler(logging.Handler):
                 self._lost = 0
 
     def flush(self) -> None:
-        """Wait, but not forever, until everything logged so far is written."""
+        """Wait, for a bounded time, until everything logged so far is written."""
         written = threading.Event()
         if self._put(written):
             written.wait(_FLUSH_SECONDS_MAX)
@@ -103,21 +103,21 @@ class LineHandler(logging.Handler):
             os.close(self._descriptor)
 
     def _take(self) -> list[str | threading.Event | None]:
-        """Everything that has gathered, so that a burst costs few writes."""
+        """All waiting items, so that a burst costs few writes."""
         first = self._waiting.get()
         return [first, *(self._waiting.get() for _ in range(self._waiting.qsize()))]
 
     def _write(self, data: bytes) -> None:
-        # Not through sys.stderr: what its buffer could not get rid of would fail the exit.
+        # Not through sys.stderr: data left in its buffer would make the exit fail.
         while data and self._descriptor is not None:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except OSError:
-                return  # closed at the other end: there is nowhere left to say so
+                return  # closed by the reader; there is nowhere to report it
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, in ASCII: no name or message can break a line or a terminal."""
+    """One JSON object per line, in ASCII, so that no text can break a line or a terminal."""
 
     def __init__(self, service: str, instance: str) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = _shorten(self.formatException(record.exc_info))
         for key, value in _extras(record):
-            # An extra field never replaces one of ours.
+            # An extra field never replaces a standard one.
             fields[f"{key}_" if key in fields else key] = loggable(value)
         return json.dumps(fields)
 
@@ -160,10 +160,10 @@ class TextFormatter(logging.Formatter):
 
 
 def open_stderr() -> int | None:
-    """A descriptor of our own for stderr, or None where there is none.
+    """A duplicate of the stderr descriptor, or None if there is none.
 
-    Number 2 itself is not safe to keep: once somebody closes it, the next file that is opened, a
-    data file perhaps, gets that number.
+    Descriptor 2 itself is not safe to use: once it is closed, the next file that is opened, such as
+    a data file, gets that number.
     """
     try:
         return os.dup(sys.stderr.fileno())
@@ -172,7 +172,7 @@ def open_stderr() -> int | None:
 
 
 def install(handler: logging.Handler, level: str) -> int:
-    """Make it the handler of the root logger; returns the level to give to `remove`."""
+    """Make it the handler of the root logger; returns the level to pass to `remove`."""
     root = logging.getLogger()
     level_before = root.level
     root.addHandler(handler)
@@ -189,7 +189,7 @@ def remove(handler: logging.Handler, level_before: int) -> None:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """The message with its arguments, except that payloads are replaced."""
+    """The message with its arguments, payloads replaced by their size."""
     arguments = record.args
     if not arguments:
         return _shorten(str(record.msg))
@@ -200,12 +200,12 @@ def message_of(record: logging.LogRecord) -> str:
             )
         return _shorten(str(record.msg) % tuple(_without_payload(v) for v in arguments))
     except (TypeError, ValueError, KeyError):
-        # A mistake in a log call must not hide the event it wanted to report.
+        # A bug in a log call must not hide the event that it reports.
         return _shorten(f"{record.msg} (its arguments do not fit)")
 
 
 def loggable(value: object, depth: int = _DEPTH_MAX) -> Any:
-    """The value as JSON can hold it. Unknown objects give their type: their text may be secret."""
+    """The value for JSON. Unknown objects are logged by type: their text may be secret."""
     match value:
         case Enum():
             return value.name

@@ -1,8 +1,8 @@
-"""Metrics: the instruments that services count with.
+"""Metrics: the instruments of the services.
 
-Uses OpenTelemetry's API alone: until `telemetry.setup` finds somewhere to send figures to, an
-instrument does nothing and costs next to nothing. Figures that a service keeps anyway are observed
-when somebody asks for them. Attributes have few values: topics at the most, never queues.
+Uses only OpenTelemetry's API: until `telemetry.setup` finds a destination, an instrument does
+nothing and costs next to nothing. Figures that a service keeps anyway are read at export.
+Attributes have few values: topics at most, never queues.
 """
 
 import logging
@@ -16,7 +16,7 @@ from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Ob
 from tidemark import __version__
 
 TOPICS_MAX: Final = 100
-"""Topics that have series of their own; what comes later counts as OTHER."""
+"""Topics with their own series; later ones count as OTHER."""
 
 OTHER: Final = "other"
 
@@ -29,28 +29,28 @@ COUNTS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 1
 
 Attributes = Mapping[str, str | int]
 Reading = tuple[float, Attributes]
-"""A figure and what it is of."""
+"""A value and its attributes."""
 
 _INT64_MAX: Final = 2**63 - 1
-"""OTLP carries whole numbers in 64 bits."""
+"""OTLP integers have 64 bits."""
 
 _log = logging.getLogger(__name__)
 _NO_ATTRIBUTES: Final[Sequence[Attributes]] = ({},)
 _zeros: list[tuple[Counter, Sequence[Attributes]]] = []
 _exported = False
 _faulty: set[str] = set()
-"""Metrics that could not be read, logged once each: they are read at every interval."""
+"""Metrics whose reading failed; logged once each, because they are read at every interval."""
 
 
 def meter(name: str) -> Meter:
-    """The meter of a module, `meter(__name__)`. May be made before telemetry is set up."""
+    """The meter of a module, `meter(__name__)`. It can be created before telemetry is set up."""
     return metrics.get_meter(name, __version__)
 
 
 def counter(
     name: str, description: str, *, unit: str = "", zeros: Sequence[Attributes] = _NO_ATTRIBUTES
 ) -> Counter:
-    """A counter that shows 0 for each of `zeros` from the start: a rate needs a begin."""
+    """A counter that starts at 0 for each of `zeros`: rates need a start value."""
     made = meter("tidemark").create_counter(name, unit, description)
     _zeros.append((made, zeros))
     return made
@@ -59,7 +59,7 @@ def counter(
 def histogram(
     name: str, description: str, buckets: Sequence[float], *, unit: str = ""
 ) -> Histogram:
-    """A histogram with buckets that fit what is measured; see `SECONDS`, `BYTES` and `COUNTS`."""
+    """A histogram with suitable buckets; see `SECONDS`, `BYTES` and `COUNTS`."""
     return meter("tidemark").create_histogram(
         name, unit, description, explicit_bucket_boundaries_advisory=buckets
     )
@@ -78,10 +78,10 @@ def observe(
     *,
     unit: str = "",
 ) -> None:
-    """Offer figures that are kept anyway. `read` is called by another thread: it only looks.
+    """Expose figures that are kept anyway. Another thread calls `read`, which must only read.
 
-    Does nothing, and keeps nothing, while metrics go nowhere. A figure that cannot be exported is
-    left out: an exporter refuses everything that it was to be sent with.
+    No effect if metrics have no destination. A value that cannot be exported is skipped, because an
+    exporter would reject the whole batch.
     """
     if not _exported:
         return
@@ -91,11 +91,11 @@ def observe(
             for value, attributes in read():
                 number = exportable(value)
                 if number is None:
-                    _complain(name, f"{type(value).__name__} is not a finite number")
+                    _warn_once(name, f"{type(value).__name__} is not a finite number")
                 else:
                     yield Observation(number, attributes)
         except Exception as error:
-            _complain(name, f"{type(error).__name__}: {error}")
+            _warn_once(name, f"{type(error).__name__}: {error}")
 
     tidemark_meter = meter("tidemark")
     if kind == "gauge":
@@ -105,23 +105,23 @@ def observe(
 
 
 def exportable(value: object) -> int | float | None:
-    """The figure as every exporter accepts it; None where there is no such number.
+    """The value in a form that every exporter accepts; None if there is none.
 
-    A bool is one for Python and for Prometheus, and makes OTLP refuse the batch.
+    A bool is a number for Python and for Prometheus, but OTLP rejects the batch.
     """
     if isinstance(value, int):
         return int(value) if -_INT64_MAX <= value <= _INT64_MAX else None
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
-def _complain(name: str, why: str) -> None:
+def _warn_once(name: str, why: str) -> None:
     if name not in _faulty:
         _faulty.add(name)
         _log.warning("a metric cannot be read", extra={"metric": name, "why": why})
 
 
 def begin() -> None:
-    """Metrics have somewhere to go from now on. Called once, by whoever sends them."""
+    """Metrics have a destination from now on. Called once, by the exporter setup."""
     global _exported
     _exported = True
     for each, zeros in _zeros:
@@ -130,12 +130,12 @@ def begin() -> None:
 
 
 class Tally:
-    """Messages by topic and word, in plain numbers: cheap enough to count whether or not asked."""
+    """Counts messages by topic and word in plain integers, cheaply enough to be always on."""
 
     __slots__ = ("_counts", "_word")
 
     def __init__(self, word: str = "") -> None:
-        """`word` names the second attribute, if there is one."""
+        """`word` is the name of the second attribute, if any."""
         self._word = word
         self._counts: dict[str, dict[str, int]] = {}
 
@@ -149,7 +149,7 @@ class Tally:
         counts[word] = counts.get(word, 0) + messages
 
     def read(self) -> Iterator[Reading]:
-        # Copies, each made in one go: the event loop goes on counting in another thread.
+        # Atomic copies: the event loop keeps counting in another thread.
         for topic, counts in list(self._counts.items()):
             for word, messages in list(counts.items()):
                 yield (
