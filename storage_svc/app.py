@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 async def storage(
     settings: StorageSettings, clock: Clock, wrap: Callable[[Engines], Engines] = lambda same: same
 ) -> AsyncIterator[RpcServer]:
-    """A storage service that serves, until the block ends; `wrap` is for those who break things."""
+    """A storage service that serves, until the block ends; `wrap` lets tests inject faults."""
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     engines = wrap(
@@ -83,6 +83,6 @@ async def storage(
 
 
 def _silence(settings: StorageSettings) -> SilencePolicy:
-    """A storage service that expects no lifecycle does not miss it."""
+    """Without lifecycle (`await_sweep` off) its silence is no alarm."""
     after_ms = settings.lifecycle_silent_after_ms if settings.await_sweep else 0
     return SilencePolicy(after_ms, settings.lifecycle_silent_is_fault)

@@ -1,4 +1,4 @@
-"""The key figures of a storage process: what its partitions hold and do (R12)."""
+"""The key figures of a storage process: counts over its partitions (R12)."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,7 @@
-"""The figures that partitions keep anyway, offered as metrics, each by its partition.
+"""The figures that partitions keep anyway, exported as metrics with the partition as attribute.
 
-Names them and reads them; counts nothing itself. Reading never touches an engine and never walks
-over queues. A partition that is closed for the moment has no figures.
+Names and reads them; counts nothing itself. A reading never touches an engine and never iterates
+over queues. A partition that is reopening has no figures.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -74,7 +74,7 @@ def offer(partitions: Collection[Partition]) -> None:
     of_state(
         "gauge",
         "tidemark.storage.message_size",
-        "What they take",
+        "Size of the stored messages",
         lambda state: state.counters.body_bytes,
         unit="By",
     )
@@ -88,24 +88,24 @@ def offer(partitions: Collection[Partition]) -> None:
     of_state(
         "counter",
         "tidemark.storage.published_messages",
-        "Messages that joined a queue, ever",
+        "Messages that were appended to queues, in total",
         lambda state: state.counters.published,
     )
     of_state(
         "counter",
         "tidemark.storage.delivered_messages",
-        "Messages that were handed out, ever",
+        "Messages that were handed out, in total",
         lambda state: state.counters.delivered,
     )
     of_state(
         "counter",
         "tidemark.storage.acked_messages",
-        "Messages that were acknowledged, ever",
+        "Messages that were acknowledged, in total",
         lambda state: state.counters.acked,
     )
     of_state(
         "counter",
         "tidemark.storage.commits",
-        "Commits, ever",
+        "Commits, in total",
         lambda state: state.counters.commit,
     )

@@ -1,19 +1,20 @@
-"""Who schedules passes: one holder at a time, for as long as it keeps saying so (R11).
+"""The scheduler lease: one scheduler starts passes, for as long as it renews the lease (R11).
 
-In memory only. Passes at once do no harm, they only repeat each other's work, so that a restart of
-storage, after which anybody may be first, needs no record on disk. Pure: the time is an argument.
+In memory only. Two passes at once do no harm, they only repeat each other's work; so after a
+restart of storage any scheduler may be the first, and nothing is stored. Pure: the time is an
+argument.
 """
 
 
 class SchedulerLease:
-    """The scheduler of the cluster, as the process that is asked knows it."""
+    """The scheduler of the cluster, as far as this process knows."""
 
     def __init__(self) -> None:
         self._holder = ""
         self._until_ms = 0
 
     def hold(self, holder: str, hold_ms: int, now_ms: int) -> tuple[str, int]:
-        """Take it, renew it or, with 0, give it up; returns who has it, and for how long."""
+        """Take, renew or, with 0, give up the lease; returns its holder and what is left of it."""
         if holder == self._holder or now_ms >= self._until_ms:
             self._holder = holder if hold_ms else ""
             self._until_ms = now_ms + hold_ms

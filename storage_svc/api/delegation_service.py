@@ -1,4 +1,4 @@
-"""Phase two of a sweep where no broker owns the partition: storage acts itself (L2).
+"""Phase two of a sweep where no broker holds the partition: storage acts itself (L2).
 
 While a broker holds the exchange of the partition the answer is NOT_OWNER with its address, so that
 lifecycle asks there and the action is batched with the broker's other work.

@@ -1,8 +1,8 @@
 """An exchange: the pipelined stream between one broker and one partition.
 
 Takes frames of operations, keeps a bounded number of them under way, and sends results and events
-back, each after the commit it was computed in. What has gathered while a frame was being written
-goes into the next one. It ends when the broker is fenced.
+back, each after the commit it was computed in. Results that arrive while a frame is being written
+go into the next one. It ends when the broker is fenced.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import ShuttingDown, TidemarkError
 
 FRAMES_IN_FLIGHT_MAX = 16
-"""Frames whose results are not yet computed: a broker that asks for more waits."""
+"""Frames whose results are not yet computed; further frames wait."""
 
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 """Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
@@ -28,13 +28,13 @@ RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 SLICE_BYTES = 512
 ERROR_BYTES = 2048
 RESULT_BYTES = 512
-"""What a slice besides its body, a refusal, and any other result hardly ever pass."""
+"""Generous sizes of a slice without its body, of an error, and of any other result."""
 
 UNSENT_RESULTS_MAX = 20_000
-"""Results that a broker may leave unread before it is read from no longer."""
+"""Results that a broker may leave unread before no more frames are taken from it."""
 
 _Answered = tuple[int, ExchangeResult | TidemarkError]
-"""A request id and what became of it."""
+"""A request id and its result."""
 
 
 class Exchange:
@@ -57,7 +57,7 @@ class Exchange:
     async def frames(
         self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
     ) -> AsyncGenerator[exchange_pb2.ExchangeResponse, None]:
-        """What goes back to the broker, until the stream ends."""
+        """The frames for the broker, until the stream ends."""
         events = self._events = self._partition.connect(self._broker_epoch)
         taking = asyncio.create_task(self._or_fail(self._take(requests)))
         tasks = [
@@ -70,7 +70,7 @@ class Exchange:
                 events.changed.clear()
                 if frame := self._next_frame():
                     yield frame
-                if len(self._unsent):  # whatever ends the stream, what is answered is sent first
+                if len(self._unsent):  # results are sent before anything ends the stream
                     events.changed.set()
                     continue
                 if self._failure is not None:
@@ -85,7 +85,7 @@ class Exchange:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
-        """Whatever goes wrong in a part of the exchange ends the whole of it."""
+        """An error in one part of the exchange ends all of it."""
         try:
             await work
         except Exception as error:
@@ -93,7 +93,7 @@ class Exchange:
             self._events.changed.set()
 
     async def _stop(self, taking: asyncio.Task[None]) -> None:
-        """The service is stopping: answer what was taken, then end the stream."""
+        """The service is stopping: answer the frames that were taken, then end the stream."""
         await self._stopping.wait()
         taking.cancel()
         await self._answered_all.wait()
@@ -110,12 +110,12 @@ class Exchange:
         self._events.changed.set()
 
     def _check_fence(self) -> None:
-        """A partition that is closed for the moment fences nobody: its answers say how it is."""
+        """Not while the partition reopens: operations get its faults as errors then."""
         if self._partition.is_open:
             self._partition.check_epoch(self._broker_epoch)
 
     def _submit(self, request: exchange_pb2.ExchangeRequest) -> None:
-        """Submit what can be done, refuse the rest at once; one bad operation spoils no other."""
+        """Submit the valid operations and refuse the others at once."""
         request_ids: list[int] = []
         operations: list[Operation[ExchangeResult]] = []
         callers: list[str] = []
@@ -139,7 +139,7 @@ class Exchange:
         refused: list[_Answered],
         pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
     ) -> None:
-        """The commit of a frame is durable, or has failed: its results go with the next frame."""
+        """The commit of a frame is durable or has failed: its results go into the next frame."""
         error = pending.exception()
         if error is None:
             self._unsent.add(zip(request_ids, pending.result(), strict=True))
@@ -152,17 +152,17 @@ class Exchange:
         self._events.changed.set()
 
     def _make_room(self) -> None:
-        """Take frames while few of them are under way, and what is answered is read."""
+        """Take frames while few are under way and the broker reads its results."""
         _set_if(self._room, self._under_way < FRAMES_IN_FLIGHT_MAX and not self._unsent.full)
         _set_if(self._answered_all, not self._under_way)
 
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
-        """Results, what became ready, when the next deadline is, how the partition is."""
+        """Results, queues that became ready, the next deadline and the health of the partition."""
         events = self._events
         frame = exchange_pb2.ExchangeResponse()
         self._unsent.move_to(frame)
         self._make_room()
-        if not len(self._unsent):  # whatever handed them out has been told before
+        if not len(self._unsent):  # after the results that handed them out
             frame.expired_reservation_ids.extend(events.expired)
             events.expired.clear()
         ready, events.ready = events.ready, {}
@@ -192,7 +192,7 @@ class _Unsent:
 
     @property
     def full(self) -> bool:
-        """Whether the broker has to read before it may ask for more."""
+        """Whether the broker must read results before more frames are taken."""
         return self._bytes > RESPONSE_BYTES_MAX or len(self._results) > UNSENT_RESULTS_MAX
 
     def add(self, results: Iterable[_Answered]) -> None:
@@ -223,7 +223,7 @@ def _set_if(event: asyncio.Event, condition: bool) -> None:
 
 
 def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
-    """About what it takes on the wire, in about no time."""
+    """A quick estimate of its size in a frame."""
     if isinstance(result, Reserved):
         return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
     return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

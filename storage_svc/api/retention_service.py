@@ -34,7 +34,7 @@ _TYPE_PREFIX = "RETENTION_TYPE_"
 
 
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
-    """What passes, and those who schedule them, ask of storage."""
+    """The calls of retention passes and of their scheduler."""
 
     def __init__(self, partitions: Partitions, clock: Clock) -> None:
         self._partitions = partitions
@@ -76,7 +76,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         response = retention_pb2.ApplyRetentionResponse()
         step = 1 if operation.type is RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
         for start in range(0, len(operation.rows), step):
-            # One after the other, so that others get their turn at the writer.
+            # One after the other, so that other operations join the commits in between.
             part = operation._replace(rows=operation.rows[start : start + step])
             applied = await partition.call(part)
             response.messages += applied.messages
@@ -177,7 +177,7 @@ def _type(proto: retention_pb2.RetentionType.ValueType) -> RetentionType:
     try:
         return RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
     except (KeyError, ValueError):
-        raise InvalidArgument("a retention type is one of the closed set", field="type") from None
+        raise InvalidArgument("not a retention type", field="type") from None
 
 
 def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:

@@ -75,7 +75,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         if request.cluster_id != self._cluster_id:
             raise ClusterMismatch(f"this is cluster {self._cluster_id}", cluster=self._cluster_id)
         if not request.broker_id:
-            raise InvalidArgument("a claim names its broker", field="broker_id")
+            raise InvalidArgument("a claim needs a broker_id", field="broker_id")
         partition = self._partitions.get(request.partition)
         claim = Claim(
             request.broker_id,
@@ -97,7 +97,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.ReportHeldReservationsResponse:
         first = await anext(request_iterator, None)
         if first is None:
-            raise InvalidArgument("a report names its partition", field="partition")
+            raise InvalidArgument("a report needs a partition", field="partition")
         partition = self._partitions.get(first.partition)
         held = _held(first)
         async for page in request_iterator:
@@ -152,7 +152,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.LeaseSweepResponse:
         partition = self._partitions.get(request.partition)
         if not request.sweeper_id or not request.address:
-            raise InvalidArgument("a sweeper says who it is and where", field="sweeper_id")
+            raise InvalidArgument("a sweeper needs an id and an address", field="sweeper_id")
         if request.lease_ms > limits.SWEEP_LEASE_MS_MAX:
             raise InvalidArgument(f"at most {limits.SWEEP_LEASE_MS_MAX} ms", field="lease_ms")
         now_ms = self._clock.monotonic_ms()
@@ -189,7 +189,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         topics.validate(topic, home.identity.partitions)
         operation = PutTopic(topic, request.create, request.expected_version)
         stored = await home.call(operation)
-        assert stored.topic is not None, "what was put is there"
+        assert stored.topic is not None, "a topic that was put exists"
         return storage_pb2.PutTopicResponse(topic=topic_to_proto(stored.topic))
 
     async def DeleteTopic(
@@ -229,7 +229,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             raise InvalidArgument("not a page token of this call", field="page_token") from None
         limit = _page_size(request.page_size)
         if request.lite_prefix and not request.topic:
-            raise InvalidArgument("a prefix is that of a topic's queues", field="lite_prefix")
+            raise InvalidArgument("a lite_prefix needs a topic", field="lite_prefix")
         views, next_token = await queues.list_queues(
             partition, request.topic, request.lite_prefix, token, limit
         )
@@ -273,7 +273,7 @@ def _scan_kind(kind: int) -> ScanKind:
         name = storage_pb2.ScanKind.Name(kind)  # type: ignore[arg-type]
         return ScanKind(name.removeprefix(_SCAN_PREFIX))
     except ValueError:
-        raise InvalidArgument("a scan looks for one of the closed set", field="kind") from None
+        raise InvalidArgument("not a kind of scan", field="kind") from None
 
 
 def _held(page: storage_pb2.ReportHeldReservationsRequest) -> dict[int, int]:

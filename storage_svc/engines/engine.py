@@ -1,4 +1,4 @@
-"""What a partition asks of its store: an ordered key-value engine with atomic, durable commits.
+"""The engine protocol: an ordered key-value store with atomic, durable commits.
 
 This module owns the protocol, the catalogue of tables and the batch; the engines beside it
 implement it. It never touches a disk or a network and knows nothing about messages.
@@ -94,7 +94,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an engine takes up now, and the caps it holds to."""
+    """What an engine takes up now, and its caps."""
 
     disk_free_bytes: int
     disk_total_bytes: int
@@ -106,7 +106,7 @@ class Usage:
 
 
 class EngineClosed(RuntimeError):
-    """The engine, or the reader, was used after it was closed: a mistake of the caller."""
+    """The engine or the reader was used after it was closed: a programming error."""
 
 
 Operation = tuple[Table, bytes, bytes | None, bytes | None]
@@ -155,9 +155,9 @@ class Batch:
 class Reader(Protocol):
     """A live view beside the writer, for long reads; not a snapshot.
 
-    It promises that keys nobody changes meanwhile are seen, and that one call or chunk shows one
-    moment. It pins no old versions, so a scan of minutes costs the writer nothing. What it shows
-    may still be on its way to the disk: act on it through the writer, which checks again.
+    It shows every key that does not change during the scan, and each call or chunk shows one
+    moment. It pins no old versions, so a scan of minutes costs the writer nothing. Rows may not be
+    durable yet: act on them through the writer, which checks again.
     """
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]: ...
@@ -214,21 +214,21 @@ class Engine(Protocol):
     def reader(self) -> Reader: ...
 
     def disk_free_bytes(self) -> int:
-        """Room on its disk; asked every second, so it costs next to nothing."""
+        """Free room on its disk; read every second, so it must be cheap."""
         ...
 
     def usage(self) -> Usage: ...
 
     async def close(self) -> None:
-        """Release the partition. Never raises: what was committed is safe, whatever happens."""
+        """Release the partition. Never raises: what was committed is durable already."""
         ...
 
 
 class Engines(Protocol):
-    """Opens engines: what the service is configured with."""
+    """Opens the engines of partitions."""
 
     async def open(self, identity: Identity) -> Engine:
-        """Take the fence of this partition and open it, made new if there is nothing yet.
+        """Take the fence of this partition and open it; created if it does not exist.
 
         Raises DataDirectoryInUse, ClusterMismatch, FormatNotSupported, DataCorrupt, DiskFull.
         """

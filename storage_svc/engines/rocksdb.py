@@ -51,7 +51,7 @@ from storage_svc.engines.engine import (
     Usage,
 )
 from storage_svc.engines.keys import read_text, read_u32, successor, text, u32
-from storage_svc.engines.rocksdb_files import MIB, Memory, meaning, open_database, stored_bytes
+from storage_svc.engines.rocksdb_files import MIB, Memory, open_database, stored_bytes, translated
 from tidemark.clock import SystemClock
 from tidemark.errors import ClusterMismatch, CommitOutcomeUnknown, DataCorrupt, FormatNotSupported
 
@@ -145,7 +145,7 @@ class RocksEngine:
         try:
             values: list[bytes | None] = family.get(list(keys))
         except Exception as error:
-            raise meaning(error, self._directory) from error
+            raise translated(error, self._directory) from error
         return values
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
@@ -179,9 +179,9 @@ class RocksEngine:
                 iterator.next()
             iterator.status()
         except Exception as error:
-            raise meaning(error, self._directory) from error
+            raise translated(error, self._directory) from error
         finally:
-            del iterator  # or a traceback that somebody keeps would keep the directory locked
+            del iterator  # a traceback that is kept would keep the directory locked
         return rows
 
     async def commit(self, batch: Batch) -> None:
@@ -296,7 +296,7 @@ class RocksReader:
     async def scan_chunks(
         self, table: Table, start: bytes, end: bytes | None, *, chunk_rows: int = 512
     ) -> AsyncIterator[list[Row]]:
-        # Each chunk seeks anew: an iterator kept open would pin old versions, and the directory.
+        # Each chunk seeks again: an iterator kept open would pin old versions, and the directory.
         while chunk := self._opened().rows(
             table, start, end, chunk_rows, bytes_max=CHUNK_BYTES_MAX, fill_cache=False
         ):

@@ -1,4 +1,4 @@
-"""How a partition's RocksDB files are opened, and what its complaints mean.
+"""How a partition's RocksDB files are opened, and how its errors are translated.
 
 This module owns every RocksDB option and the translation of errors; the layout is described at the
 head of `rocksdb.py`. It never reads or writes a key.
@@ -53,12 +53,12 @@ class Memory:
 
 
 def open_database(directory: Path, memory: Memory) -> Rdict:
-    """The database, made new where the directory holds none."""
+    """The database; created if the directory holds none."""
     directory.mkdir(parents=True, exist_ok=True)
     logs = sorted(directory.glob("*.log"))
     exists = (directory / "CURRENT").exists()
     if not exists and (logs or any(directory.glob("*.sst"))):
-        # RocksDB would take this for a new database and delete what is there.
+        # RocksDB would create a new database and delete these files.
         raise DataCorrupt(f"{directory} holds data but no file CURRENT", file="CURRENT")
     for log in logs:
         if wal.has_altered_length(log):
@@ -67,7 +67,7 @@ def open_database(directory: Path, memory: Memory) -> Rdict:
     try:
         return Rdict(str(directory), _database_options(memory, create=not exists), families)
     except Exception as error:
-        raise meaning(error, directory) from error
+        raise translated(error, directory) from error
 
 
 def _database_options(memory: Memory, *, create: bool) -> Options:
@@ -100,9 +100,9 @@ def _family_options(table: Table, memory: Memory) -> Options:
     options.set_write_buffer_size(memory.write_buffer_bytes_max // share)
     options.set_arena_block_size(64 * 1024)  # every table in use takes at least one of these
     options.set_compression_type(DBCompressionType.lz4())
-    # What is queued is soon deleted: rewrite files that consist of tombstones for the most part.
+    # Queued messages are soon deleted: rewrite files that consist mostly of tombstones.
     options.add_compact_on_deletion_collector_factory(10_000, 5_000, 0.5)
-    # A write is refused or it is not: nothing in between, for no_slowdown would refuse that too.
+    # A write is either refused or not slowed down at all: no_slowdown would refuse slowed ones.
     options.set_max_write_buffer_number(3)
     options.set_level_zero_slowdown_writes_trigger(36)
     options.set_level_zero_stop_writes_trigger(36)
@@ -120,8 +120,8 @@ def stored_bytes(directory: Path) -> int:
     return size
 
 
-def meaning(error: Exception, directory: Path) -> Exception:
-    """What RocksDB's message says. rocksdict raises bare Exception, so the text is all there is."""
+def translated(error: Exception, directory: Path) -> Exception:
+    """The error for a message of RocksDB: rocksdict raises bare Exception with nothing but text."""
     message = f"{directory}: {error}"
     if "lock hold by current process" in message or "While lock file" in message:
         return DataDirectoryInUse(f"{directory} is open in another process")

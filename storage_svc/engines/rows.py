@@ -115,7 +115,7 @@ def read_run(key: bytes, value: bytes) -> Run:
 
 
 def read_lane_runs(page: Sequence[Row]) -> list[Run]:
-    """Runs of one lane, with what they share read once."""
+    """Runs of one lane; their common key prefix is decoded once."""
     if not page:
         return []
     encoded, _ = read_text(page[0][0], 8)
@@ -147,7 +147,7 @@ def group_key(queue_id: int, group: str) -> bytes:
 
 
 def group_value(group: Group) -> bytes:
-    """Carries the mark of the lane without a key, which nearly every queue has and few exceed."""
+    """Includes the mark of the lane without a key, the only lane that most queues have."""
     lane = group.lanes.get("")
     mark = lane.mark if lane is not None else (group.base, group.base)
     return (
@@ -183,7 +183,7 @@ def read_lane(key: bytes, value: bytes) -> tuple[str, str, tuple[int, int]]:
     return group.decode(), fairness_key.decode(), (run_start, position)
 
 
-# --- messages that came back ----------------------------------------------------------------------
+# --- returned slices ------------------------------------------------------------------------------
 
 
 def returned_key(queue_id: int, group: str, start: int) -> bytes:
@@ -206,12 +206,12 @@ def returned_value(returned: Returned) -> bytes:
 
 
 def returned_run_key(key: bytes, value: bytes) -> bytes:
-    """Where the header of the run is that an exception is about."""
+    """The key of the run header of a returned slice."""
     return key[:8] + text(value[_RETURNED.size :]) + value[8:16]
 
 
 def read_returned(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
-    """Group, and what came back."""
+    """Group, and the returned slice."""
     group, at = read_text(key, 8)
     end, _, attempts, deliveries, not_before_ms, buried = _RETURNED.unpack_from(value)
     slice_ = Slice(read_u64(key, at), end, run, attempts, deliveries)
@@ -264,7 +264,7 @@ def reservation_value(reservation: Reservation) -> bytes:
 
 
 def reservation_run_key(key: bytes, value: bytes) -> bytes:
-    """Where the header of the run is that a reservation is about."""
+    """The key of the run header of a reservation."""
     _, at = read_text(value, _names_at(value))
     return key[:8] + text(value[at:]) + value[:8]
 
@@ -302,12 +302,12 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
 
 
 def is_live(reservation_value: bytes) -> bool:
-    """Whether any message of a stored reservation is open; reads no more than it must."""
+    """Whether any message of a stored reservation is open, without decoding the rest."""
     return int(_RESERVATION.unpack_from(reservation_value)[9]) > 0
 
 
 def incarnation_of(reservation_value: bytes) -> int:
-    """Which life of which broker a stored reservation was made for."""
+    """The broker incarnation that a stored reservation was made for."""
     return int(_RESERVATION.unpack_from(reservation_value)[8])
 
 

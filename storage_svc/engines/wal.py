@@ -1,9 +1,10 @@
 """A check of RocksDB's write-ahead log that RocksDB itself does not make.
 
-A log may end in the middle of a record: the process or the power died while writing it, and nobody
-was told success. RocksDB recognizes that by a length that runs past the end of the file, and would
-take a flipped bit in the length field of any record of the last block for the same thing, dropping
-that record and all behind it without a word. This module tells the two apart; it never writes.
+A log may end in the middle of a record: the process or the power died while writing it, and the
+commit was never acknowledged. RocksDB recognizes that by a length that runs past the end of the
+file. It would treat a flipped bit in the length field of any record of the last block in the same
+way, and silently drop that record and all behind it. This module distinguishes the two; it never
+writes.
 """
 
 import os
@@ -29,7 +30,7 @@ _CRC = _crc32c_table()
 
 
 def has_altered_length(log: Path) -> bool:
-    """Whether the log seems to end in a torn record that was in truth written completely."""
+    """Whether the log seems to end in a torn record that was in fact written completely."""
     with log.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(size - size % _BLOCK_BYTES)

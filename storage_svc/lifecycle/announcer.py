@@ -1,8 +1,7 @@
-"""Announcing: tells lifecycle that a partition was opened, and what it would otherwise look at too
-late (L4, L7).
+"""The announcer: reports to lifecycle that a partition was opened, and sends wake-ups (L4, L7).
 
-One announcer per partition, so that one that gets no answer holds up no other. What cannot be told
-is told again, with a growing pause; a sweep that comes by itself makes it unnecessary.
+One announcer per partition, so that one without an answer delays no other. A call that fails is
+repeated after a growing pause, unless a sweep has made it unnecessary.
 """
 
 import asyncio
@@ -19,12 +18,12 @@ from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.telemetry import counter
 
 ANSWER_MS_MAX = 5_000
-"""A call waits that long for a lifecycle service that is just starting, or gone."""
+"""How long a call waits for a lifecycle service that is starting or unreachable."""
 
 RETRY_MS_MIN = 50
 RETRY_MS_MAX = 2_000
 ANNOUNCE_AGAIN_MS = 1_000
-"""An announcement was taken note of, but no sweep has ended since: the replica may be gone."""
+"""An announcement was accepted but no sweep has ended since: the replica may be gone."""
 
 _log = logging.getLogger(__name__)
 _failures = counter(
@@ -33,7 +32,7 @@ _failures = counter(
 
 
 class Announcer:
-    """Speaks to lifecycle for one partition. `run` does so until cancelled."""
+    """Calls lifecycle on behalf of one partition. `run` does so until cancelled."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Announcer:
                 await self._clock.wait_for(self._partition.lifecycle.wakeup_pending.wait(), wait_ms)
 
     async def run_once(self) -> int | None:
-        """Tell what there is to tell; how long to wait before looking again, None for news."""
+        """Send what is pending; returns how long to wait for a wake-up, None for no limit."""
         self._partition.lifecycle.wakeup_pending.clear()
         due_ms = self._partition.lifecycle.wakeups.take()
         try:
@@ -76,7 +75,7 @@ class Announcer:
         return None
 
     async def _announce(self) -> None:
-        """A sweep follows at once, and sees whatever is due."""
+        """A sweep follows at once, and finds everything that is due."""
         stub = LifecycleServiceStub(await self._channels.to(self._lifecycle_address))
         announcement = AnnouncePartitionRequest(
             partition=self._partition.number,

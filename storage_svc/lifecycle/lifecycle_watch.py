@@ -1,7 +1,7 @@
-"""What a partition knows of lifecycle: who sweeps it, what it must be told, whether it is silent.
+"""Lifecycle as one partition sees it: the sweep lease, wake-ups to send, and whether it is silent.
 
-Owns the lease, the wake-ups and the alarm (L4, L7). It calls nobody: telling lifecycle is the work
-of `announcing`, and what silence means for the partition is shown in its health.
+Owns the lease, the wake-ups and the alarm (L4, L7). `announcer.py` sends the wake-ups; silence is
+shown in the health of the partition.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _silences = counter(
 
 @dataclass(frozen=True, slots=True)
 class SilencePolicy:
-    """When lifecycle counts as silent, and what that means."""
+    """When lifecycle counts as silent, and whether that is a fault or an alarm."""
 
     after_ms: int = 0
     """0: never."""
@@ -39,12 +39,12 @@ class LifecycleWatch:
         self.lease = SweepLease(monotonic_ms)
         self.wakeups = WakeUps()
         self.wakeup_pending = asyncio.Event()
-        """Set when lifecycle must be told something; cleared by whoever tells it."""
+        """Set when there is a wake-up to send; cleared by the announcer."""
         self._partition = partition
         self._silence = silence
 
     def due(self, index: Hashable, due_ms: int) -> None:
-        """An entry of an index is due then, and durable."""
+        """An entry of an index is durable and due at that time."""
         if self.wakeups.added(index, due_ms):
             self.wakeup_pending.set()
 
@@ -55,7 +55,7 @@ class LifecycleWatch:
             self.due(index, earliest_ms)
 
     def check_silence(self, health: Health, now_ms: int, monotonic_ms: int) -> bool:
-        """Lifecycle that falls silent is an alarm, or a fault; returns whether that changed."""
+        """Raise or clear the alarm, or fault, of a silent lifecycle; returns whether it changed."""
         silent_ms = monotonic_ms - self.lease.asked_ms
         silent = self._silence.after_ms > 0 and silent_ms > self._silence.after_ms
         if silent == health.has(FaultReason.LIFECYCLE_SILENT):
@@ -65,7 +65,7 @@ class LifecycleWatch:
             return True
         _log.error("lifecycle is silent", extra={"partition": self._partition, "ms": silent_ms})
         _silences.add(1)
-        detail = f"no sweeper was heard of for {silent_ms} ms"
+        detail = f"no sweeper has asked for the lease for {silent_ms} ms"
         alarm = not self._silence.is_fault
         health.add(FaultReason.LIFECYCLE_SILENT, detail, now_ms, alarm=alarm)
         return True

@@ -1,8 +1,7 @@
-"""Wake-ups: what lifecycle must be told because it would look too late otherwise (L7).
+"""Wake-ups: entries that are due before the next sweep that lifecycle has planned (L7).
 
-Pure. A scan tells lifecycle when the earliest entry of an index is due; what is added later and is
-due earlier must be told. An index goes by whatever name its owner gives it; times are partition
-time.
+Pure. The answer to a scan includes when the next entry of the index is due; an entry that is added
+later and is due earlier needs a wake-up. An index is known by any name; times are partition time.
 """
 
 from collections.abc import Hashable
@@ -11,7 +10,7 @@ NEVER_MS = 1 << 62
 
 
 class WakeUps:
-    """When lifecycle will look into each index, and the earliest time it does not know of yet."""
+    """When lifecycle will scan each index next, and the earliest wake-up that is not sent yet."""
 
     __slots__ = ("_known_ms", "_unsent_ms")
 
@@ -20,16 +19,16 @@ class WakeUps:
         self._unsent_ms: int | None = None
 
     def scan_begins(self, index: Hashable) -> None:
-        """From here on the scan may miss what is added, until it says what it has seen."""
+        """The scan may miss entries that are added from here on."""
         self._known_ms[index] = NEVER_MS
 
     def scan_ended(self, index: Hashable, next_due_ms: int | None) -> None:
-        """Lifecycle knows now when the next entry is due."""
+        """The answer of the scan includes when the next entry is due."""
         if next_due_ms is not None:
             self._known_ms[index] = min(self._known_ms.get(index, NEVER_MS), next_due_ms)
 
     def added(self, index: Hashable, due_ms: int) -> bool:
-        """An entry is durable; returns whether lifecycle must be told."""
+        """An entry is durable; returns whether it needs a wake-up."""
         if due_ms >= self._known_ms.get(index, NEVER_MS):
             return False
         self._known_ms[index] = due_ms
@@ -37,10 +36,10 @@ class WakeUps:
         return True
 
     def take(self) -> int | None:
-        """The earliest time that is untold; whoever takes it tells it, or puts it back."""
+        """The earliest wake-up that is not sent; the caller sends it or puts it back."""
         due_ms, self._unsent_ms = self._unsent_ms, None
         return due_ms
 
     def put_back(self, due_ms: int) -> None:
-        """It could not be told."""
+        """The wake-up could not be sent."""
         self._unsent_ms = due_ms if self._unsent_ms is None else min(self._unsent_ms, due_ms)

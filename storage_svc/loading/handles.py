@@ -1,7 +1,7 @@
 """Handles: the cache of the queues that a partition has materialized.
 
 A queue is loaded when an operation uses it, and unloaded once it is idle; an unloaded queue leaves
-nothing in memory. What the commit under way has changed is the business of `partition/commit.py`.
+nothing in memory. `partition/commit.py` adds what the commit under way has changed.
 """
 
 from collections import OrderedDict

@@ -128,7 +128,7 @@ class Reserve(NamedTuple):
         )
         counters.reservation_id += len(reservations)
         counters.delivered += sum(each.slice.messages for each in reservations)
-        # Whatever is still active was kept back by the bounds of the request alone.
+        # A key that is still active was held back only by the bounds of the request.
         group.has_waiters = not group.ring or not (taken or too_large)
         if len(group.lanes) > group.lanes_max:
             await commit.forget_lanes(state)

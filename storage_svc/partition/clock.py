@@ -1,9 +1,9 @@
-"""Partition time: milliseconds that never go back, whatever happens to the wall clock.
+"""Partition time: milliseconds that never go back, also when the wall clock does.
 
 Pure: the readings are arguments. Time is the larger of the last committed time and the wall clock,
-and advances by the monotonic clock while the wall clock stands behind. A wall clock that jumps far
-ahead moves it too, but suspends deleting work until somebody confirms: a wrong date must not expire
-everything that is stored.
+and advances by the monotonic clock while the wall clock is behind. A wall clock that jumps far
+ahead moves it as well, but suspends deletions until an operator confirms the time: a wrong date
+must not expire everything that is stored.
 """
 
 FORWARD_JUMP_MS_MAX = 60 * 60 * 1000
@@ -30,5 +30,5 @@ class PartitionTime:
         return now_ms
 
     def confirm(self) -> None:
-        """An operator says that the time is right."""
+        """An operator confirms the time."""
         self.suspicious = False

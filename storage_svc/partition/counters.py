@@ -1,4 +1,4 @@
-"""The ledger of a partition: its durable counters and its claim, one small record each.
+"""The durable counters of a partition and its claim, one small record each.
 
 Counters only grow, also over deletions and restarts: a queue_id, a reservation id or an epoch is
 never given twice. The record is written with every commit, so it costs no read and no block of ids.
@@ -28,13 +28,13 @@ class Counters:
     outbox_sequence: int = 0
     record: int = 0
     topic_version: int = 0
-    # Not numbers given, but kept here because they change with every commit and survive it:
+    # Not the last of anything, but kept here because they change with every commit:
     queues: int = 0  # that exist
     messages: int = 0  # that are stored, without scheduled ones
     body_bytes: int = 0  # of those
-    published: int = 0  # messages that joined a queue, ever
-    delivered: int = 0  # messages handed out, ever
-    acked: int = 0  # messages acknowledged, ever
+    published: int = 0  # messages appended to queues, in total
+    delivered: int = 0  # messages handed out, in total
+    acked: int = 0  # messages acknowledged, in total
 
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")
@@ -43,7 +43,7 @@ _NAMES = tuple(each.name for each in fields(Counters))
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The broker that owns the partition."""
+    """The broker that holds the partition."""
 
     broker_id: str
     address: str
@@ -55,7 +55,7 @@ NO_CLAIM = Claim("", "", 0, 0)
 
 
 async def load_counters(engine: Engine) -> tuple[Counters, Claim]:
-    """What the last commit left behind; zeros and nobody for a new partition."""
+    """The counters and the claim of the last commit; zeros and no claim for a new partition."""
     counters, claim = await engine.load(Table.META, [_COUNTERS_KEY, _CLAIM_KEY])
     return (
         Counters() if counters is None else Counters(*_COUNTERS.unpack(counters)),

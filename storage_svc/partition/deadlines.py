@@ -1,7 +1,7 @@
 """The earliest deadline of a partition, known without reading the engine.
 
-Pure. Counts deadlines in buckets of 10 ms, the finest that expiry works at, so that a deadline that
-goes away costs nothing and the next one is found without passing over those that are gone.
+Pure. Counts deadlines in buckets of 10 ms, the resolution of expiry, so that removing a deadline
+costs nothing and the next one is found without passing over removed ones.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ _EMPTY_MIN = 64
 
 
 class Deadlines:
-    """How many deadlines lie in which bucket; empty ones are at most as many as the others."""
+    """The number of deadlines per bucket; at most as many buckets are empty as are not."""
 
     __slots__ = ("_counts", "_empty", "_heap", "total")
 
@@ -36,9 +36,9 @@ class Deadlines:
         self.total += 1
 
     def discard(self, deadline_ms: int) -> None:
-        """A deadline that was added before is gone."""
+        """Remove a deadline that was added before."""
         bucket = deadline_ms // BUCKET_MS
-        assert self._counts[bucket] > 0, "only what was added is discarded"
+        assert self._counts[bucket] > 0, "a deadline is discarded after it was added"
         self._counts[bucket] -= 1
         self.total -= 1
         if not self._counts[bucket]:
@@ -62,7 +62,7 @@ class Deadlines:
         return earliest_ms is not None and earliest_ms <= now_ms
 
     def _forget_empty(self) -> None:
-        """Those behind a deadline that stays would pile up for as long as it does."""
+        """Empty buckets behind an early deadline that stays would pile up."""
         self._heap = [bucket for bucket in self._heap if self._counts[bucket]]
         heapify(self._heap)
         self._counts = defaultdict(int, {bucket: self._counts[bucket] for bucket in self._heap})

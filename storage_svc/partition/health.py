@@ -1,7 +1,7 @@
 """Health of a partition: why it does not serve, and since when.
 
-Pure. Reasons come and go independently of each other; the partition serves when none is left. An
-alarm is a reason to look, not a reason to stop: it is shown among the faults and refuses nothing.
+Pure. Faults come and go independently of each other; the partition serves when none is left. An
+alarm calls for attention but stops nothing: it is listed among the faults and refuses nothing.
 """
 
 from enum import Enum
@@ -46,7 +46,7 @@ class Health:
     def __init__(self) -> None:
         self._faults: dict[FaultReason, Fault] = {}
         self.openings = 0
-        """How often the partition was opened: each time its memory began anew."""
+        """How often the partition was opened, each time with empty memory."""
 
     @property
     def state(self) -> HealthState:

@@ -1,7 +1,7 @@
 """The journal of one commit: turns changes of queue states into one engine batch.
 
-Owns what is specific to a commit: the batch, records that changed several times and are written
-once, bodies that are not yet in the engine, and what is to be told once the commit is durable.
+Owns the state of a single commit: the batch, records that changed several times and are written
+once, bodies that are not yet in the engine, and events to report once the commit is durable.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ QueueGroup = tuple[str, str]
 
 
 class BatchJournal:
-    """Implements `queue_state.Journal` for one commit of one partition."""
+    """Implements `queue.record.Journal` for one commit of one partition."""
 
     def __init__(self, now_ms: int, deadlines: Deadlines, next_record: int) -> None:
         self.now_ms = now_ms
@@ -42,10 +42,10 @@ class BatchJournal:
         self.high_water: dict[tuple[int, str], int] = {}
         """Marks of outbox sources that this commit raised."""
         self.expired: list[int] = []
-        """Reservations that end with this commit and that nobody settled: those that expire, and
-        those that go with their queue or their group."""
+        """Reservations that end with this commit without being settled: those that expire, and
+        those of a queue or a group that is deleted or moved."""
         self.changed_queues: set[int] = set()
-        """Queues that this commit changes: what the engine has of them is not the truth."""
+        """Queues that this commit changes: their rows in the engine are out of date."""
         self.removed_names: set[str] = set()
         self.removed_ids: set[int] = set()
         self.added_due: list[tuple[Table, int]] = []
@@ -195,7 +195,7 @@ class BatchJournal:
         self._deadlines.discard(time_ms)
         self.erase(table, key)
 
-    # --- messages that came back ---------------------------------------------------------------
+    # --- returned slices -----------------------------------------------------------------------
 
     def put_returned(self, record: QueueRecord, group: Group, returned: Returned) -> None:
         self.changed_queues.add(record.queue_id)
@@ -237,5 +237,5 @@ class BatchJournal:
         self.ready_queues[record.lmq_name, group.name] = None
 
     def cancel_ready(self, record: QueueRecord, group: Group) -> None:
-        """Whoever waited asks in the commit that has something for it: there is nothing to tell."""
+        """The consumers that waited ask again in this very commit: they need no notice."""
         self.ready_queues.pop((record.lmq_name, group.name), None)

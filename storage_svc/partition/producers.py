@@ -2,7 +2,7 @@
 
 Remembers the last sequences of each producer, independently of retention, for a bounded window: as
 many runs as `limits.PRODUCER_SEQUENCES_MAX`, and for as long as `limits.PRODUCER_WINDOW_MS` after
-the producer's last run. What is older is refused, never stored a second time.
+the producer's last run. Older sequences are refused, never stored a second time.
 """
 
 import zlib
@@ -21,7 +21,7 @@ _ANSWER = Struct(">QQQII")
 
 
 class Answer(NamedTuple):
-    """What the first try was answered with, and what tells its run from another."""
+    """The first answer, and what identifies its run."""
 
     queue_id: int
     first_offset: int
@@ -52,13 +52,13 @@ def _first_day_kept(now_ms: int) -> int:
 
 
 class Producers:
-    """The producers that published lately, a bounded number of them in memory."""
+    """The producers that published recently, a bounded number of them in memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cached: OrderedDict[str, _Producer] = OrderedDict()
         self._searched_to = 0
-        """The day before which no producer published last, as far as is known."""
+        """No producer that is still stored published last before this day."""
 
     async def find(self, producer_id: str, sequence: int, mine: Answer) -> Answer | None:
         """The first answer if this run was stored before; None if it never was.
@@ -130,7 +130,7 @@ class Producers:
         return len(old)
 
     def trim(self) -> None:
-        """Bound the memory. Only after a commit: what it wrote cannot be read back before."""
+        """Bound the memory. Only after a commit: its rows cannot be read back before."""
         while len(self._cached) > _CACHED_MAX:
             self._cached.popitem(last=False)
 

@@ -1,8 +1,9 @@
-"""Spans of the writer: one for each operation that somebody traces, one for the commit they share.
+"""Spans of the writer: one for each operation that is traced, one for the commit they share.
 
-The span of an operation lasts until what it did is durable, and links to the commit that made it
-so. A commit belongs to many traces at once, so it has one of its own that links to every caller;
-one that writes nothing has no span. Operations that nobody traces cost a look at their caller.
+The span of an operation lasts until the operation is durable, and links to the commit that made it
+so. A commit belongs to many traces at once, so it has one of its own that links to every caller; a
+commit that writes nothing has no span. An operation that is not traced costs one check of its
+caller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ class CommitSpans:
 
     @contextmanager
     def operation(self, operation: Operation[Any], caller: str) -> Iterator[Span | None]:
-        """Around one operation, below the span of its caller; the span goes on until the end."""
+        """Around one operation, below the span of its caller; the span lasts until the end."""
         if not is_sampled(caller):
             yield None
             return
@@ -75,8 +76,8 @@ class CommitSpans:
             yield started
 
     def commit(self) -> AbstractContextManager[object]:
-        """Around the write that makes all of it durable."""
-        # One that carries nothing but the work of clients who do not trace is nobody's to look at.
+        """Around the write that makes the operations durable."""
+        # A commit without any traced operation would be a trace that nothing refers to.
         if not self._callers or not tracing_enabled():
             return nullcontext()
         return self._commit()

@@ -1,8 +1,8 @@
-"""The topics that a partition knows: all of them, in memory, with the versions they came in.
+"""The topics of the cluster as one partition knows them, all in memory with their versions.
 
-Partition 0 is the home where versions are given; the others are brought newer ones and ignore older
-ones, so that the fan-out may repeat itself and arrive in any order. A deleted topic leaves its
-version behind for the same reason.
+Partition 0 is the home partition, which assigns versions; the others receive newer versions and
+ignore older ones, so that the fan-out may repeat itself and arrive in any order. A deleted topic
+leaves its version behind for the same reason.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ class Topics:
         return sorted(self._live)
 
     def version(self, name: str) -> int:
-        """The newest version known, also of a deleted topic; 0 for one never heard of."""
+        """The newest version, also of a deleted topic; 0 for an unknown one."""
         topic = self._live.get(name)
         return self._deleted.get(name, 0) if topic is None else topic.version
 
@@ -89,7 +89,7 @@ class Topics:
         return True
 
     def _check_dead_letters(self, topic: Topic) -> None:
-        """Refuse topics that point at each other: a message could travel between them for ever."""
+        """Refuse a cycle of dead-letter topics: a message could go round in it without end."""
         way = [topic.name]
         name = topic.settings.dead_letter_topic
         while name:

@@ -1,8 +1,8 @@
 """The writer of a partition: turns all frames that have gathered into one durable commit.
 
 Owns the order of operations. Nothing is answered before the commit of the batch it was computed in
-is durable. What the operations mean is in `operations/`; a commit that fails is the business of
-`partition.py`.
+is durable. What the operations mean is in `operations/`; `partition.py` recovers from a
+commit that fails.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _commit_operations = histogram(
 _commit_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
 _fenced_calls = counter(
     "tidemark.storage.fenced_calls",
-    "Operations of brokers and clients that no longer own what they ask for",
+    "Operations of brokers and clients under an old epoch",
     zeros=({"holder": "broker"}, {"holder": "client"}),
 )
 

@@ -1,7 +1,7 @@
-"""Scanning: phase one of a sweep, read beside the writer and never through it (L2).
+"""Due work: the scans of phase one of a sweep, beside the writer and never through it (L2).
 
-Each kind of due work has an index; a scan starts where the index is known to begin and stops at the
-first entry that is not due, so that it costs what is due, not what is stored.
+Each kind of due work has an index; a scan starts at its low-water mark and stops at the first entry
+that is not due, so that its cost follows what is due, not what is stored.
 """
 
 from enum import Enum
@@ -24,11 +24,11 @@ OUTBOX_BYTES_MAX = 8 * 1024 * 1024
 
 OUTBOX_PAGE_ROWS = 256
 OUTBOX_EXAMINED_MAX = 4096
-"""Entries that one answer may pass over because their destinations were excepted."""
+"""Entries that one answer may skip because their destinations are excluded."""
 
 
 class ScanKind(Enum):
-    """What a scan looks for."""
+    """The kinds of due work."""
 
     EXPIRED_RESERVATIONS = "EXPIRED_RESERVATIONS"
     DELAYS_OVER = "DELAYS_OVER"
@@ -39,17 +39,17 @@ class ScanKind(Enum):
 
 
 class Due(NamedTuple):
-    """One thing that is due, as the action that would deal with it."""
+    """One entry that is due, as the action that deals with it."""
 
     action: Action
     due_ms: int
 
 
 class Page(NamedTuple):
-    """What a scan found."""
+    """One page of a scan."""
 
     due: list[Due]
-    next_token: bytes  # empty: that was all
+    next_token: bytes  # empty: the last page
     next_due_ms: int | None  # the earliest entry that is not yet due
     now_ms: int
 
@@ -109,7 +109,7 @@ async def _scan_buried(reader: Reader, token: bytes, limit: int, now_ms: int) ->
 async def _scan_outbox(
     partition: int, reader: Reader, token: bytes, limit: int, except_destinations: frozenset[str]
 ) -> tuple[list[Due], bytes]:
-    """Entries in order, as many as one answer can carry, and where to go on."""
+    """Entries in order, as many as one answer can carry, and the token of the next page."""
     due: list[Due] = []
     examined = body_bytes = 0
     while examined < OUTBOX_EXAMINED_MAX:

@@ -1,7 +1,6 @@
-"""Looking: queues and groups as people see them, without waking any.
+"""Queues, groups and messages for operators, read beside the writer without loading a queue (K5).
 
-Reads beside the writer. What is in memory for a loaded queue is shown as it is; an idle queue is
-described from what is stored and stays idle.
+A loaded queue is shown from memory; an idle one is read from the engine and stays idle.
 """
 
 from collections.abc import AsyncIterator
@@ -22,9 +21,9 @@ from tidemark.errors import InvalidArgument
 from tidemark.limits import RUN_MESSAGES_MAX
 
 PEEK_BYTES_MAX = 4 * 1024 * 1024
-"""Bodies after which a look is enough; an answer must fit one frame."""
+"""Bodies that one peek reads; its answer must fit one frame."""
 
-_KEYS_LOOKED_AT_MAX = 16
+_KEYS_EXAMINED_MAX = 16
 
 
 class QueueView(NamedTuple):
@@ -58,7 +57,7 @@ class Peeked(NamedTuple):
 async def list_queues(
     partition: Partition, topic: str, lite_prefix: str, token: bytes, limit: int
 ) -> tuple[list[QueueView], bytes]:
-    """A page of queues by name, and where the next begins."""
+    """A page of queues by name, and the token of the next page."""
     start, end = rows.topic_range(topic, lite_prefix) if topic else (b"", None)
     if token and (token < start or (end is not None and token >= end)):
         raise InvalidArgument("not a page token of this call", field="page_token")
@@ -86,7 +85,7 @@ async def peek(
     state = await partition.state.handles.read_state(lmq_name)
     only_for = state.group(group) if group else None
     peeked: list[Peeked] = []
-    looked_at_bytes = 0
+    read_bytes = 0
     queue_id = state.record.queue_id
     with partition.reader() as reader:
         async for run in _runs_from(reader, queue_id, offset):
@@ -99,8 +98,8 @@ async def peek(
                 settled = only_for is not None and only_for.has_settled_message(run, number)
                 if number >= offset and not settled:
                     peeked.append(Peeked(number, message, run))
-            looked_at_bytes += len(body)
-            if len(peeked) >= limit or looked_at_bytes > PEEK_BYTES_MAX:
+            read_bytes += len(body)
+            if len(peeked) >= limit or read_bytes > PEEK_BYTES_MAX:
                 break
     return peeked[:limit]
 
@@ -129,7 +128,7 @@ def _group_view(state: QueueState, group: Group) -> GroupView:
 async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | None:
     """The first run of each of the first fairness keys: exact unless a queue has many keys."""
     times: list[int] = []
-    for key in await fairness_keys(reader, record.queue_id, _KEYS_LOOKED_AT_MAX):
+    for key in await fairness_keys(reader, record.queue_id, _KEYS_EXAMINED_MAX):
         prefix = rows.lane_prefix(record.queue_id, key)
         first = await reader.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
         times += (rows.read_run(*row).publish_time_ms for row in first)
@@ -137,7 +136,7 @@ async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | 
 
 
 async def _runs_from(reader: Reader, queue_id: int, offset: int) -> AsyncIterator[Run]:
-    """Runs in the order of their offsets, whatever their keys: a seek per key and per run."""
+    """Runs of all fairness keys in the order of their offsets: a seek per key and per run."""
     heads: list[Run] = []
     for key in await fairness_keys(reader, queue_id):
         # A run that begins before the offset may reach beyond it.

@@ -1,8 +1,8 @@
-"""Tables for Spark: what a partition stores, as Arrow record batches, read beside the writer.
+"""Tables for Spark: the rows of a partition as Arrow record batches, read beside the writer.
 
 A scan holds no snapshot and no memory beyond one batch: it goes queue by queue and chunk by chunk,
-and lets the event loop run after every 2 ms of work. What changes meanwhile may be seen before or
-after its change; storage checks each planned deletion again.
+and yields to the event loop after every 2 ms of work. Rows that change meanwhile may be seen before
+or after the change; storage checks each planned deletion again.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from tidemark.errors import InvalidArgument, QueueNotFound
 from tidemark.names import topic_of
 
 SLICE_NS_MAX = 2_000_000
-"""How long a scan may work before it lets others run."""
+"""How long a scan may work before it yields to the event loop."""
 
 
 class TableName(Enum):
-    """What can be scanned."""
+    """The tables that can be scanned."""
 
     RUNS = "RUNS"
     GROUPS = "GROUPS"
@@ -38,7 +38,7 @@ class TableName(Enum):
 
 
 class TableFilter(NamedTuple):
-    """What of a table is wanted; empty values want everything."""
+    """The part of a table to read; empty values do not restrict it."""
 
     columns: Sequence[str] = ()
     topic: str = ""
