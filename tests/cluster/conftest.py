@@ -1,7 +1,7 @@
 """Clusters for tests. When a test fails, the last lines of each service's log are shown."""
 
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ STOP_TIMEOUT_MS = 60_000
 """After which a service that was asked to stop is killed: only where it hangs."""
 
 LOG_DIRECTORIES = pytest.StashKey[list[Path]]()
+SHARED_LOGS = pytest.StashKey[dict[str, Path]]()
+"""Log directories of clusters that tests share, by the name of the fixture."""
 
 
 @pytest.fixture
@@ -49,20 +51,37 @@ async def cluster(start_cluster: StartCluster) -> LocalCluster:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def cli(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cli]:
+async def shared_cluster(request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+    """A cluster for tests that kill nothing, and delete the topics that they created."""
+    async with _shared(request) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cli(request: pytest.FixtureRequest) -> AsyncIterator[Cli]:
     """The command `tidemark`, with one cluster for all its tests: they differ in their topics."""
-    directory = tmp_path_factory.mktemp("cli")
-    async with LocalCluster(directory / "data", log_dir=directory / "logs") as cluster:
+    async with _shared(request) as cluster:
         yield Cli.of(cluster)
+
+
+@asynccontextmanager
+async def _shared(request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+    fixture = str(request.fixturename)
+    directory = request.getfixturevalue("tmp_path_factory").mktemp(fixture)
+    request.config.stash.setdefault(SHARED_LOGS, {})[fixture] = directory / "logs"
+    async with LocalCluster(directory / "data", log_dir=directory / "logs") as cluster:
+        yield cluster
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Function,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        for directory in item.stash.get(LOG_DIRECTORIES, []):
+        shared = item.config.stash.get(SHARED_LOGS, {})
+        used = [logs for fixture, logs in shared.items() if fixture in item.fixturenames]
+        for directory in (*item.stash.get(LOG_DIRECTORIES, []), *used):
             for log in sorted(directory.glob("*.log")):
                 lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
                 report.sections.append((f"{directory.name}/{log.name}", "\n".join(lines)))

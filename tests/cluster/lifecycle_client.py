@@ -6,7 +6,7 @@ meaning of its own and never repeats a call that changes something, unless its n
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -69,10 +69,18 @@ class Client:
     topics: TopicServiceStub
     broker: BrokerServiceStub
     storage: StorageClient
+    created: set[str] = field(default_factory=set)
+    """Topics of its own."""
 
     async def create_topic(self, name: str, **settings: Any) -> None:
         request = CreateTopicRequest(name=name, settings=TopicSettings(**settings))
         await self.topics.CreateTopic(request)
+        self.created.add(name)
+
+    async def delete_topics(self) -> None:
+        """Leave a cluster that tests share as it was."""
+        for name in self.created:
+            await self.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=name, force=True))
 
     async def update_topic(self, name: str, **settings: Any) -> None:
         request = topic_pb2.UpdateTopicRequest(name=name, settings=TopicSettings(**settings))

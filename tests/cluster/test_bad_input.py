@@ -20,9 +20,10 @@ from tidemark.rpc import from_status
 
 
 @pytest.fixture
-async def client(cluster: LocalCluster) -> AsyncIterator[UnaryClient]:
-    async with connected(cluster) as client:
+async def client(shared_cluster: LocalCluster) -> AsyncIterator[UnaryClient]:
+    async with connected(shared_cluster) as client:
         yield client
+        await client.delete_topic()
 
 
 async def test_refused_runs_get_their_reasons_and_leave_nothing_behind(client: UnaryClient) -> None:

@@ -14,9 +14,9 @@ QUEUES = ("jobs/ada", "jobs/bob")
 
 
 @pytest.fixture
-async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
+async def client(shared_cluster: LocalCluster) -> AsyncIterator[Client]:
     """A client, with three exhausted and two rejected dead letters of either queue."""
-    async with client_of(cluster) as client:
+    async with client_of(shared_cluster) as client:
         await client.create_topic("dead")
         await client.create_topic("jobs", max_attempts=1, dead_letter_topic="dead")
         for lmq_name in QUEUES:
@@ -28,6 +28,7 @@ async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
             await client.settle(rejected.receipt, DeadLetter(reason="no"))
         await client.until_stored("dead", 10)
         yield client
+        await client.delete_topics()
 
 
 async def test_a_dry_run_counts_and_changes_nothing(client: Client) -> None:

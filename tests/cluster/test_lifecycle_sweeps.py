@@ -21,9 +21,10 @@ UNTIL_DUE_MS = 5_000
 
 
 @pytest.fixture
-async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
-    async with client_of(cluster) as client:
+async def client(shared_cluster: LocalCluster) -> AsyncIterator[Client]:
+    async with client_of(shared_cluster) as client:
         yield client
+        await client.delete_topics()
 
 
 # --- what becomes ready --------------------------------------------------------------------------
@@ -159,19 +160,19 @@ async def test_without_a_dead_letter_topic_the_dead_are_deleted_and_remembered(
 ) -> None:
     """L6, R6: one row of history for each reason, written with the deletion."""
     await client.create_topic("jobs", max_attempts=1)
-    await client.publish("jobs/ada", b"exhausted")
-    await client.nack(await client.take("jobs/ada"))
-    await client.publish("jobs/ada", b"too", b"old", ttl_ms=100)
+    await client.publish("jobs/remembered", b"exhausted")
+    await client.nack(await client.take("jobs/remembered"))
+    await client.publish("jobs/remembered", b"too", b"old", ttl_ms=100)
 
     async def both_are_gone() -> bool:
-        return len(await client.history("jobs/ada")) == 2
+        return len(await client.history("jobs/remembered")) == 2
 
     await until(both_are_gone)
 
-    rows = {row.type: row for row in await client.history("jobs/ada")}
+    rows = {row.type: row for row in await client.history("jobs/remembered")}
     assert rows[RETENTION_TYPE_ATTEMPTS_EXHAUSTED].messages == 1
     assert rows[RETENTION_TYPE_TIME_TO_LIVE].messages == 2
-    assert await client.stored("jobs/ada") == []
+    assert await client.stored("jobs/remembered") == []
 
 
 async def test_nothing_under_a_live_reservation_is_dead_lettered_or_deleted(
@@ -220,7 +221,7 @@ async def test_dead_letter_topics_that_point_at_each_other_are_refused(client: C
 
 
 async def test_messages_wait_for_a_dead_letter_topic_that_does_not_exist_yet(
-    client: Client, cluster: LocalCluster
+    client: Client, shared_cluster: LocalCluster
 ) -> None:
     """L6: with a warning; other dead letters of the same queue's partition go on meanwhile."""
     await client.create_topic("dead")
@@ -230,8 +231,8 @@ async def test_messages_wait_for_a_dead_letter_topic_that_does_not_exist_yet(
         await client.publish(f"waits/{number}", b"%d" % number)
         await client.nack(await client.take(f"waits/{number}"))
 
-    assert cluster.log_dir is not None
-    log = cluster.log_dir / "lifecycle.log"
+    assert shared_cluster.log_dir is not None
+    log = shared_cluster.log_dir / "lifecycle.log"
 
     async def warned() -> bool:
         return "messages wait for their destination" in log.read_text()

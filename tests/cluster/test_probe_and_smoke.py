@@ -40,17 +40,17 @@ def paused(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_the_probe_passes_for_a_service_that_serves(cluster: LocalCluster) -> None:
+async def test_the_probe_passes_for_a_service_that_serves(shared_cluster: LocalCluster) -> None:
     """S1."""
     for name in SERVICES:
-        assert await run("tidemark.probe", cluster.address(name), *PATIENTLY) == (0, "")
+        assert await run("tidemark.probe", shared_cluster.address(name), *PATIENTLY) == (0, "")
 
 
 async def test_the_probe_finds_the_service_that_the_environment_configures(
-    cluster: LocalCluster,
+    shared_cluster: LocalCluster,
 ) -> None:
     """As in a container, where one of the services runs and listens on all addresses."""
-    port = cluster.address("broker").rpartition(":")[2]
+    port = shared_cluster.address("broker").rpartition(":")[2]
     nobody = free_address()
     environment = {
         "TIDEMARK_BROKER_LISTEN": f"0.0.0.0:{port}",
@@ -71,23 +71,25 @@ async def test_the_probe_fails_in_one_line_when_nobody_listens() -> None:
     assert output.count("\n") == 1
 
 
-async def test_the_probe_does_not_wait_for_a_service_that_hangs(cluster: LocalCluster) -> None:
-    with paused(cluster.pid("lifecycle")):
+async def test_the_probe_does_not_wait_for_a_service_that_hangs(
+    shared_cluster: LocalCluster,
+) -> None:
+    with paused(shared_cluster.pid("lifecycle")):
         status, output = await run(
-            "tidemark.probe", cluster.address("lifecycle"), "--timeout-ms", "300"
+            "tidemark.probe", shared_cluster.address("lifecycle"), "--timeout-ms", "300"
         )
 
     assert status == 1
-    assert output.startswith(cluster.address("lifecycle"))
+    assert output.startswith(shared_cluster.address("lifecycle"))
 
 
 async def test_the_probe_fails_for_a_name_that_the_service_does_not_have(
-    cluster: LocalCluster,
+    shared_cluster: LocalCluster,
 ) -> None:
-    address = cluster.address("broker")
+    address = shared_cluster.address("broker")
     status, output = await run("tidemark.probe", address, "--service", "nonsense", *PATIENTLY)
 
-    assert (status, output) == (1, f"{cluster.address('broker')}: no such service\n")
+    assert (status, output) == (1, f"{shared_cluster.address('broker')}: no such service\n")
 
 
 @pytest.mark.parametrize("arguments", [("no-port",), ("127.0.0.1:7400", "--timeout-ms", "soon")])
@@ -98,10 +100,10 @@ async def test_the_probe_refuses_wrong_arguments(arguments: tuple[str, ...]) -> 
     assert "usage:" in output
 
 
-async def test_the_smoke_test_passes_again_and_again(cluster: LocalCluster) -> None:
+async def test_the_smoke_test_passes_again_and_again(shared_cluster: LocalCluster) -> None:
     """S5: what `helm test` runs."""
     for _ in range(2):
-        status, output = await run("tidemark.smoke", cluster.address("broker"))
+        status, output = await run("tidemark.smoke", shared_cluster.address("broker"))
 
         assert status == 0, output
         assert output.splitlines()[-1] == "Tidemark works."

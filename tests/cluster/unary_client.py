@@ -29,6 +29,10 @@ class UnaryClient:
     topics: TopicServiceStub
     broker: BrokerServiceStub
 
+    async def delete_topic(self) -> None:
+        """Leave a cluster that tests share as it was."""
+        await self.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC, force=True))
+
     async def publish(self, *runs: PublishRun) -> list[message_pb2.PublishResult]:
         """One result per run."""
         request = broker_pb2.PublishRequest(client_id=CLIENT_ID, runs=runs)
