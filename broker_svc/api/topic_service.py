@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from broker_svc.api import queue_totals as queue_views
+from broker_svc.api.peek import Peek
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.partition_link import LinkState
@@ -250,24 +251,12 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def PeekQueue(
         self, request: topic_pb2.PeekQueueRequest, context: Context
     ) -> topic_pb2.PeekQueueResponse:
-        limit = request.max_messages or 10
-        if limit > limits.PAGE_SIZE_MAX:
-            raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} messages", field="max_messages")
+        async def has_group() -> bool:
+            found = await self._found(request.lmq_name)
+            return any(group.name == request.group for each in found for group in each.groups)
 
-        async def peek(partition: int) -> storage_pb2.PeekQueueResponse:
-            return await self._storage.PeekQueue(
-                storage_pb2.PeekQueueRequest(
-                    partition=partition,
-                    lmq_name=request.lmq_name,
-                    offset=request.offset,
-                    max_messages=limit,
-                    group=request.group,
-                )
-            )
-
-        pages = await self._in_each(request.lmq_name, peek)
-        messages = [message for page in pages for message in page.messages]
-        return topic_pb2.PeekQueueResponse(messages=messages[:limit])
+        partitions = await self._partitions(request.lmq_name)
+        return await Peek(request, partitions, self._storage.PeekQueue, has_group).page()
 
     async def CancelScheduled(
         self, request: topic_pb2.CancelScheduledRequest, context: Context

@@ -253,10 +253,10 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
         limit = _page_size(request.max_messages)
-        peeked = await queues.peek(
+        peeked, next_offset = await queues.peek(
             partition, request.lmq_name, request.offset, limit, request.group
         )
-        response = storage_pb2.PeekQueueResponse()
+        response = storage_pb2.PeekQueueResponse(next_offset=next_offset)
         for each in peeked:
             added = response.messages.add(
                 offset=each.offset,

@@ -80,8 +80,11 @@ async def get_queue(partition: Partition, lmq_name: str) -> tuple[QueueView, lis
 
 async def peek(
     partition: Partition, lmq_name: str, offset: int, limit: int, group: str
-) -> list[Peeked]:
-    """Messages by offset, from `offset` on; those not settled by a group, if one is named."""
+) -> tuple[list[Peeked], int | None]:
+    """Messages by offset, from `offset` on; those not settled by a group, if one is named.
+
+    And where to look on; None if that was all.
+    """
     state = await partition.state.handles.read_state(lmq_name)
     only_for = state.group(group) if group else None
     peeked: list[Peeked] = []
@@ -99,9 +102,11 @@ async def peek(
                 if number >= offset and not settled:
                     peeked.append(Peeked(number, message, run))
             read_bytes += len(body)
-            if len(peeked) >= limit or read_bytes > PEEK_BYTES_MAX:
-                break
-    return peeked[:limit]
+            if len(peeked) >= limit:
+                return peeked[:limit], peeked[limit - 1].offset + 1
+            if read_bytes > PEEK_BYTES_MAX:
+                return peeked, run.end
+    return peeked, None
 
 
 async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> QueueView:

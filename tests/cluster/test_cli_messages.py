@@ -46,18 +46,40 @@ def test_a_whole_file_is_one_message_byte_by_byte(cli: Cli, tmp_path: Path) -> N
     assert message["payload_base64"] == peeked[0]["payload_base64"]
 
 
-def test_what_is_not_acknowledged_goes_back_untried(cli: Cli) -> None:
-    """V8: a release counts no attempt."""
-    cli.ok("topic", "create", "m-back")
-    cli.ok("publish", "m-back/a", "one", "two", "-H", "a=b")
+def test_looking_without_ack_changes_nothing_and_keeps_nothing(cli: Cli) -> None:
+    """K5: it left a group behind that kept every message for good, and counted deliveries."""
+    cli.ok("topic", "create", "m-look")
+    empty = cli.ok("consume", "m-look/a", "--group", "debug").out
+    missing = cli.run("queue", "stats", "m-look/a")
+    cli.ok("publish", "m-look/a", "one", "two", "-H", "a=b")
 
-    first = cli.ok("consume", "m-back/a", "--json").json_lines
-    second = cli.ok("consume", "m-back/a", "--json", "--limit", "1").json_lines
+    first = cli.ok("consume", "m-look/a", "--group", "debug", "--json").json_lines
+    second = cli.ok("consume", "m-look/a", "--group", "debug", "--limit", "1").out
+    groups = cli.ok("group", "list", "m-look/a", "--json").json
+    taken = cli.ok("consume", "m-look/a", "--ack", "--json").json_lines
 
+    assert (empty, missing.code) == ("", 1), "nor is a queue made by looking for it"
     assert [each["payload"] for each in first] == ["one", "two"]
-    assert [each["payload"] for each in second] == ["one"]
-    assert second[0]["headers"] == {"a": "b"}
-    assert (second[0]["attempt_count"], second[0]["delivery_count"]) == (0, 2)
+    assert first[0].keys() == taken[0].keys()
+    assert (first[0]["headers"], first[0]["attempt_count"]) == ({"a": "b"}, None)
+    assert second == "one\n"
+    assert groups == []
+    assert [(each["payload"], each["delivery_count"]) for each in taken] == [("one", 1), ("two", 1)]
+    assert cli.ok("queue", "stats", "m-look/a", "--json").json["queue"]["messages"] == 0
+
+
+def test_looking_shows_what_the_group_has_not_settled(cli: Cli) -> None:
+    """K5: also in a queue that spans partitions, some of which the group has not seen."""
+    cli.ok("topic", "create", "m-seen", "--partitions", "4", "--retention")
+    cli.ok("publish", "m-seen", *(str(number) for number in range(3)))
+    cli.ok("consume", "m-seen", "--ack", "--group", "web")
+    cli.ok("publish", "m-seen", stdin=b"".join(b"%d\n" % number for number in range(3, 3000)))
+
+    left = cli.ok("consume", "m-seen", "--group", "web").out.split()
+    every = cli.ok("consume", "m-seen", "--group", "other").out.split()
+
+    assert sorted(map(int, left)) == list(range(3, 3000))
+    assert sorted(map(int, every)) == list(range(3000))
 
 
 def test_groups_have_their_own_progress(cli: Cli) -> None:
@@ -132,7 +154,8 @@ def test_an_exclusive_queue_is_only_taken_when_asked_to(cli: Cli) -> None:
     cli.ok("topic", "create", "m-own", "--subscription", "exclusive")
     cli.ok("publish", "m-own/a", "one")
 
-    refused = cli.run("consume", "m-own/a")
+    assert cli.ok("consume", "m-own/a").out == "one\n", "looking takes nothing from its owner"
+    refused = cli.run("consume", "m-own/a", "--ack")
     assert refused.code == 1
     assert refused.err.startswith("tidemark: NOT_SUBSCRIBED: queue m-own/a is exclusive")
 
@@ -164,6 +187,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(cli: Cli, tmp_path:
         ("publish", "m/a", "x", "--delay", "soon"),
         ("publish", "m/a", "x", "-H", "no-value"),
         ("consume", "m/a", "--follow"),
+        ("consume", "m/a", "--take-over"),
         ("consume", "m/a", "--wait", "2h"),
     ):
         done = cli.run(*arguments)

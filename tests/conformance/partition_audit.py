@@ -60,7 +60,7 @@ async def compare_looks(partition: Partition, queue: QueueModel) -> None:
         unsettled = group.unsettled
         assert seen.unsettled == len(unsettled)
         assert seen.cursor <= min([queue.next_offset, *unsettled])
-        peeked = await queues.peek(partition, queue.name, 0, _EVERYTHING, seen.name)
+        peeked, _ = await queues.peek(partition, queue.name, 0, _EVERYTHING, seen.name)
         assert [each.offset for each in peeked] == unsettled
         for each in peeked:
             run = group.standings[each.offset].run

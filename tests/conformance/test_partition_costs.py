@@ -98,7 +98,7 @@ async def test_a_look_costs_what_it_shows_and_not_that_times_the_fairness_keys(
     for number in (*range(keys), *range(keys)):
         await life.do(life.run("t", 2, fairness_key=f"k{number}"))
 
-    peeked = await queues.peek(life.partition, "t", 3, 1000, "")
+    peeked, _ = await queues.peek(life.partition, "t", 3, 1000, "")
 
     assert [each.offset for each in peeked] == list(range(3, 4 * keys))
     assert [each.message.payload for each in peeked] == [b"m%d" % each.offset for each in peeked]

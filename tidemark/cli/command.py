@@ -156,6 +156,9 @@ def _run(
             await call.close()
 
     try:
+        for value in arguments.values():
+            if isinstance(value, str):
+                value.encode()  # names; payloads come in lists and may be any bytes
         interrupts.run(work(), ExitCode.INTERRUPTED)
         sys.stdout.flush()
     except TidemarkError as error:

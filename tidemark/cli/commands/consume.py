@@ -1,7 +1,8 @@
-"""`tidemark consume`: takes messages from a queue and prints them.
+"""`tidemark consume`: prints messages of a queue, and takes them if asked to.
 
-Messages are printed and flushed before they are acknowledged. Messages that are not acknowledged
-are released when the command ends.
+With --ack, messages are printed and flushed before they are acknowledged; those that were not
+acknowledged are released when the command ends. Without it the command only looks: it reserves
+nothing, makes no group and takes no queue (K5).
 """
 
 import sys
@@ -18,10 +19,13 @@ from tidemark.cli.options import Limit, QueueName, duration_ms
 if TYPE_CHECKING:
     from tidemark.api.broker.v1.broker_pb2 import PullResponse
     from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Release
+    from tidemark.client.admin.admin import Admin
+    from tidemark.client.admin.values import StoredMessage
     from tidemark.client.transport.unary import UnaryClient
 
 _PER_PULL: Final = 1000
 _FOLLOW_WAIT_MS: Final = 20_000
+_LOOK_AGAIN_MS: Final = 200
 
 
 @command()
@@ -30,7 +34,7 @@ async def consume(
     queue: QueueName,
     group: Annotated[str, typer.Option(metavar="NAME", help="Consumer group.")] = "default",
     ack: Annotated[
-        bool, typer.Option("--ack", help="Acknowledge messages after printing them.")
+        bool, typer.Option("--ack", help="Take messages: acknowledge them after printing.")
     ] = False,
     follow: Annotated[
         bool,
@@ -52,8 +56,9 @@ async def consume(
 ) -> None:
     """Print messages of a queue, one per line; with --json, with all their fields.
 
-    Without --follow it ends when the queue is empty. Without --ack the messages are released when
-    the command ends.
+    Without --follow it ends when the queue is empty. Without --ack it only looks: it shows what the
+    group has not settled, by offset, and changes nothing. With --json, fields that only a delivery
+    has are null then.
     """
     import secrets
 
@@ -61,12 +66,14 @@ async def consume(
     from tidemark.client.transport.unary import UnaryClient
     from tidemark.limits import PULL_WAIT_MS_MAX
 
-    if follow and not ack:
-        raise typer.BadParameter(
-            "--follow requires --ack; `tidemark queue peek` shows messages without taking them"
-        )
+    for option, chosen in (("--follow", follow), ("--take-over", take_over)):
+        if chosen and not ack:
+            raise typer.BadParameter(f"{option} requires --ack: without it nothing is taken")
     if wait > PULL_WAIT_MS_MAX:
         raise typer.BadParameter(f"--wait must be at most {units.duration(PULL_WAIT_MS_MAX)}")
+    if not ack:
+        await _look(call, queue, group, limit, wait)
+        return
     client = UnaryClient(
         call.open(call.address),
         client_id or f"tidemark-consume-{secrets.token_hex(4)}",
@@ -84,8 +91,10 @@ async def consume(
             _check_served(queue, pulled)
             held += pulled.deliveries
             for delivery in pulled.deliveries:
-                shown += _print(call, delivery)
-            if ack and held:
+                for message in _received(delivery):
+                    _print(call, message)
+                    shown += 1
+            if held:
                 sys.stdout.flush()
                 await _settle(client, held, Ack())
                 held.clear()
@@ -107,11 +116,60 @@ class Received:
     payload: bytes
     headers: Mapping[str, str]
     fairness_key: str
-    attempt_count: int
-    delivery_count: int
+    attempt_count: int | None
+    delivery_count: int | None
     publish_time_ms: int
-    epoch: int
+    epoch: int | None
     partition: int
+
+
+async def _look(call: Call, queue: str, group: str, limit: int, wait_ms: int) -> None:
+    """Print what the group has not settled, once there is something or the wait is over."""
+    from tidemark.clock import SystemClock
+
+    clock = SystemClock()
+    admin = call.admin
+    deadline_ms = clock.monotonic_ms() + wait_ms
+    while not await _print_stored(call, admin, queue, group, limit):
+        left_ms = deadline_ms - clock.monotonic_ms()
+        if left_ms <= 0:
+            return
+        await clock.sleep_ms(min(_LOOK_AGAIN_MS, left_ms))
+
+
+async def _print_stored(call: Call, admin: "Admin", queue: str, group: str, limit: int) -> int:
+    """Print the messages that are there; returns how many."""
+    from tidemark.errors import GroupNotFound, QueueNotFound
+
+    shown = 0
+    try:
+        async for message in admin.peek_all(queue, group=group):
+            _print(call, _seen(queue, message))
+            shown += 1
+            if shown == limit:
+                break
+    except QueueNotFound:
+        return 0  # a queue begins with its first message
+    except GroupNotFound:
+        if group == "":
+            raise
+        return await _print_stored(call, admin, queue, "", limit)  # it has settled nothing yet
+    return shown
+
+
+def _seen(queue: str, message: "StoredMessage") -> Received:
+    return Received(
+        lmq_name=queue,
+        offset=message.offset,
+        payload=message.payload,
+        headers=message.headers,
+        fairness_key=message.fairness_key,
+        attempt_count=None,
+        delivery_count=None,
+        publish_time_ms=message.publish_time_ms,
+        epoch=None,
+        partition=message.partition,
+    )
 
 
 def _received(delivery: "Delivery") -> Iterator[Received]:
@@ -160,17 +218,15 @@ async def _settle(
     )
 
 
-def _print(call: Call, delivery: "Delivery") -> int:
-    for message in _received(delivery):
-        if call.out.as_json:
-            call.out.json_line(message)
-        elif call.out.on_terminal:
-            from tidemark.cli.display.texts import payload_line
+def _print(call: Call, message: Received) -> None:
+    if call.out.as_json:
+        call.out.json_line(message)
+    elif call.out.on_terminal:
+        from tidemark.cli.display.texts import payload_line
 
-            call.out.print(payload_line(message.payload))
-        else:  # a pipe gets the payload unchanged
-            sys.stdout.buffer.write(message.payload + b"\n")
-    return len(delivery.batch.messages)
+        call.out.print(payload_line(message.payload))
+    else:  # a pipe gets the payload unchanged
+        sys.stdout.buffer.write(message.payload + b"\n")
 
 
 async def _leave(

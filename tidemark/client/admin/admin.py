@@ -160,6 +160,21 @@ class Admin:
         answer = await self._repeat(lambda topics: topics.PeekQueue, request)
         return [_stored(each) for each in answer.messages]
 
+    async def peek_all(self, lmq_name: str, *, group: str = "") -> AsyncIterator[StoredMessage]:
+        """All messages by partition and offset, page by page, as `peek_queue` shows them."""
+        request = topic_pb2.PeekQueueRequest(
+            lmq_name=check_lmq_name(lmq_name),
+            max_messages=limits.PEEK_MESSAGES_MAX,
+            group=check_group(group) if group != "" else "",
+        )
+        while True:
+            page = await self._repeat(lambda topics: topics.PeekQueue, request)
+            for each in page.messages:
+                yield _stored(each)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
     async def purge_queue(self, lmq_name: str) -> int:
         """Delete what no live reservation holds; returns how many messages that were."""
         request = topic_pb2.PurgeQueueRequest(lmq_name=check_lmq_name(lmq_name))

@@ -909,6 +909,7 @@ class PeekQueueRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     MAX_MESSAGES_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue. Required."""
     offset: _builtins.int
@@ -917,6 +918,8 @@ class PeekQueueRequest(_message.Message):
     """Maximum number of messages. 1 to 1 000. Default 0: 10."""
     group: _builtins.str
     """Only messages not yet settled by this group. Default "": all that are stored."""
+    page_token: _builtins.str
+    """From the last page. Default "": the first page."""
     def __init__(
         self,
         *,
@@ -924,10 +927,11 @@ class PeekQueueRequest(_message.Message):
         offset: _builtins.int = ...,
         max_messages: _builtins.int = ...,
         group: _builtins.str = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_messages", b"max_messages", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_messages", b"max_messages", "offset", b"offset", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -982,18 +986,24 @@ class PeekQueueResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page. "" on the last one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeekedMessage]:
-        """The messages, by offset."""
+        """The messages, by partition and offset. May be fewer than asked for, even none, before the last
+        page: an answer is bounded by what it reads.
+        """
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___PeekedMessage] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
