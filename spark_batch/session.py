@@ -6,6 +6,8 @@ The session is the same on one machine (`local[*]`) and on a cluster; only the m
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -50,6 +52,9 @@ def start_session(
     environment = os.environ  # noqa: TID251 - passed on, not read
     environment["JAVA_HOME"] = str(find_java_home(settings.java_home))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    # A Java that only computes the command line of the other one, in a second.
+    environment.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    Thread(target=_import_early, daemon=True).start()
     builder = SparkSession.builder.appName("tidemark").master(settings.spark_master)
     for key, value in {
         "spark.ui.enabled": "false",
@@ -64,3 +69,9 @@ def start_session(
     }.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _import_early() -> None:
+    """Import what PySpark imports on its first call to Java, while Java starts: pandas with it."""
+    with suppress(ImportError):  # where another version has no use for it
+        import pyspark.testing.utils  # noqa: F401
