@@ -202,6 +202,16 @@ class Publisher:
         self._publisher = publisher
         self._loop = loop
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(ClientClosed):  # it was closed with its client
+            self._loop.run(self._publisher.close())
+
     def publish(
         self,
         payload: bytes,

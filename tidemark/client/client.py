@@ -40,9 +40,9 @@ from tidemark.client.consume.pull import PulledBatch, Puller
 from tidemark.client.consume.settlements import SettleFailed
 from tidemark.client.consume.subscription import Subscription
 from tidemark.client.publish.publish_buffer import PublishBuffer
-from tidemark.client.publish.publisher import Publisher
+from tidemark.client.publish.publisher import BrokerPublishers, Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
-from tidemark.client.transport.connection import Identity
+from tidemark.client.transport.connection import Connection, Identity
 from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.unary import UnaryClient
@@ -54,6 +54,7 @@ from tidemark.topics import Topic, TopicSettings
 
 DEFAULT_GROUP: Final = "default"
 _FLUSH_TIMEOUT_MS: Final = 5_000
+_DESTROY_TIMEOUT_MS: Final = 5_000
 
 
 def connect(
@@ -141,6 +142,7 @@ class Client:
         self._addresses = addresses
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._subscriptions: set[Subscription] = set()
+        self._publishers: dict[str, BrokerPublishers] = {}
         self._state = "new"
         self._ended = asyncio.Event()
         self._routes: Routes
@@ -225,9 +227,26 @@ class Client:
                 continue
             # Numbers mean something in one partition only; and where none serves now, one will.
             healthy = [] if self._numbered else list(opened.partitions)
+            shared = self._publishers.setdefault(lmq_name, BrokerPublishers())
+            shared.ids[first] = opened.publisher_id
             return Publisher(
-                lmq_name, healthy or [first], self._publish_buffer, numbered=self._numbered
+                lmq_name,
+                healthy or [first],
+                self._publish_buffer,
+                shared,
+                self._destroy_publishers,
+                numbered=self._numbered,
             )
+
+    async def _destroy_publishers(self, lmq_name: str) -> None:
+        """Destroy what brokers hold for a queue. What cannot be reached goes with its session."""
+        shared = self._publishers.pop(lmq_name, None)
+        if shared is None or self._state != "open":
+            return
+        for publisher_id, partition in {each: at for at, each in shared.ids.items()}.items():
+            client = self._unary_client(_DESTROY_TIMEOUT_MS, self._routes.to_partition(partition))
+            with suppress(TidemarkError):
+                await client.destroy_publisher(publisher_id)
 
     # --- consuming -----------------------------------------------------------------------------
 
@@ -338,13 +357,21 @@ class Client:
     def _puller(self) -> Puller:
         return Puller(self._unary_client, self._repeater, self._identity.clock)
 
-    def _unary_client(self, timeout_ms: int | None) -> UnaryClient:
-        return UnaryClient(self._home_channel(), self.client_id, timeout_ms=timeout_ms)
+    def _unary_client(
+        self, timeout_ms: int | None, connection: Connection | None = None
+    ) -> UnaryClient:
+        channel = self._channel_along(connection or self._routes.home)
+        return UnaryClient(channel, self.client_id, timeout_ms=timeout_ms)
 
     def _home_channel(self) -> grpc.aio.Channel:
         """A channel to the broker that the client is connected to, or tries to be."""
         self._check_open()
-        address = self._routes.home.address
+        return self._channel_along(self._routes.home)
+
+    def _channel_along(self, connection: Connection) -> grpc.aio.Channel:
+        """A channel to the broker at the other end of a connection."""
+        self._check_open()
+        address = connection.address
         channel = self._channels.get(address)
         if channel is None:
             channel = open_channel(address, credentials=self._identity.credentials)

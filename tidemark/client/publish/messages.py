@@ -44,6 +44,8 @@ class PublishReceipt(NamedTuple):
     """Names a delayed run, for cancelling it. 0 for one that was not delayed."""
     duplicate: bool = False
     """Whether an earlier try had stored it already."""
+    publisher_id: int = 0
+    """The broker's publisher of the queue; `Publisher.close` destroys it (I8)."""
 
 
 def batch_of(messages: Sequence[bytes | Message]) -> MessageBatch:

@@ -262,6 +262,7 @@ class PublishBuffer:
                     call.count,
                     schedule_id,
                     stored.duplicate,
+                    stored.publisher_id,
                 )
                 call.answer.set_result(receipt)
             if not schedule_id:

@@ -5,9 +5,9 @@ batching, sending and repeating to the publish buffer. It cannot be copied: a se
 second call (I7).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
@@ -24,10 +24,22 @@ from tidemark.client.publish.batching import RunOptions
 from tidemark.client.publish.messages import Message, PublishReceipt, batch_of
 from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.spans import publish_span
-from tidemark.errors import BatchTooLarge, InvalidArgument
+from tidemark.client.transport.notifier import Notifier
+from tidemark.errors import BatchTooLarge, ClientClosed, InvalidArgument
 from tidemark.telemetry.traces import current_traceparent
 
 _PLAIN: Final = RunOptions()
+
+
+class BrokerPublishers:
+    """What brokers hold for one queue of a client; all its handles share it."""
+
+    __slots__ = ("handles", "ids")
+
+    def __init__(self) -> None:
+        self.handles = 0
+        self.ids: dict[int, int] = {}
+        """Ids of the broker's publishers, by the partition that was last published to."""
 
 
 class Publisher:
@@ -39,24 +51,70 @@ class Publisher:
 
     Any number of calls may be under way: they are gathered, and stored in the order of the calls
     for each fairness key. A call returns once its messages are on disk.
+
+    While it is open, the broker keeps the queue loaded. Close it, or use it in `async with`, in
+    programs that publish to more and more queues; all are closed with their client.
     """
 
-    __slots__ = ("_numbered", "_partitions", "_publish_buffer", "_turn", "lmq_name")
+    __slots__ = (
+        "_closed",
+        "_destroy",
+        "_numbered",
+        "_partitions",
+        "_publish_buffer",
+        "_quiet",
+        "_shared",
+        "_turn",
+        "_under_way",
+        "lmq_name",
+    )
 
     def __init__(
         self,
         lmq_name: str,
         partitions: Sequence[int],
         publish_buffer: PublishBuffer,
+        shared: BrokerPublishers,
+        destroy: Callable[[str], Awaitable[None]],
         *,
         numbered: bool,
     ) -> None:
-        """`partitions` are those that runs may go to; numbered ones go to the first."""
+        """`partitions` are those that runs may go to; numbered ones go to the first.
+
+        `destroy` is called with the name of the queue when its last handle is closed.
+        """
         self.lmq_name = lmq_name
         self._partitions = partitions
         self._publish_buffer = publish_buffer
+        self._shared = shared
+        self._destroy = destroy
         self._numbered = numbered
         self._turn = 0
+        self._under_way = 0
+        self._closed = False
+        self._quiet = Notifier()
+        shared.handles += 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Take no more calls, wait for those under way, and let the broker unload the queue (I8).
+
+        The broker's publisher is destroyed with the last handle of this client for the queue.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._quiet.wait_for(lambda: not self._under_way)
+        finally:
+            self._shared.handles -= 1
+        if not self._shared.handles:
+            await self._destroy(self.lmq_name)
 
     async def publish(
         self,
@@ -79,20 +137,11 @@ class Publisher:
         if headers is not None:
             headers = dict(headers)  # the caller may change them before they are sent
         options = self._options(fairness_key, delay_ms, ttl_ms, sequence)
-        if self._publish_buffer.traced:
-            with publish_span(self.lmq_name, 1):
-                options = options._replace(traceparent=current_traceparent())
-                return await self._publish_buffer.publish(
-                    self.lmq_name,
-                    self._partition(sequence),
-                    fairness_key,
-                    options,
-                    payload,
-                    headers,
-                )
-        return await self._publish_buffer.publish(
-            self.lmq_name, self._partition(sequence), fairness_key, options, payload, headers
-        )
+        if not self._publish_buffer.traced:
+            return await self._store(fairness_key, options, payload, headers)
+        with publish_span(self.lmq_name, 1):
+            options = options._replace(traceparent=current_traceparent())
+            return await self._store(fairness_key, options, payload, headers)
 
     async def publish_many(
         self,
@@ -110,21 +159,47 @@ class Publisher:
         """
         options = self._options(fairness_key, delay_ms, ttl_ms, sequence)
         receipts: list[PublishReceipt] = []
-        for batch in _batches(messages):
-            if sequence and receipts:
-                raise BatchTooLarge("messages with a sequence must fit one run")
-            with publish_span(self.lmq_name, len(batch.messages)):
-                options = options._replace(traceparent=current_traceparent())
-                receipts.append(
-                    await self._publish_buffer.publish(
-                        self.lmq_name, self._partition(sequence), fairness_key, options, batch=batch
-                    )
-                )
+        self._under_way += 1  # for all runs together
+        try:
+            for batch in _batches(messages):
+                if sequence and receipts:
+                    raise BatchTooLarge("messages with a sequence must fit one run")
+                with publish_span(self.lmq_name, len(batch.messages)):
+                    options = options._replace(traceparent=current_traceparent())
+                    receipts.append(await self._store(fairness_key, options, batch=batch))
+        finally:
+            self._ended_one()
         return receipts
+
+    async def _store(
+        self,
+        fairness_key: str,
+        options: RunOptions,
+        payload: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        batch: MessageBatch | None = None,
+    ) -> PublishReceipt:
+        partition = self._partition(options.sequence)
+        self._under_way += 1
+        try:
+            receipt = await self._publish_buffer.publish(
+                self.lmq_name, partition, fairness_key, options, payload, headers, batch
+            )
+        finally:
+            self._ended_one()
+        self._shared.ids[partition] = receipt.publisher_id
+        return receipt
+
+    def _ended_one(self) -> None:
+        self._under_way -= 1
+        if self._closed:
+            self._quiet.notify_all()
 
     def _options(
         self, fairness_key: str, delay_ms: Duration, ttl_ms: Duration | None, sequence: int
     ) -> RunOptions:
+        if self._closed:
+            raise ClientClosed("the publisher is closed")
         if fairness_key != "":
             check_fairness_key(fairness_key)
         sequence = check_int("sequence", sequence, 0)

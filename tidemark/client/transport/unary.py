@@ -48,6 +48,11 @@ class UnaryClient:
         response = await self._broker.Publish(request, timeout=self._timeout_s())
         return receipt_of(response.results[0])
 
+    async def destroy_publisher(self, publisher_id: int) -> None:
+        """Destroy a publisher of this broker by its id."""
+        request = broker_pb2.DestroyPublisherRequest(publisher_id=publisher_id)
+        await self._broker.DestroyPublisher(request, timeout=self._timeout_s())
+
     async def pull(
         self,
         lmq_name: str,
