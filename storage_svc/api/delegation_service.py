@@ -32,7 +32,7 @@ class DelegationService(action_pb2_grpc.DelegationServiceServicer):
         if partition.has_connected_broker:
             claim = partition.state.claim
             raise NotOwner(
-                f"{claim.broker_id} owns partition {partition.number}", owner=claim.address
+                f"{claim.broker_id} holds partition {partition.number}", owner=claim.address
             )
         results = await partition.submit([codec.decode_action(each) for each in request.actions])
         return action_pb2.DelegateActionsResponse(results=map(codec.encode_action_result, results))
