@@ -8,11 +8,11 @@ from storage_svc.operations.loading import (
     Unmaterialize,
 )
 from storage_svc.operations.operation import Removed
-from tests.conformance.model.state import DAY_MS, PartitionState
+from tests.conformance.model.state import DAY_MS, ModelState
 from tidemark.limits import PRODUCER_WINDOW_MS
 
 
-def materialize(model: PartitionState, asked: Materialize, _: object) -> object:
+def materialize(model: ModelState, asked: Materialize, _: object) -> object:
     existing = model.queues.get(asked.lmq_name)
     was_cold = existing is None or not existing.loaded
     queue = model.get_or_create(asked.lmq_name) if asked.create else model.get(asked.lmq_name)
@@ -20,7 +20,7 @@ def materialize(model: PartitionState, asked: Materialize, _: object) -> object:
     return Materialized(queue.queue_id, was_cold, existing is None)
 
 
-def unmaterialize(model: PartitionState, asked: Unmaterialize, _: object) -> object:
+def unmaterialize(model: ModelState, asked: Unmaterialize, _: object) -> object:
     queue = model.queues.get(asked.lmq_name)
     if queue is None:
         return UnloadOutcome.NOT_PRESENT
@@ -34,7 +34,7 @@ def unmaterialize(model: PartitionState, asked: Unmaterialize, _: object) -> obj
     return UnloadOutcome.EVICTED
 
 
-def keep_house(model: PartitionState, _: RunHousekeeping, __: object) -> object:
+def run_housekeeping(model: ModelState, _: RunHousekeeping, __: object) -> object:
     idle = [
         queue
         for queue in model.queues.values()

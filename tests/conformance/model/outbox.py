@@ -3,13 +3,13 @@
 from storage_svc.operations.operation import Acted, ActionOutcome
 from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox, DeadReason
 from tests.conformance.model.queue import Published, QueueModel
-from tests.conformance.model.state import STALE, Dead, PartitionState, Refused
+from tests.conformance.model.state import STALE, Dead, ModelState, Refused
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.errors import Unavailable
 
 
 def dispose(
-    model: PartitionState,
+    model: ModelState,
     queue: QueueModel,
     run: Published,
     start: int,
@@ -26,7 +26,7 @@ def dispose(
     model.outbox[model.outbox_sequence] = dead
 
 
-def append_from(model: PartitionState, asked: AppendFromOutbox, _: object) -> object:
+def append_from(model: ModelState, asked: AppendFromOutbox, _: object) -> object:
     entry = asked.entry
     if entry.sequence <= model.high_water:
         return Acted(ActionOutcome.STALE, entry.messages)
@@ -41,6 +41,6 @@ def append_from(model: PartitionState, asked: AppendFromOutbox, _: object) -> ob
     return Acted(ActionOutcome.DONE, entry.messages)
 
 
-def clear(model: PartitionState, asked: ClearOutbox, _: object) -> object:
+def clear(model: ModelState, asked: ClearOutbox, _: object) -> object:
     dead = model.outbox.pop(asked.sequence, None)
     return STALE if dead is None else Acted(ActionOutcome.DONE, len(dead.payloads))

@@ -23,46 +23,46 @@ from storage_svc.operations.schedule import PromoteScheduled, Unschedule
 from storage_svc.operations.settle import Extend, Settle
 from storage_svc.operations.topics import PutTopic
 from tests.conformance.model import (
-    administering,
-    appending,
-    delivering,
+    administration,
+    dead_letters,
     loading,
     outbox,
-    owning,
-    sweeping,
+    ownership,
+    publish,
+    reservations,
 )
-from tests.conformance.model.state import PartitionState, Refused
+from tests.conformance.model.state import ModelState, Refused
 
-Handler = Callable[[PartitionState, Any, Any], object]
+Handler = Callable[[ModelState, Any, Any], object]
 
 HANDLERS: dict[type, Handler] = {
     Materialize: loading.materialize,
     Unmaterialize: loading.unmaterialize,
-    RunHousekeeping: loading.keep_house,
-    Append: appending.append,
-    Reserve: delivering.reserve,
-    Settle: delivering.settle,
-    Extend: delivering.extend,
-    ExpireDue: delivering.expire_due,
-    ExpireReservation: delivering.expire_reservation,
-    ReadyDelayed: delivering.ready_delayed,
-    PromoteScheduled: appending.promote,
-    Unschedule: appending.unschedule,
-    Bury: sweeping.bury,
+    RunHousekeeping: loading.run_housekeeping,
+    Append: publish.append,
+    Reserve: reservations.reserve,
+    Settle: reservations.settle,
+    Extend: reservations.extend,
+    ExpireDue: reservations.expire_due,
+    ExpireReservation: reservations.expire_reservation,
+    ReadyDelayed: reservations.ready_delayed,
+    PromoteScheduled: publish.promote,
+    Unschedule: publish.unschedule,
+    Bury: dead_letters.bury,
     AppendFromOutbox: outbox.append_from,
     ClearOutbox: outbox.clear,
-    TakeOwnership: owning.take,
-    ConfirmOwnership: owning.confirm,
-    DropOwnership: owning.drop,
-    PlaceGroup: administering.place_group,
-    RemoveGroup: administering.remove_group,
-    RemoveQueue: administering.remove_queue,
-    Purge: administering.purge,
-    PutTopic: administering.put_topic,
+    TakeOwnership: ownership.take,
+    ConfirmOwnership: ownership.confirm,
+    DropOwnership: ownership.drop,
+    PlaceGroup: administration.place_group,
+    RemoveGroup: administration.remove_group,
+    RemoveQueue: administration.remove_queue,
+    Purge: administration.purge,
+    PutTopic: administration.put_topic,
 }
 
 
-class PartitionModel(PartitionState):
+class PartitionModel(ModelState):
     """What a partition must know and, operation by operation, what it must answer."""
 
     def begin(self, now_ms: int, told: set[tuple[str, str]]) -> None:
@@ -93,8 +93,8 @@ class PartitionModel(PartitionState):
     def conclude(self) -> None:
         """A commit ends: what is due expires, because a broker listens."""
         assert not self.left_behind, self.left_behind
-        if delivering.is_due(self):
-            delivering.expire_due(self, ExpireDue(), None)
+        if reservations.is_due(self):
+            reservations.expire_due(self, ExpireDue(), None)
 
     def reloaded(self) -> None:
         """The partition was opened again: nothing is materialized, nobody is known to wait."""

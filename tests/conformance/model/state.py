@@ -42,7 +42,7 @@ class ModelProducer:
     last_day: int = 0
 
 
-class PartitionState:
+class ModelState:
     """Everything that a partition must know; its operations are functions of this."""
 
     def __init__(self, topics: Mapping[str, TopicSettings], remembered_max: int) -> None:

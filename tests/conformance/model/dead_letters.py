@@ -5,11 +5,11 @@ from storage_svc.operations.operation import Acted, ActionOutcome
 from storage_svc.operations.outbox import DeadReason
 from tests.conformance.model import outbox
 from tests.conformance.model.queue import Place, QueueModel
-from tests.conformance.model.state import STALE, PartitionState, Refused
+from tests.conformance.model.state import STALE, ModelState, Refused
 from tidemark.errors import PartitionFaulty
 
 
-def bury(model: PartitionState, asked: Bury, _: object) -> object:
+def bury(model: ModelState, asked: Bury, _: object) -> object:
     if model.time_is_suspicious:
         raise Refused(PartitionFaulty)
     queue = model.use_id(asked.queue_id)
@@ -36,7 +36,7 @@ def bury(model: PartitionState, asked: Bury, _: object) -> object:
     return Acted(ActionOutcome.DONE, end - asked.first_offset)
 
 
-def _bury_run(model: PartitionState, queue: QueueModel, asked: Bury) -> object:
+def _bury_run(model: ModelState, queue: QueueModel, asked: Bury) -> object:
     run = queue.runs.get(asked.first_offset)
     if run is None or queue.is_held(run):
         return STALE

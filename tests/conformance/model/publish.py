@@ -4,13 +4,13 @@ from storage_svc.operations.operation import Acted, ActionOutcome, Removed
 from storage_svc.operations.publish import Append, Appended
 from storage_svc.operations.schedule import PromoteScheduled, Unschedule
 from tests.conformance.model.queue import Published
-from tests.conformance.model.state import DAY_MS, STALE, ModelProducer, PartitionState, Refused
+from tests.conformance.model.state import DAY_MS, STALE, ModelProducer, ModelState, Refused
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.errors import RunNotScheduled, SequenceConflict, SequenceTooOld
 from tidemark.limits import PRODUCER_SEQUENCES_MAX
 
 
-def append(model: PartitionState, asked: Append, answer: object) -> object:
+def append(model: ModelState, asked: Append, answer: object) -> object:
     producer = model.producers.get(asked.producer_id, ModelProducer())
     highest = max(producer.answers, default=0)
     first = producer.answers.get(asked.sequence) if asked.sequence else None
@@ -46,7 +46,7 @@ def append(model: PartitionState, asked: Append, answer: object) -> object:
     return appended
 
 
-def promote(model: PartitionState, asked: PromoteScheduled, _: object) -> object:
+def promote(model: ModelState, asked: PromoteScheduled, _: object) -> object:
     for queue in model.queues.values():
         if asked.schedule_id not in queue.scheduled:
             continue
@@ -60,7 +60,7 @@ def promote(model: PartitionState, asked: PromoteScheduled, _: object) -> object
     return STALE
 
 
-def unschedule(model: PartitionState, asked: Unschedule, _: object) -> object:
+def unschedule(model: ModelState, asked: Unschedule, _: object) -> object:
     queue = model.get(asked.lmq_name)
     if asked.schedule_id not in queue.scheduled:
         raise Refused(RunNotScheduled)

@@ -8,12 +8,12 @@ from storage_svc.operations.ownership import (
     Ownership,
     TakeOwnership,
 )
-from tests.conformance.model import administering, delivering
+from tests.conformance.model import administration, reservations
 from tests.conformance.model.queue import ModelGroup, QueueModel
-from tests.conformance.model.state import PartitionState
+from tests.conformance.model.state import ModelState
 
 
-def take(model: PartitionState, asked: TakeOwnership, answer: Any) -> object:
+def take(model: ModelState, asked: TakeOwnership, answer: Any) -> object:
     queue = model.get_or_create(asked.lmq_name)
     group = queue.groups.get(asked.group)
     if group is None:
@@ -21,13 +21,13 @@ def take(model: PartitionState, asked: TakeOwnership, answer: Any) -> object:
         model.touched.add(queue.queue_id)
     if (group.owner_client_id, group.owner_epoch) == (asked.client_id, asked.epoch):
         return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
-    revoked = delivering.revoke(model, queue, group)
+    revoked = reservations.revoke(model, queue, group)
     if asked.start is not None:
-        group = administering.move(model, queue, group, asked.start)
+        group = administration.move(model, queue, group, asked.start)
     return _owned(model, queue, group, asked.client_id, revoked)
 
 
-def confirm(model: PartitionState, asked: ConfirmOwnership, _: object) -> object:
+def confirm(model: ModelState, asked: ConfirmOwnership, _: object) -> object:
     group = model.get(asked.lmq_name).groups.get(asked.group)
     if group is None:
         return Ownership("", 0, matched=False)
@@ -36,16 +36,16 @@ def confirm(model: PartitionState, asked: ConfirmOwnership, _: object) -> object
     return Ownership(*owner, matched)
 
 
-def drop(model: PartitionState, asked: DropOwnership, _: object) -> object:
+def drop(model: ModelState, asked: DropOwnership, _: object) -> object:
     queue, group = model.get_group(asked.lmq_name, asked.group)
     owner = (group.owner_client_id, group.owner_epoch)
     if owner != (asked.client_id, asked.epoch):
         return Ownership(*owner, matched=False)
-    return _owned(model, queue, group, "", delivering.revoke(model, queue, group))
+    return _owned(model, queue, group, "", reservations.revoke(model, queue, group))
 
 
 def _owned(
-    model: PartitionState,
+    model: ModelState,
     queue: QueueModel,
     group: ModelGroup,
     client_id: str,

@@ -6,13 +6,13 @@ from storage_svc.operations.groups import GroupPlaced, PlaceGroup, RemoveGroup, 
 from storage_svc.operations.operation import Removed
 from storage_svc.operations.queues import Purge, RemoveQueue
 from storage_svc.operations.topics import PutTopic
-from tests.conformance.model import delivering
+from tests.conformance.model import reservations
 from tests.conformance.model.queue import ModelGroup, QueueModel
-from tests.conformance.model.state import PartitionState, Refused, check_owner
+from tests.conformance.model.state import ModelState, Refused, check_owner
 from tidemark.errors import QueueNotFound, TopicNotEmpty
 
 
-def place_group(model: PartitionState, asked: PlaceGroup, answer: Any) -> object:
+def place_group(model: ModelState, asked: PlaceGroup, answer: Any) -> object:
     queue = model.get_or_create(asked.lmq_name)
     group = queue.groups.get(asked.group)
     created = group is None
@@ -23,7 +23,7 @@ def place_group(model: PartitionState, asked: PlaceGroup, answer: Any) -> object
         check_owner(group, asked.owner_epoch)
     revoked: tuple[int, ...] = ()
     if asked.start is not None:
-        revoked = delivering.revoke(model, queue, group)
+        revoked = reservations.revoke(model, queue, group)
         model.expired += revoked
         group = move(model, queue, group, asked.start)
     cursor = min([queue.next_offset, *group.unsettled])
@@ -32,7 +32,7 @@ def place_group(model: PartitionState, asked: PlaceGroup, answer: Any) -> object
     return GroupPlaced(cursor, created, revoked)
 
 
-def remove_group(model: PartitionState, asked: RemoveGroup, _: object) -> object:
+def remove_group(model: ModelState, asked: RemoveGroup, _: object) -> object:
     queue, group = model.get_group(asked.lmq_name, asked.group)
     model.expired += (each.reservation_id for each in queue.live_of(group.name))
     queue.remove_group(group.name)
@@ -41,7 +41,7 @@ def remove_group(model: PartitionState, asked: RemoveGroup, _: object) -> object
     return Removed(0)
 
 
-def move(model: PartitionState, queue: QueueModel, group: ModelGroup, start: Start) -> ModelGroup:
+def move(model: ModelState, queue: QueueModel, group: ModelGroup, start: Start) -> ModelGroup:
     base = {
         StartAt.EARLIEST: 0,
         StartAt.LATEST: queue.next_offset,
@@ -57,7 +57,7 @@ def move(model: PartitionState, queue: QueueModel, group: ModelGroup, start: Sta
     return moved
 
 
-def remove_queue(model: PartitionState, asked: RemoveQueue, _: object) -> object:
+def remove_queue(model: ModelState, asked: RemoveQueue, _: object) -> object:
     queue = model.get(asked.lmq_name)
     if asked.expected_queue_id not in (0, queue.queue_id):
         raise Refused(QueueNotFound)
@@ -70,7 +70,7 @@ def remove_queue(model: PartitionState, asked: RemoveQueue, _: object) -> object
     return Removed(messages, sum(run.body_bytes for run in queue.runs.values()))
 
 
-def purge(model: PartitionState, asked: Purge, _: object) -> object:
+def purge(model: ModelState, asked: Purge, _: object) -> object:
     queue = model.get(asked.lmq_name)
     held = [run for run in queue.runs.values() if queue.is_held(run)]
     free = [run for run in queue.runs.values() if not queue.is_held(run)]
@@ -87,6 +87,6 @@ def purge(model: PartitionState, asked: Purge, _: object) -> object:
     return Removed(messages, sum(run.body_bytes for run in free), skipped)
 
 
-def put_topic(model: PartitionState, asked: PutTopic, answer: object) -> object:
+def put_topic(model: ModelState, asked: PutTopic, answer: object) -> object:
     model.topics[asked.topic.name] = asked.topic.settings
     return answer

@@ -22,7 +22,7 @@ from tests.conformance.model.queue import (
     QueueModel,
     spans_of,
 )
-from tests.conformance.model.state import STALE, PartitionState, Refused, check_owner
+from tests.conformance.model.state import STALE, ModelState, Refused, check_owner
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.errors import (
     AlreadySettled,
@@ -40,7 +40,7 @@ _REFUSALS: dict[Ending, type[TidemarkError]] = {
 }
 
 
-def reserve(model: PartitionState, asked: Reserve, answer: Any) -> object:
+def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
     queue = model.get(asked.lmq_name)
     settings = model.settings(queue)
     group = queue.groups.get(asked.group)
@@ -87,7 +87,7 @@ def reserve(model: PartitionState, asked: Reserve, answer: Any) -> object:
 
 
 def _hand_out(
-    model: PartitionState, queue: QueueModel, group: ModelGroup, slice_: ReservedSlice
+    model: ModelState, queue: QueueModel, group: ModelGroup, slice_: ReservedSlice
 ) -> Published:
     """Check a slice that was handed out: the right messages, in order, as published."""
     first, end = slice_.first_offset, slice_.first_offset + slice_.messages
@@ -118,11 +118,11 @@ def _hand_out(
     return run
 
 
-def _deliverable(model: PartitionState, queue: QueueModel, group: ModelGroup) -> list[int]:
+def _deliverable(model: ModelState, queue: QueueModel, group: ModelGroup) -> list[int]:
     return group.deliverable(model.now_ms, model.settings(queue).max_attempts)
 
 
-def settle(model: PartitionState, asked: Settle, answer: object) -> object:
+def settle(model: ModelState, asked: Settle, answer: object) -> object:
     by_broker = asked.ending in (Ending.RELEASE, Ending.DISCONNECT) and not asked.client_id
     queue, reservation = _find_reservation(model, asked, answer, by_broker=by_broker)
     first = reservation.start
@@ -154,7 +154,7 @@ def settle(model: PartitionState, asked: Settle, answer: object) -> object:
     return Settled(sum(end - start for start, end in ended), len(reservation.open))
 
 
-def extend(model: PartitionState, asked: Extend, answer: object) -> object:
+def extend(model: ModelState, asked: Extend, answer: object) -> object:
     queue, reservation = _find_reservation(model, asked, answer)
     if not reservation.live:
         raise Refused(_REFUSALS.get(reservation.last_ending, AlreadySettled))
@@ -164,7 +164,7 @@ def extend(model: PartitionState, asked: Extend, answer: object) -> object:
     return Settled(len(reservation.open), len(reservation.open), visibility_ms)
 
 
-def expire_due(model: PartitionState, asked: ExpireDue, _: object) -> object:
+def expire_due(model: ModelState, asked: ExpireDue, _: object) -> object:
     due = sorted(
         (each.deadline_ms, queue.queue_id, each.reservation_id)
         for queue in model.queues.values()
@@ -188,7 +188,7 @@ def expire_due(model: PartitionState, asked: ExpireDue, _: object) -> object:
     return Expired(messages)
 
 
-def is_due(model: PartitionState) -> bool:
+def is_due(model: ModelState) -> bool:
     """Whether a commit expires something: deadlines are looked at in buckets."""
     deadlines_ms = [each.deadline_ms for queue in model.queues.values() for each in queue.live]
     deadlines_ms += (
@@ -200,7 +200,7 @@ def is_due(model: PartitionState) -> bool:
     return any((each_ms // BUCKET_MS + 1) * BUCKET_MS <= model.now_ms for each_ms in deadlines_ms)
 
 
-def expire_reservation(model: PartitionState, asked: ExpireReservation, _: object) -> Acted:
+def expire_reservation(model: ModelState, asked: ExpireReservation, _: object) -> Acted:
     if asked.expected_deadline_ms > model.now_ms:
         return STALE
     queue = model.use_id(asked.queue_id)
@@ -215,7 +215,7 @@ def expire_reservation(model: PartitionState, asked: ExpireReservation, _: objec
     return Acted(ActionOutcome.DONE, sum(end - start for start, end in ended))
 
 
-def ready_delayed(model: PartitionState, asked: ReadyDelayed, _: object) -> Acted:
+def ready_delayed(model: ModelState, asked: ReadyDelayed, _: object) -> Acted:
     if asked.expected_not_before_ms > model.now_ms:
         return STALE
     queue = model.use_id(asked.queue_id)
@@ -231,7 +231,7 @@ def ready_delayed(model: PartitionState, asked: ReadyDelayed, _: object) -> Acte
     return Acted(ActionOutcome.DONE, end - asked.start)
 
 
-def revoke(model: PartitionState, queue: QueueModel, group: ModelGroup) -> tuple[int, ...]:
+def revoke(model: ModelState, queue: QueueModel, group: ModelGroup) -> tuple[int, ...]:
     """Take back what the group holds, without counting an attempt."""
     revoked = queue.live_of(group.name)
     for reservation in revoked:
@@ -241,7 +241,7 @@ def revoke(model: PartitionState, queue: QueueModel, group: ModelGroup) -> tuple
 
 
 def _find_reservation(
-    model: PartitionState, asked: Settle | Extend, answer: object, *, by_broker: bool = False
+    model: ModelState, asked: Settle | Extend, answer: object, *, by_broker: bool = False
 ) -> tuple[QueueModel, ModelReservation]:
     named = Receipt.decode(asked.receipt)
     queue = model.use_id(named.queue_id)
@@ -261,7 +261,7 @@ def _find_reservation(
 
 
 def _end(
-    model: PartitionState,
+    model: ModelState,
     queue: QueueModel,
     reservation: ModelReservation,
     spans: list[Span],
@@ -290,7 +290,7 @@ def _end(
 
 
 def _return(
-    model: PartitionState, queue: QueueModel, group: ModelGroup, span: Span, not_before_ms: int = 0
+    model: ModelState, queue: QueueModel, group: ModelGroup, span: Span, not_before_ms: int = 0
 ) -> None:
     start, end = span
     place = Place.DELAYED if not_before_ms else Place.READY
