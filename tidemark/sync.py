@@ -27,7 +27,7 @@ from tidemark.client import Message, PublishReceipt
 from tidemark.client.arguments import Duration, check_instance, check_iterable, check_lmq_names
 from tidemark.client.client import DEFAULT_GROUP
 from tidemark.client.consume.eviction import OnEvicted
-from tidemark.client.consume.settlements import SettleFailed
+from tidemark.client.consume.failed_acks import SettleFailed
 from tidemark.errors import ClientClosed, InvalidArgument, TidemarkError
 from tidemark.topics import Topic
 
@@ -356,8 +356,8 @@ class _Settled:
     def span(self) -> AbstractContextManager[Span]:
         return self._settled.span()
 
-    def ack(self) -> None:
-        self._loop.run(self._settled.ack())
+    def ack(self, *, wait: bool = False) -> None:
+        self._loop.run(self._settled.ack(wait=wait))
 
     def nack(self, delay_ms: Duration = 0) -> None:
         self._loop.run(self._settled.nack(delay_ms))

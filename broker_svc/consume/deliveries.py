@@ -5,15 +5,16 @@ tags and settlements under way on the tracked queue, so that cleanup sees them (
 is gone, everything it holds goes back at once (V6).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from broker_svc.consume.consumer import FeedKey
 from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import Fenced, UnknownDeliveryTag
+from tidemark.errors import Fenced, ReservationExpired, TidemarkError, UnknownDeliveryTag
 from tidemark.telemetry import messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
@@ -22,8 +23,8 @@ _tracer = tracer(__name__)
 ReservationKey = tuple[int, int]
 """Partition and reservation id: ids are given per partition."""
 
-REVOKED_MAX: Final = 10_000
-"""Revoked tags that a connection remembers: whoever was evicted need not settle them, ever."""
+ENDED_MAX: Final = 10_000
+"""Tags whose reservations storage ended, for each connection: a client may never settle them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,7 @@ class HeldDelivery:
     traceparent: str = ""
     """Of whoever published them, for the spans of what becomes of them."""
     group: str = ""
+    first_offset: int = 0
 
     @staticmethod
     def of(slice_: exchange_pb2.ReservedSlice, queue: TrackedQueue, group: str) -> "HeldDelivery":
@@ -52,6 +54,7 @@ class HeldDelivery:
             slice_.owner_epoch,
             slice_.traceparent,
             group,
+            slice_.first_offset,
         )
 
     @property
@@ -72,8 +75,8 @@ class Deliveries:
         self._by_tag: dict[int, HeldDelivery] = {}
         self._tags: dict[ReservationKey, int] = {}
         self._last_tag = 0
-        self._revoked: dict[int, int] = {}
-        """Tags of what another owner has now, each with the epoch under which it was held."""
+        self._ended: dict[int, Callable[[], TidemarkError]] = {}
+        """Tags that the client did not settle in time, each with the reason."""
 
     def __len__(self) -> int:
         return len(self._by_tag)
@@ -91,17 +94,15 @@ class Deliveries:
         return self._last_tag
 
     def get(self, tag: int) -> HeldDelivery:
-        """Raises UnknownDeliveryTag for one never issued here, or settled or expired since.
+        """Raises UnknownDeliveryTag for one never issued here, or settled since.
 
-        Raises Fenced, once, for one that was revoked.
+        Raises ReservationExpired for one that ran out, Fenced for one that was revoked.
         """
         held = self._by_tag.get(tag)
         if held is None:
-            epoch = self._revoked.pop(tag, None)
-            if epoch is not None:
-                raise Fenced(
-                    "another client took the queue and the reservation with it", epoch=str(epoch)
-                )
+            ended = self._ended.get(tag)
+            if ended is not None:
+                raise ended()
             raise UnknownDeliveryTag(
                 f"delivery tag {tag} is not held by this connection", delivery_tag=str(tag)
             )
@@ -119,14 +120,23 @@ class Deliveries:
             held.queue.deliveries -= 1
             self._directory.drop(held)
 
+    def expire(self, key: ReservationKey) -> None:
+        """It ran out: it is held no longer, and settling it is refused with RESERVATION_EXPIRED."""
+        self._end(key, _expired)
+
     def revoke(self, key: ReservationKey) -> None:
-        """Another client took the queue: it is held no longer, and settling it is told FENCED."""
+        """Another client took the queue: the same with FENCED."""
+        self._end(key, _revoked)
+
+    def _end(self, key: ReservationKey, refusal: Callable[[str, int, int], TidemarkError]) -> None:
         tag = self._tags.get(key)
         if tag is not None:
-            self._revoked[tag] = self._by_tag[tag].owner_epoch
+            held = self._by_tag[tag]
+            place = (held.queue.lmq_name, held.first_offset, held.owner_epoch)
+            self._ended[tag] = partial(refusal, *place)
             self.drop(key)
-            if len(self._revoked) > REVOKED_MAX:
-                del self._revoked[next(iter(self._revoked))]
+            if len(self._ended) > ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
 
     def take_all(self) -> list[HeldDelivery]:
         """Everything the client holds, which it holds no longer."""
@@ -158,7 +168,7 @@ class DeliveryDirectory:
         """Storage ended a reservation: it expired."""
         holder = self._holders.get(key)
         if holder is not None:
-            holder.drop(key)
+            holder.expire(key)
 
     def revoked(self, key: ReservationKey) -> None:
         """Storage took a reservation back for another owner."""
@@ -177,6 +187,20 @@ class DeliveryDirectory:
         """Of everything that clients hold of a partition."""
         held = (holder.find(key) for key, holder in self._holders.items() if key[0] == partition)
         return [each.receipt for each in held if each is not None]
+
+
+def _expired(lmq_name: str, first_offset: int, _owner_epoch: int) -> TidemarkError:
+    return ReservationExpired(
+        f"the reservation of {lmq_name} from offset {first_offset} on has run out",
+        queue=lmq_name,
+        offset=str(first_offset),
+    )
+
+
+def _revoked(_lmq_name: str, _first_offset: int, owner_epoch: int) -> TidemarkError:
+    return Fenced(
+        "another client took the queue and the reservation with it", epoch=str(owner_epoch)
+    )
 
 
 def fill_delivery(

@@ -230,6 +230,8 @@ def _answered(
         # What storage has ended the client holds no longer, whatever it believes.
         refusal = from_status(result.error)
         if held is not None and holder is not None and _has_ended(held, refusal):
+            if isinstance(refusal, ReservationExpired):
+                holder.expire(held.key)
             holder.drop(held.key)
         done(_failed(settlement, result.error))
         return

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.client.consume.delivery import merge, open_ranges
+from tidemark.client.consume.delivery import merge, ranges_of
 
 
 def test_neighbours_become_one_range_in_whatever_order_they_came() -> None:
@@ -16,7 +16,7 @@ def test_open_ranges_name_every_message_that_is_not_settled_and_no_other(
 ) -> None:
     marks = bytearray(settled)
 
-    ranges = open_ranges(marks, start, len(marks))
+    ranges = ranges_of(marks, 0, start, len(marks))
 
     named = [index for first, last in ranges for index in range(first, last)]
     assert named == [at for at, done in enumerate(settled) if not done and at >= start]

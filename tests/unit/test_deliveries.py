@@ -4,7 +4,7 @@ import pytest
 
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
 from broker_svc.idle.tracking import TrackedQueue
-from tidemark.errors import UnknownDeliveryTag
+from tidemark.errors import ReservationExpired, UnknownDeliveryTag
 
 
 @pytest.fixture
@@ -45,6 +45,24 @@ def test_a_tag_stands_for_its_delivery_until_that_is_dropped(
 
     with pytest.raises(UnknownDeliveryTag):
         deliveries.get(tag)
+
+
+def test_a_tag_whose_reservation_ran_out_is_refused_with_queue_and_offset_every_time(
+    queue: TrackedQueue, directory: DeliveryDirectory
+) -> None:
+    """V6: messages of it may be settled one by one, and each is told."""
+    deliveries = Deliveries(directory)
+    delivery = held(queue, 7)
+    delivery.first_offset = 30
+    tag = deliveries.add(delivery)
+
+    directory.ended((0, 7))
+
+    for _ in range(2):
+        with pytest.raises(ReservationExpired) as refused:
+            deliveries.get(tag)
+        assert refused.value.metadata == {"queue": queue.lmq_name, "offset": "30"}
+    assert (len(deliveries), len(directory), queue.deliveries) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("tag", [0, 2, 2**64 - 1])

@@ -36,8 +36,8 @@ from tidemark.client.arguments import (
 )
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.eviction import OnEvicted
+from tidemark.client.consume.failed_acks import SettleFailed
 from tidemark.client.consume.pull import PulledBatch, Puller
-from tidemark.client.consume.settlements import SettleFailed
 from tidemark.client.consume.subscription import Subscription
 from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.publish.publisher import BrokerPublishers, Publisher
@@ -329,7 +329,7 @@ class Client:
             action = Ack() if ack else Nack(delay_ms=delay_ms)
             await self._puller().settle_all(pulled.batches, action)
         elif ack:
-            await pulled.ack()
+            await pulled.ack(wait=True)
         else:
             await pulled.nack(delay_ms)
 

@@ -39,7 +39,7 @@ class AlreadySettled(ClientError):
 
 
 class UnknownDeliveryTag(ClientError):
-    """The delivery tag belongs to no delivery of this connection.
+    """The delivery tag belongs to no delivery that this connection holds.
 
     What to do: settle on the connection that received the delivery, or by receipt.
     """

@@ -33,9 +33,9 @@ from tidemark.errors import (
     Fenced,
     NotOwner,
     QueueNotFound,
+    ReservationExpired,
     TidemarkError,
     Unavailable,
-    UnknownDeliveryTag,
 )
 from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
@@ -134,7 +134,7 @@ async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer
     async def is_dropped() -> bool:
         try:
             await session.settle(held.delivery_tag, Ack())
-        except UnknownDeliveryTag:
+        except ReservationExpired:
             return True
         except Unavailable:  # the link is not up yet
             return False

@@ -36,7 +36,7 @@ async def test_revoked_tags_are_remembered_up_to_a_bound(
     broker: ExclusiveBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """E8: whoever is evicted again and again and settles nothing costs no more and no more."""
-    monkeypatch.setattr("broker_svc.consume.deliveries.REVOKED_MAX", 2)
+    monkeypatch.setattr("broker_svc.consume.deliveries.ENDED_MAX", 2)
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
     await broker.publish(run_of(QUEUE, b"1"))
     held = []

@@ -13,7 +13,13 @@ from opentelemetry.trace import Span, SpanContext
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
-from tidemark.client.arguments import Duration, check_delay_ms, check_str, check_visibility_ms
+from tidemark.client.arguments import (
+    Duration,
+    check_bool,
+    check_delay_ms,
+    check_str,
+    check_visibility_ms,
+)
 from tidemark.client.spans import process_span
 from tidemark.client.transport.codec import Action, Range
 from tidemark.errors import AlreadySettled
@@ -29,6 +35,8 @@ class Settler(Protocol):
     """Who carries settlements to the broker."""
 
     async def ack(self, batch: "DeliveryBatch", ranges: Sequence[Range]) -> None: ...
+
+    async def ack_again(self, batch: "DeliveryBatch", ranges: Sequence[Range]) -> None: ...
 
     async def settle(
         self, batch: "DeliveryBatch", action: Action, ranges: Sequence[Range]
@@ -153,11 +161,17 @@ class DeliveryBatch:
 
     # --- settling ------------------------------------------------------------------------------
 
-    async def ack(self) -> None:
-        """Done. Returns once it is handed over, as `Delivery.ack` does."""
+    async def ack(self, *, wait: bool = False) -> None:
+        """Done. Returns once it is handed over, or waits for the answer, as `Delivery.ack` does."""
+        check_bool("wait", wait)
+        acked_before = self._acked() if wait else []
         ranges = self.mark(_ACK, self.first)
-        if ranges is not None:
+        if ranges is not None and not wait:
             await self._settler.ack(self, ranges)
+        elif ranges is not None:
+            await self._settler.settle(self, _ACK, ranges)
+        if wait and acked_before:
+            await self._settler.ack_again(self, acked_before)
 
     async def nack(self, delay_ms: Duration = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1."""
@@ -182,9 +196,15 @@ class DeliveryBatch:
         if ranges is not None:
             await self._settler.settle(self, action, ranges)
 
-    async def ack_one(self, index: int) -> None:
-        if self._mark_one(_ACK, index):
-            await self._settler.ack(self, ((index, index + 1),))
+    async def ack_one(self, index: int, *, wait: bool) -> None:
+        ranges = ((index, index + 1),)
+        if not self._mark_one(_ACK, index):
+            if wait:
+                await self._settler.ack_again(self, ranges)
+        elif wait:
+            await self._settler.settle(self, _ACK, ranges)
+        else:
+            await self._settler.ack(self, ranges)
 
     async def settle_one(self, action: Action, index: int) -> None:
         if self._mark_one(action, index):
@@ -228,7 +248,12 @@ class DeliveryBatch:
         """The messages from `start` on that were not settled."""
         if self._marks is None:
             return [(start, self.count)] if start < self.count else []
-        return open_ranges(self._marks, start, self.count)
+        return ranges_of(self._marks, 0, start, self.count)
+
+    def _acked(self) -> list[Range]:
+        if self._marks is None:
+            return []
+        return ranges_of(self._marks, _NUMBERS[Ack], self.first, self.count)
 
 
 class Delivery:
@@ -290,15 +315,16 @@ class Delivery:
         """
         return process_span(self._batch, 1, self._index)
 
-    async def ack(self) -> None:
+    async def ack(self, *, wait: bool = False) -> None:
         """Done: the message does not come back.
 
         Returns once the ack is handed over; it travels with others, and is repeated over a lost
-        connection. Should it fail in the end, because the reservation had run out or another client
-        had taken the queue, `on_settle_failed` of the subscription is called. Whoever must know
-        before going on waits with `deliveries.flush()`.
+        connection. If it fails in the end, because the reservation had run out or another client
+        had taken the queue, `on_settle_failed` of the subscription is called, and the next
+        `deliveries.flush()` raises. With `wait`, it returns once the ack is on disk, and raises
+        why it is not.
         """
-        await self._batch.ack_one(self._index)
+        await self._batch.ack_one(self._index, wait=check_bool("wait", wait))
 
     async def nack(self, delay_ms: Duration = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1. Raises why it could not be."""
@@ -331,12 +357,12 @@ def _dead_letter(why: str) -> DeadLetter:
     )
 
 
-def open_ranges(marks: bytearray, start: int, end: int) -> list[Range]:
-    """Stretches of zeros, as (first, last + 1)."""
+def ranges_of(marks: bytearray, number: int, start: int, end: int) -> list[Range]:
+    """Stretches of a number, as (first, last + 1)."""
     ranges: list[Range] = []
-    while (first := marks.find(0, start, end)) >= 0:
+    while (first := marks.find(number, start, end)) >= 0:
         last = first
-        while last < end and not marks[last]:
+        while last < end and marks[last] == number:
             last += 1
         ranges.append((first, last))
         start = last

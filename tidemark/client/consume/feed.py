@@ -13,7 +13,8 @@ from typing import Final, Protocol
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.eviction import Eviction, EvictionReason
-from tidemark.client.consume.settlements import SettleFailed, Settlements
+from tidemark.client.consume.failed_acks import FailedAcks
+from tidemark.client.consume.settlements import Settlements
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
 from tidemark.client.transport.connection import Connection, Identity, SessionPart
@@ -51,12 +52,12 @@ class Feed(SessionPart):
         group: str,
         credit: int,
         visibility_ms: int,
-        on_settle_failed: SettleFailed | None,
+        failed_acks: FailedAcks,
     ) -> None:
         self.connection = connection
         self.epochs: dict[str, int] = {}
         """What is subscribed here: lmq_name and owner epoch, 0 on shared queues."""
-        self.settlements = Settlements(connection, identity, self.returned, on_settle_failed)
+        self.settlements = Settlements(connection, identity, self.returned, failed_acks)
         self._owner = owner
         self._identity = identity
         self._group = group

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
+from tidemark.client.consume.failed_acks import explained
 from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock
+from tidemark.errors import ReservationExpired
 
 
 class PulledBatch:
@@ -82,10 +84,16 @@ class Puller:
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         await self.settle(batch, message_pb2.Ack(), ranges)
 
+    async def ack_again(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
+        await self.ack(batch, ranges)
+
     async def settle(
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult:
-        (result,) = await self._settle([settlement_of(batch.receipt, action, ranges)])
+        try:
+            (result,) = await self._settle([settlement_of(batch.receipt, action, ranges)])
+        except ReservationExpired as error:
+            raise explained(batch, action, ranges, error) from None
         return result
 
     async def _settle(

@@ -6,10 +6,9 @@ becomes of a message.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, ParamSpec, TypeAlias
+from typing import Final
 
 from opentelemetry.trace import Span
 
@@ -18,6 +17,7 @@ from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
 from tidemark.client.arguments import not_encoded
 from tidemark.client.consume.delivery import DeliveryBatch, merge
+from tidemark.client.consume.failed_acks import FailedAcks, explained
 from tidemark.client.spans import begin_settle
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action, Range, settlement_of
@@ -27,18 +27,13 @@ from tidemark.errors import ClientClosed, ReservationExpired, TidemarkError
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import messaging
 
-SettleFailed: TypeAlias = Callable[[DeliveryBatch, TidemarkError], None]
-
 _ACK: Final = Ack()
-_log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
 
 
 class _Settling:
     """One settlement until its definite answer."""
 
-    __slots__ = ("action", "answer", "batch", "counted", "ranges", "span")
+    __slots__ = ("action", "answer", "batch", "by_receipt", "counted", "ranges", "span")
 
     def __init__(
         self,
@@ -46,8 +41,12 @@ class _Settling:
         action: Action,
         ranges: Sequence[Range],
         answer: "asyncio.Future[message_pb2.SettleResult] | None" = None,
+        *,
+        by_receipt: bool = False,
     ) -> None:
         self.batch = batch
+        self.by_receipt = by_receipt
+        """Whether it may be settled already, so that its tag may be gone."""
         self.span: Span | None = None
         self.action = action
         self.ranges = ranges
@@ -64,13 +63,13 @@ class Settlements:
         connection: Connection,
         identity: Identity,
         settled: Callable[[DeliveryBatch, int], None],
-        on_failed: SettleFailed | None,
+        failed_acks: FailedAcks,
     ) -> None:
         self._connection = connection
         self._clock = identity.clock
         self._backoff = Backoff(identity.random, min_ms=20)
         self._settled = settled
-        self._on_failed = on_failed or _report
+        self._failed_acks = failed_acks
         self._acks: dict[DeliveryBatch, list[Range]] = {}
         self._to_send: list[_Settling] = []
         self._later: list[_Settling] = []
@@ -84,8 +83,7 @@ class Settlements:
 
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         """Gather acks until the next frame; no ranges are the whole batch."""
-        if self._closed:
-            raise ClientClosed("the subscription is closed: its messages went back")
+        self._check_open()
         acks = self._acks.get(batch)
         if acks is not None:
             acks.extend(ranges)
@@ -98,16 +96,36 @@ class Settlements:
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult:
         """Settle, and wait for the answer; raises why it failed."""
-        if self._closed:
-            raise ClientClosed("the subscription is closed: its messages went back")
-        answer: asyncio.Future[message_pb2.SettleResult] = (
-            asyncio.get_running_loop().create_future()
-        )
-        self._put(_Settling(batch, action, ranges, answer))
-        result = await answer
+        self._check_open()
+        result = await self._settle(batch, action, ranges)
         if isinstance(action, Extend):
             batch.deadline_ms = self._clock.monotonic_ms() + result.visibility_ms
         return result
+
+    async def ack_again(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
+        """Wait for acks that were handed over before; raises why they failed.
+
+        They are repeated, which changes nothing if they have succeeded (V6).
+        """
+        self._check_open()
+        handed_over = self._acks.pop(batch, None)
+        if handed_over is not None:
+            self._put(_Settling(batch, _ACK, handed_over))  # before the repetition
+        await self._settle(batch, _ACK, ranges, by_receipt=True)
+
+    async def _settle(
+        self,
+        batch: DeliveryBatch,
+        action: Action,
+        ranges: Sequence[Range],
+        *,
+        by_receipt: bool = False,
+    ) -> message_pb2.SettleResult:
+        answer: asyncio.Future[message_pb2.SettleResult] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._put(_Settling(batch, action, ranges, answer, by_receipt=by_receipt))
+        return await answer
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int) -> None:
         """What was not settled goes back; whether that works is nobody's concern any more."""
@@ -116,7 +134,7 @@ class Settlements:
             self._put(_Settling(batch, action, ranges))
 
     async def flush(self) -> None:
-        """Return once every settlement has its answer."""
+        """Return once every settlement has its answer, whatever it is."""
         await self._quiet.wait()
 
     def close(self) -> None:
@@ -173,18 +191,21 @@ class Settlements:
             ranges = merge(ranges)
             if len(ranges) > limits.SETTLEMENT_RANGES_MAX:
                 rest = ranges[limits.SETTLEMENT_RANGES_MAX :]
-                self._to_send.append(_Settling(batch, settling.action, rest, settling.answer))
+                by_receipt = settling.by_receipt
+                self._to_send.append(
+                    _Settling(batch, settling.action, rest, settling.answer, by_receipt=by_receipt)
+                )
                 settling.answer, ranges = None, ranges[: limits.SETTLEMENT_RANGES_MAX]
             settling.ranges = ranges
         if len(ranges) == 1 and ranges[0] == (0, batch.count):
             ranges = ()
-        here = batch.session_id == session.welcome.session_id
-        settlement = settlement_of(batch.tag if here else batch.receipt, settling.action, ranges)
+        by_tag = batch.session_id == session.welcome.session_id and not settling.by_receipt
+        settlement = settlement_of(batch.tag if by_tag else batch.receipt, settling.action, ranges)
         messages = sum(end - start for start, end in ranges) or batch.count
         if settling.span is None:
             action = str(settlement.WhichOneof("action"))
             settling.span = begin_settle(batch, action, messages, ranges)
-        if not settling.counted:
+        if not settling.counted and not settling.by_receipt:
             settling.counted = True
             self._settled(batch, messages)
         self._under_way += 1
@@ -230,12 +251,17 @@ class Settlements:
         self._connection.wake()
 
     def _fail(self, settling: _Settling, error: TidemarkError) -> None:
+        error = explained(settling.batch, settling.action, settling.ranges, error)
         messaging.end(settling.span, error.reason)
         if settling.answer is not None:
             if not settling.answer.done():
                 settling.answer.set_exception(error)
         elif isinstance(settling.action, Ack):
-            call_back(self._on_failed, settling.batch, error)
+            self._failed_acks.add(settling.batch, settling.ranges, error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the subscription is closed: its messages went back")
 
     def _check_quiet(self) -> None:
         if not (self._under_way or self._to_send or self._later or self._acks):
@@ -244,15 +270,3 @@ class Settlements:
 
 def _closed_before() -> ClientClosed:
     return ClientClosed("the subscription was closed before the settlement was answered")
-
-
-def call_back(callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call what the user gave; its mistakes are its own and stop nothing here."""
-    try:
-        callback(*args, **kwargs)
-    except Exception:
-        _log.exception("a callback failed")
-
-
-def _report(batch: DeliveryBatch, error: TidemarkError) -> None:
-    _log.warning("an ack failed", extra={"queue": batch.lmq_name, "reason": error.reason})

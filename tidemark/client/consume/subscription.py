@@ -14,8 +14,8 @@ from tidemark.api.broker.v1.message_pb2 import Nack, Release
 from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.eviction import Eviction, EvictionReason, OnEvicted
+from tidemark.client.consume.failed_acks import FailedAcks, SettleFailed, call_back
 from tidemark.client.consume.feed import Feed
-from tidemark.client.consume.settlements import SettleFailed, call_back
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Identity
 from tidemark.client.transport.routes import Routes
@@ -65,7 +65,7 @@ class Subscription:
         self._visibility_ms = visibility_ms
         self._timeout_ms = timeout_ms
         self._on_evicted = on_evicted
-        self._on_settle_failed = on_settle_failed
+        self._failed_acks = FailedAcks(self._clock, on_settle_failed)
         self._on_closed = on_closed
         self._feeds: dict[str, Feed] = {}
         """By the address of a named owner; "" is home."""
@@ -120,6 +120,7 @@ class Subscription:
         finally:
             for feed in feeds:
                 feed.close()  # before anything waits: whoever closes may be cancelled
+            self._failed_acks.close()
             async with AsyncExitStack() as leaving:
                 for feed in feeds:
                     leaving.push_async_callback(
@@ -131,6 +132,7 @@ class Subscription:
         self._stop()
         for feed in self._feeds.values():
             feed.close()
+        self._failed_acks.close()
 
     def _stop(self) -> None:
         self._closed = True
@@ -140,9 +142,14 @@ class Subscription:
             self._ticking.cancel()
 
     async def flush(self) -> None:
-        """Return once every ack, and every other settlement, has its answer."""
+        """Return once every ack, and every other settlement, has its answer.
+
+        Raises the first ack that has failed since the last flush; `error.metadata["failed"]` is the
+        number of messages whose acks failed. An ack that was waited for is not among them.
+        """
         for feed in list(self._feeds.values()):
             await feed.settlements.flush()
+        self._failed_acks.raise_first()
 
     async def _subscribe(self) -> None:
         """Ask until every queue has an answer that will not change; raises the first refusal."""
@@ -180,7 +187,7 @@ class Subscription:
                 group=self.group,
                 credit=self._credit,
                 visibility_ms=self._visibility_ms,
-                on_settle_failed=self._on_settle_failed,
+                failed_acks=self._failed_acks,
             )
             feed.connection.attach(feed)
         return feed
@@ -190,6 +197,7 @@ class Subscription:
             await self._clock.sleep_ms(_TICK_MS)
             for feed in self._feeds.values():
                 feed.expire(self._clock.monotonic_ms())
+            self._failed_acks.log()
 
     # --- handing out ---------------------------------------------------------------------------
 

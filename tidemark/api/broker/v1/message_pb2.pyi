@@ -582,7 +582,8 @@ class SettleResult(_message.Message):
     @_builtins.property
     def error(self) -> _status_pb2.Status:
         """Unset on success. On failure the reason: ALREADY_SETTLED, RESERVATION_EXPIRED,
-        RESERVATION_NOT_FOUND, UNKNOWN_DELIVERY_TAG, FENCED, INVALID_ARGUMENT, UNAVAILABLE.
+        RESERVATION_NOT_FOUND, UNKNOWN_DELIVERY_TAG (never issued, or settled before), FENCED,
+        INVALID_ARGUMENT, UNAVAILABLE.
         """
 
     def __init__(
