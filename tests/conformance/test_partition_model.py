@@ -470,6 +470,6 @@ def test_the_model_expects_no_notice_after_an_answer_that_promised_more() -> Non
 
 TestPartition = PartitionMachine.TestCase
 TestPartition.settings = settings(
-    max_examples=2000 if settings.get_current_profile_name() == "long" else 60,
+    max_examples=2000 if settings.get_current_profile_name() == "long" else 40,
     stateful_step_count=80 if settings.get_current_profile_name() == "long" else 50,
 )

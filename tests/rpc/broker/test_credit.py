@@ -149,11 +149,11 @@ async def test_a_client_that_never_reads_holds_no_great_number_of_tiny_deliverie
     """S3: each costs the broker far more than its body."""
     publisher = await local.session("publisher")
     queue = "orders/" + "x" * 250  # long names fill what gRPC keeps of a stream that is not read
-    submitted = [publisher.submit(run_of(queue, b"x")) for _ in range(60_000)]
+    submitted = [publisher.submit(run_of(queue, b"x")) for _ in range(40_000)]
     await in_time(asyncio.gather(*submitted))
     call = BrokerServiceStub(await local.narrow_channel()).Session()
     frame = broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="deaf"))
-    frame.open_consumers.add(consumer_id=1, credit=60_000, group="g" * 128)
+    frame.open_consumers.add(consumer_id=1, credit=40_000, group="g" * 128)
     sync = frame.syncs.add(consumer_id=1, mode=subscription_pb2.SYNC_MODE_PARTIAL_ADD)
     sync.entries.add(lmq_name=queue)
 

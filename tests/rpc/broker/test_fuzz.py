@@ -36,7 +36,8 @@ from tidemark.client.transport.codec import Action, Target, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
 
-FUZZ_MS = 5000
+SHORT_MS = 1_500
+LONG_MS = 60_000
 STREAMS = 6
 NAMES = [
     *(f"orders/{number}" for number in range(8)),
@@ -249,7 +250,10 @@ class Fuzzer:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_random_frames_neither_kill_the_broker_nor_leave_anything_behind(
-    start: StartBroker, built: list[BrokerComponents], seed: int
+    start: StartBroker,
+    built: list[BrokerComponents],
+    seed: int,
+    pytestconfig: pytest.Config,
 ) -> None:
     """S3, I3, I4."""
     clock = SystemClock()
@@ -261,11 +265,11 @@ async def test_random_frames_neither_kill_the_broker_nor_leave_anything_behind(
     await local.create_topic("owned", subscription=topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE)
     (components,) = built
     fuzzer = Fuzzer(seed)
-    until_ms = clock.monotonic_ms() + FUZZ_MS
+    until_ms = clock.monotonic_ms() + (LONG_MS if pytestconfig.getoption("--long") else SHORT_MS)
 
     async def streams() -> None:
         api = BrokerServiceStub(await local.channel())
-        while clock.monotonic_ms() < until_ms:
+        while clock.monotonic_ms() < until_ms or not fuzzer.delivered:
             await fuzzer.stream(api)
 
     async def calls() -> None:
