@@ -42,8 +42,9 @@ test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's, or --random-orde
 	@exec $(PYTEST) $(SIDE_BY_SIDE) --ignore tests/bench $(ARGS)
 
 .PHONY: test-fast
-test-fast: .venv/.dev ## Run the tests that need neither processes nor Spark, in a minute
-	@exec $(PYTEST) $(SIDE_BY_SIDE) tests/unit tests/rpc $(ARGS)
+test-fast: .venv/.dev ## Run in a minute what most changes break: rules, storage, broker, client
+	@exec $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" tests/unit \
+		tests/rpc/storage tests/rpc/broker tests/rpc/client $(ARGS)
 
 .PHONY: test-bench
 test-bench: .venv/.dev .venv/.spark ## Run every benchmark in its quick form, to see that it runs

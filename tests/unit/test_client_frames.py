@@ -1,8 +1,12 @@
 """Frames of a session: how what has gathered is cut."""
 
+import pytest
+
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun, Settlement
 from tidemark.client.transport.frames import FRAME_BYTES, FRAME_RUNS, Outgoing
+
+pytestmark = pytest.mark.slow
 
 
 def run(number: int, payload_bytes: int = 1) -> PublishRun:

@@ -16,6 +16,8 @@ from storage_svc.engines.keys import u64
 from storage_svc.engines.rocksdb import RocksEngine, RocksEngines
 from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, FormatNotSupported
 
+pytestmark = pytest.mark.slow
+
 IDENTITY = Identity(cluster_id="cluster-a", partition=0, partitions=1)
 ROWS = [(u64(number), b"value %d " % number * 10) for number in range(100)]
 HEADER_BYTES = 7

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.rpc.broker.conftest import StartGated
 from tests.rpc.broker.local_broker import (
     QUEUE,
@@ -16,6 +18,8 @@ from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack
+
+pytestmark = pytest.mark.slow
 
 
 async def test_no_more_is_delivered_than_there_is_credit_for(local: LocalBroker) -> None:

@@ -23,6 +23,8 @@ from tidemark.api.broker.v1.message_pb2 import Ack, Extend
 from tidemark.clock import ManualClock
 from tidemark.errors import ReservationExpired, TidemarkError
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 VISIBILITY_MS = 60_000

@@ -36,6 +36,8 @@ from tidemark.client.transport.codec import Action, Target, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
 
+pytestmark = pytest.mark.slow
+
 SHORT_MS = 1_500
 LONG_MS = 60_000
 STREAMS = 6

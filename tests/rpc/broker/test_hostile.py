@@ -30,6 +30,8 @@ from tidemark.errors import (
 from tidemark.receipts import Receipt
 from tidemark.rpc import from_status
 
+pytestmark = pytest.mark.slow
+
 EXCLUSIVE = topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE
 CONTROL_CHARACTERS = ["\x00", "\n", "\x1b[2J", "\x7f", "\u202e", "\u2028"]
 

@@ -12,6 +12,8 @@ from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument, InvalidName, ShuttingDown, TidemarkError, Unavailable
 
+pytestmark = pytest.mark.slow
+
 
 async def test_the_first_frame_says_hello(local: LocalBroker) -> None:
     call = BrokerServiceStub(await local.channel()).Session()

@@ -2,10 +2,14 @@
 
 import asyncio
 
+import pytest
+
 from tests.rpc.broker.local_broker import LocalBroker, in_time
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.subscription_pb2 import SYNC_MODE_PARTIAL_REMOVE, SubscriptionSync
+
+pytestmark = pytest.mark.slow
 
 QUEUE = "orders/a"
 

@@ -13,6 +13,8 @@ from tests.rpc.client.conftest import Connect
 from tests.rpc.client.test_consuming import publish, take
 from tidemark.errors import ClientClosed
 
+pytestmark = pytest.mark.slow
+
 SHARED, OWN = "orders/a", "own/a"
 
 

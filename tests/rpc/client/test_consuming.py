@@ -19,6 +19,8 @@ from tidemark.errors import (
     TopicNotFound,
 )
 
+pytestmark = pytest.mark.slow
+
 QUEUE, OTHER = "orders/a", "orders/b"
 
 

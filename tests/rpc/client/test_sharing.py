@@ -8,11 +8,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
+import pytest
+
 import tidemark
 from tests.rpc.broker.local_broker import LocalBroker, in_time
 from tests.rpc.client.conftest import Connect
 from tidemark.client.consume.feed import Feed
 from tidemark.clock import SystemClock
+
+pytestmark = pytest.mark.slow
 
 QUEUE, OWN = "orders/a", "own/a"
 WORKERS, MESSAGES = 4, 100

@@ -22,6 +22,8 @@ from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
 from tidemark.clock import ManualClock
 
+pytestmark = pytest.mark.slow
+
 PullTask: TypeAlias = "asyncio.Task[broker_pb2.PullResponse]"
 
 

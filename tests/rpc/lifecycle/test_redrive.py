@@ -17,6 +17,8 @@ from tidemark.api.broker.v1.topic_pb2 import (
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument, InvalidName, TopicNotFound
 
+pytestmark = pytest.mark.slow
+
 DEAD = "orders-dead"
 ADA, BOB = f"{TOPIC}/ada", f"{TOPIC}/bob"
 

@@ -3,6 +3,8 @@
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from broker_svc.links.partition_link import FRAME_OPERATIONS_MAX
 from tests.conformance.faulty_engine import FaultyEngines
 from tests.rpc.conftest import StartStorage
@@ -10,6 +12,8 @@ from tests.rpc.storage_client import ExchangeClient, RunningStorage, append, ope
 from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Materialize
 from tidemark.clock import SystemClock
+
+pytestmark = pytest.mark.slow
 
 
 async def test_one_bad_operation_spoils_no_other_of_its_frame(exchange: ExchangeClient) -> None:

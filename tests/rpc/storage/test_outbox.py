@@ -30,6 +30,8 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.names import partition_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def two_partitions(start_storage: StartStorage) -> RunningStorage:

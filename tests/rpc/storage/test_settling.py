@@ -26,6 +26,8 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 from tidemark.clock import ManualClock
 from tidemark.receipts import Receipt
 
+pytestmark = pytest.mark.slow
+
 EXPIRE_DUE = operation(expire_due=ExpireDue())
 
 
