@@ -1,7 +1,7 @@
 """Benchmark `tracing`: the cost of tracing for a cycle, at the default sampling ratio.
 
-Two clusters, each with a client in its own process, take turns; the client and services of one of
-them send traces to a collector.
+Three clusters, each with a client in its own process, take turns. Two of them send traces to a
+collector: one together with its client, the other draws the sample for a client without tracing.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ COST_MAX: Final = 0.05
 RUN_MESSAGES: Final = 100
 _PLAIN: Final = "without tracing"
 _TRACED: Final = "with tracing"
+_DRAWN: Final = "services alone"
 _RATE: Final = "messages_per_s"
 _CPU: Final = "cpu_us_per_message"
 """CPU time of client and services: more reliable than the rate on a shared machine."""
@@ -43,19 +44,24 @@ async def tracing(bench: Bench) -> None:
     async with AsyncExitStack() as opened:
         collector = await opened.enter_async_context(_collector())
         rounds: dict[str, Round] = {}
-        for name, variables in ((_PLAIN, {}), (_TRACED, collector.variables)):
+        for name, services, program in (
+            (_PLAIN, {}, {}),
+            (_TRACED, collector.variables, collector.variables),
+            (_DRAWN, collector.variables, {}),
+        ):
             directory = bench.directory / name.split()[0]
             cluster = await opened.enter_async_context(
-                running_cluster(directory, variables=variables)
+                running_cluster(directory, variables=services)
             )
-            client = await opened.enter_async_context(_client(cluster, cycles, variables))
+            client = await opened.enter_async_context(_client(cluster, cycles, program))
             rounds[name] = client.round
         results = await bench.measure(rounds)
     bench.settings["spans"] = collector.spans
-    plain, traced = results[_PLAIN], results[_TRACED]
-    rate, cpu = (traced[name].over(plain[name]).median for name in (_RATE, _CPU))
-    bench.at_least(f"traced / not: {_RATE}", rate, 1 - COST_MAX)
-    bench.at_most(f"traced / not: {_CPU}", cpu, 1 + COST_MAX)
+    plain = results[_PLAIN]
+    for name in (_TRACED, _DRAWN):
+        rate, cpu = (results[name][each].over(plain[each]).median for each in (_RATE, _CPU))
+        bench.at_least(f"{name} / {_PLAIN}: {_RATE}", rate, 1 - COST_MAX)
+        bench.at_most(f"{name} / {_PLAIN}: {_CPU}", cpu, 1 + COST_MAX)
 
 
 class _Collector(TraceServiceServicer):

@@ -34,7 +34,7 @@ from tidemark.errors import (
 )
 from tidemark.names import LmqName, is_lite, topic_of, validate_fairness_key, validate_producer_id
 from tidemark.rpc.statuses import from_status, to_status
-from tidemark.telemetry import Tally, messaging, traceparent_of, tracer
+from tidemark.telemetry import Tally, is_sampled, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages
 from tidemark.topics import Topic
 
@@ -172,11 +172,15 @@ class PublishPath:
         link = self._links[self._choose(run, attempt.publisher)]
         link.check_serving()
         operation = exchange_pb2.Operation()
-        if run.traceparent:
-            sent = Messages(run.lmq_name, run.count, partition=link.partition)
-            span = messaging.begin(_tracer, messaging.PUBLISH, sent, run.traceparent)
-            operation.traceparent = run.traceparent if span is None else traceparent_of(span)
+        sent = Messages(run.lmq_name, run.count, partition=link.partition)
+        span = messaging.begin_publish(_tracer, sent, run.traceparent)
+        if span is not None:
+            operation.traceparent = traceparent_of(span)
+            # Kept with the run, for the spans of what becomes of it.
+            run.traceparent = run.traceparent or operation.traceparent
             attempt = attempt._replace(span=span)
+        elif is_sampled(run.traceparent):
+            operation.traceparent = run.traceparent
         append = operation.append
         append.lmq_name = run.lmq_name
         append.count = run.count
@@ -188,7 +192,7 @@ class PublishPath:
             append.delay_ms = run.delay_ms
         if run.ttl_ms:
             append.ttl_ms = run.ttl_ms
-        if run.traceparent:
+        if is_sampled(run.traceparent):
             append.traceparent = run.traceparent
         if run.sequence:
             append.producer_id = attempt.producer_id

@@ -17,7 +17,10 @@ from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, ReservationNotFound
 from tidemark.receipts import Receipt
+from tidemark.telemetry import is_in_trace_of, is_sampled, messaging, tracer
+from tidemark.telemetry.messaging import Messages
 
+_tracer = tracer(__name__)
 _ENDINGS = {
     exchange_pb2.SETTLE_ACTION_ACK: Ending.ACK,
     exchange_pb2.SETTLE_ACTION_NACK: Ending.NACK,
@@ -78,9 +81,22 @@ class Settle(NamedTuple):
                 death = Death(DeadReason.REJECTED, reservation.group, self.detail)
                 await dispose(commit, handle, slice_, body, death)
         messages = sum(end - start for start, end in changed)
+        self._trace(handle, reservation, messages, commit.partition)
         if self.ending is Ending.ACK:
             commit.counters.acked += messages
         return Settled(messages, reservation.open_messages)
+
+    def _trace(
+        self, handle: Handle, reservation: Reservation, messages: int, partition: int
+    ) -> None:
+        """Show the end of messages to their publisher where its trace does not: the broker settled
+        by a receipt alone, or gave back what a client held that is gone."""
+        publisher = reservation.slice.run.traceparent
+        if messages and is_sampled(publisher) and not is_in_trace_of(publisher):
+            step = messaging.Step(self.ending.name.lower(), "settle")
+            lmq_name = handle.state.record.lmq_name
+            ended = Messages(lmq_name, messages, reservation.group, partition)
+            messaging.moment(_tracer, step, ended, publisher)
 
 
 class Extend(NamedTuple):

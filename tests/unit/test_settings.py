@@ -113,6 +113,11 @@ def test_values_at_the_edge_are_taken(variable: str, values: list[str]) -> None:
         ("TIDEMARK_METRICS_LISTEN", "off"),
         ("OTEL_SDK_DISABLED", "perhaps"),
         ("OTEL_TRACES_EXPORTER", "smoke"),
+        ("OTEL_TRACES_SAMPLER", "sometimes"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.01"),
+        ("OTEL_TRACES_SAMPLER_ARG", "-0.5"),
+        ("OTEL_TRACES_SAMPLER_ARG", "nan"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1e-2"),
     ],
 )
 def test_a_wrong_value_gets_one_line_with_variable_value_and_what_is_allowed(

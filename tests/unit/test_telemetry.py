@@ -286,6 +286,36 @@ class TestExport:
         assert "publish" not in left_spans
         assert len(left_spans.get("root", [])) < ROOT_SPANS / 2
 
+    @pytest.mark.parametrize(
+        ("sampler", "share", "kept"),
+        [
+            ("parentbased_traceidratio", "0", True),
+            ("parentbased_traceidratio", "0.5", True),
+            ("parentbased_always_off", "", True),
+            ("traceidratio", "0", True),
+            ("always_off", "", False),
+        ],
+    )
+    def test_what_belongs_to_a_trace_that_is_kept_is_kept_whatever_the_ratio(
+        self, collector: tuple[Collector, str], sampler: str, share: str, kept: bool
+    ) -> None:
+        """O2: a commit links to the publishes in it, and begins a trace of its own."""
+        receiver, endpoint = collector
+        service = run_service(
+            {
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint,
+                "OTEL_TRACES_SAMPLER": sampler,
+                "OTEL_TRACES_SAMPLER_ARG": share,
+            }
+        )
+
+        service.communicate("\n", timeout=60)
+
+        spans = receiver.take_spans()
+        assert {name: len(found) for name, found in spans.items()} == (
+            {"publish": 1, "root": ROOT_SPANS} if kept else {}
+        )
+
     def test_a_disabled_sdk_exports_nothing(self, collector: tuple[Collector, str]) -> None:
         receiver, endpoint = collector
         service = run_service(

@@ -5,7 +5,11 @@ from typing import Final
 from urllib.parse import unquote
 
 from tidemark.settings.declaration import Settings, setting
-from tidemark.settings.variables import LISTEN, Choice, Switch, Text
+from tidemark.settings.variables import LISTEN, Choice, Share, Switch, Text
+
+_FOLLOWS_CALLER: Final = "parentbased_"
+_SAMPLERS: Final = ("always_on", "always_off", "traceidratio")
+"""Those of OpenTelemetry, each with and without the prefix."""
 
 _COLLECTOR: Final = Text("a URL, such as http://collector:4317")
 
@@ -71,10 +75,18 @@ class TelemetrySettings(Settings):
     )
     traces_sampler: str = setting(
         "OTEL_TRACES_SAMPLER",
-        Text("the name of a sampler, such as parentbased_always_on"),
-        default="",
-        doc="Which traces are kept, with OTEL_TRACES_SAMPLER_ARG for a ratio. Unset, the caller's "
-        "decision is followed, and one in a hundred of the traces that begin here is kept.",
+        Choice(tuple(f"{prefix}{name}" for prefix in ("", _FOLLOWS_CALLER) for name in _SAMPLERS)),
+        default="parentbased_traceidratio",
+        doc="Which traces are kept. Those that begin with `parentbased_` follow the decision of a "
+        "caller that traces. What links to a trace that is kept is kept with each of them but "
+        "`always_off`.",
+    )
+    traces_sampler_arg: float = setting(
+        "OTEL_TRACES_SAMPLER_ARG",
+        Share(),
+        default=0.01,
+        doc="The share of traces that `traceidratio` keeps; of messages, where the publisher does "
+        "not trace.",
     )
 
     resource_attributes: str = setting(
@@ -84,6 +96,17 @@ class TelemetrySettings(Settings):
         doc="Added to all traces and metrics. `service.instance.id` replaces the one that is made "
         "of host and process.",
     )
+
+    @property
+    def follows_caller(self) -> bool:
+        """Whether a caller that traces decides for all of the trace."""
+        return self.traces_sampler.startswith(_FOLLOWS_CALLER)
+
+    @property
+    def sampled_share(self) -> float:
+        """The share of the traces that begin here which is kept."""
+        shares = {"always_on": 1.0, "always_off": 0.0, "traceidratio": self.traces_sampler_arg}
+        return shares[self.traces_sampler.removeprefix(_FOLLOWS_CALLER)]
 
     @property
     def instance_id(self) -> str:

@@ -52,6 +52,16 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    allowed: str = "a number from 0 to 1"
+
+    def parse(self, text: str) -> float:
+        if re.fullmatch(r"[0-9]*\.?[0-9]+", text) is None or float(text) > 1:
+            raise ValueError(text)
+        return float(text)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     options: tuple[str, ...]
 

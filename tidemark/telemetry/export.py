@@ -21,8 +21,10 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
     Decision,
     ParentBased,
+    Sampler,
     SamplingResult,
     TraceIdRatioBased,
 )
@@ -35,22 +37,20 @@ from tidemark.clock import SystemClock
 from tidemark.settings import TelemetrySettings
 from tidemark.settings.variables import split_address
 from tidemark.telemetry.metrics import begin
+from tidemark.telemetry.traces import draw_share, is_drawn
 
 _log = logging.getLogger(__name__)
-
-# One trace in a hundred shows where time goes and is cheap enough to leave on. A caller's own
-# decision is followed, so a trace is whole or absent.
-_SAMPLED_SHARE_DEFAULT: Final = 0.01
 
 # A collector that does not answer must not eat the time that a stopping service has.
 _STOP_MS_MAX: Final = 3_000
 
 
-class _LinkedOrSome(TraceIdRatioBased):
-    """Samples a share of all roots, and those that link to a trace that is sampled.
+class _WholeTraces(TraceIdRatioBased):
+    """Samples a share of all traces by their ids, and what belongs to a trace that is sampled.
 
-    A commit or a delivery begins a trace of its own and links to the publishers': theirs would end
-    in nothing if it was drawn by lot.
+    A commit begins a trace of its own and links to the publishers': theirs would end in nothing if
+    it was drawn by lot. What the broker has drawn already is not drawn again. Without
+    `parentbased_`, a sampled caller that the ids would leave out is followed all the same.
     """
 
     def should_sample(
@@ -63,7 +63,9 @@ class _LinkedOrSome(TraceIdRatioBased):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        if any(link.context.trace_flags.sampled for link in links or ()):
+        parent = trace.get_current_span(parent_context).get_span_context()
+        linked = any(link.context.trace_flags.sampled for link in links or ())
+        if linked or parent.trace_flags.sampled or is_drawn(parent_context):
             return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, trace_state)
         return super().should_sample(
             parent_context, trace_id, name, kind, attributes, links, trace_state
@@ -107,9 +109,13 @@ class Exports:
             thread.join(max(deadline_ms - clock.monotonic_ms(), 0) / 1000)
 
     def _start_traces(self, settings: TelemetrySettings, resource: Resource) -> None:
-        sampler = None  # the SDK's own reading of OTEL_TRACES_SAMPLER
-        if not settings.traces_sampler:
-            sampler = ParentBased(_LinkedOrSome(_SAMPLED_SHARE_DEFAULT))
+        share = settings.sampled_share
+        sampler: Sampler = _WholeTraces(share)
+        if settings.traces_sampler == "always_off":
+            sampler = ALWAYS_OFF
+        elif settings.follows_caller:
+            sampler = ParentBased(sampler)
+        draw_share(share)
         provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
         provider.add_span_processor(BatchSpanProcessor(exporter))

@@ -13,6 +13,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 from tidemark.telemetry.traces import (
     context_from_traceparent,
+    draw,
     is_sampled,
     link_from_traceparent,
     note_failure,
@@ -99,6 +100,22 @@ def begin(
         attributes=attributes_of(step, messages),
         links=links,
     )
+
+
+def begin_publish(tracer: Tracer, messages: Messages, publisher: str) -> Span | None:
+    """The broker's span for a run, which is the first of a trace where the publisher has none.
+
+    A publisher that traces has decided, either way, and so has the call that brought the run. Where
+    neither has, a sample is drawn: None for most.
+    """
+    if publisher:
+        return begin(tracer, PUBLISH, messages, publisher)
+    call = trace.get_current_span().get_span_context()
+    drawn = None if call.is_valid else draw()
+    if drawn is None and not call.trace_flags.sampled:
+        return None
+    name, attributes = span_name(PUBLISH, messages), attributes_of(PUBLISH, messages)
+    return tracer.start_span(name, drawn, SpanKind.SERVER, attributes)
 
 
 def end(span: Span | None, error: str = "") -> None:

@@ -2,17 +2,19 @@
 
 Uses OpenTelemetry's API alone, so a program that embeds the client sees our spans in its own
 traces. A run carries its context as a string, the `traceparent`; calls carry it as metadata. Text
-from the wire that is not a legal context is ignored, never an error.
+from the wire that is not a legal context is ignored, never an error. Which share of the traces that
+begin here is kept is set by `export`, and drawn here, so that what is not kept costs no span.
 """
 
 import asyncio
+import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final, Self
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach
+from opentelemetry.context import Context, attach, create_key
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -39,6 +41,14 @@ _TRACESTATE_CHARACTERS_MAX: Final = 512
 _SAMPLED: Final = frozenset("13579bdf")
 """How a traceparent ends whose flags say so."""
 _NO_SPAN: Final = nullcontext(INVALID_SPAN)
+
+NOT_SAMPLED: Final = f"00-{'f' * 32}-{'f' * 16}-00"
+"""The traceparent of everything that its publisher traces and does not keep. The same for all, so
+that such runs differ in nothing and can be gathered."""
+
+_DRAWN: Final = create_key("tidemark-drawn")
+_DRAWN_CONTEXT: Final = Context({_DRAWN: True})
+_drawn_share = 0.0
 
 _ROUTINE: Final = frozenset({"NOT_OWNER", "TOPIC_VERSION_MISMATCH", "CANCELLED"})
 """Reasons that send a caller elsewhere, make it ask again, or are its own wish: no failure."""
@@ -169,9 +179,45 @@ def traceparent_of(span: Span) -> str:
     return _traceparent(context) if context.is_valid and context.trace_flags.sampled else ""
 
 
+def published_traceparent() -> str:
+    """The current trace context as a publisher sends it, with its decision not to keep a trace.
+
+    Empty where nobody has decided: then the broker draws.
+    """
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return ""
+    return _traceparent(context) if context.trace_flags.sampled else NOT_SAMPLED
+
+
+def draw_share(share: float) -> None:
+    """That share of the traces that begin here is kept from now on. Called by `export`."""
+    global _drawn_share
+    _drawn_share = share
+
+
+def draw() -> Context | None:
+    """Whether to begin a trace that is kept: the context to begin it in, or None.
+
+    Costs a fraction of a microsecond; starting a span to have it dropped costs twenty.
+    """
+    return _DRAWN_CONTEXT if random.random() < _drawn_share else None
+
+
+def is_drawn(context: Context | None) -> bool:
+    """Whether a context is that of `draw`: its trace is kept without another draw."""
+    return context is not None and _DRAWN in context
+
+
 def is_sampled(traceparent: str) -> bool:
     """Whether whoever wrote it records the trace: for others no span is worth its cost."""
     return traceparent[-1:] in _SAMPLED
+
+
+def is_in_trace_of(traceparent: str) -> bool:
+    """Whether the current span is of that trace, and recorded."""
+    current = current_traceparent()
+    return bool(current) and current[:35] == traceparent[:35]
 
 
 def leave_trace() -> None:

@@ -8,6 +8,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind
 
 import tidemark
@@ -57,6 +58,24 @@ async def test_handling_a_message_links_to_the_span_that_published_it(
     linked = {link.context.span_id for span in processed for link in span.links}
     assert linked == published
     assert "secret" not in "".join(span.to_json() for span in spans.get_finished_spans())
+
+
+async def test_publishes_whose_traces_are_not_kept_share_a_run(
+    client: tidemark.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O2: each has a span of its own, and none of them is worth a run of its own."""
+    provider = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    monkeypatch.setattr("tidemark.client.spans._tracer", provider.get_tracer("test"))
+    publisher = await client.publisher(QUEUE)
+    await publisher.publish_many([b"first frame"])
+
+    await in_time(asyncio.gather(*(publisher.publish(b"x") for _ in range(100))))
+    pulled = await client.pull(QUEUE)
+
+    assert sum(len(batch) for batch in pulled.batches) > 10
+    assert len(pulled.batches) <= 3
+    assert {batch.traceparent for batch in pulled.batches} == {""}
 
 
 async def test_without_tracing_a_run_carries_no_context(client: tidemark.Client) -> None:

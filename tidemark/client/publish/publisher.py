@@ -26,7 +26,7 @@ from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.spans import publish_span
 from tidemark.client.transport.notifier import Notifier
 from tidemark.errors import BatchTooLarge, ClientClosed, InvalidArgument
-from tidemark.telemetry.traces import current_traceparent
+from tidemark.telemetry.traces import published_traceparent
 
 _PLAIN: Final = RunOptions()
 
@@ -140,7 +140,7 @@ class Publisher:
         if not self._publish_buffer.traced:
             return await self._store(fairness_key, options, payload, headers)
         with publish_span(self.lmq_name, 1):
-            options = options._replace(traceparent=current_traceparent())
+            options = options._replace(traceparent=published_traceparent())
             return await self._store(fairness_key, options, payload, headers)
 
     async def publish_many(
@@ -165,7 +165,7 @@ class Publisher:
                 if sequence and receipts:
                     raise BatchTooLarge("messages with a sequence must fit one run")
                 with publish_span(self.lmq_name, len(batch.messages)):
-                    options = options._replace(traceparent=current_traceparent())
+                    options = options._replace(traceparent=published_traceparent())
                     receipts.append(await self._store(fairness_key, options, batch=batch))
         finally:
             self._ended_one()

@@ -135,7 +135,9 @@ class PublishRun(_message.Message):
     0 to 31 536 000 000. Default 0: no limit.
     """
     traceparent: _builtins.str
-    """W3C trace context of the publishing span. Default "": none. Set by the SDK."""
+    """W3C trace context of the publishing span. Set by the SDK. One that is sampled is kept with the
+    run; one that is not keeps the broker from tracing it. Default "": the broker draws a sample.
+    """
     sequence: _builtins.int
     """Sequence of this run in its producer, from 1, growing by one per run and partition.
     0 (the default) publishes without idempotence. Requires `producer_id` on the frame or call.
@@ -316,7 +318,7 @@ class Delivery(_message.Message):
     fairness_key: _builtins.str
     """The fairness key of the run."""
     traceparent: _builtins.str
-    """W3C trace context of the publishing span; consumers link to it."""
+    """W3C trace context of the publishing span, the client's or the broker's; consumers link to it."""
     partition: _builtins.int
     """The partition that the messages live in."""
     @_builtins.property
