@@ -145,7 +145,7 @@ async def test_a_pull_answers_in_time_without_a_partition_that_does_not(
     local, _ = half_silent
     request = broker_pb2.PullRequest(client_id="ada", lmq_name=PLAIN)
 
-    response = await local.api.Pull(request, timeout=1)
+    response = await local.api.Pull(request, timeout=5)
 
     assert payloads_of(response.deliveries) == [b"1"]
 

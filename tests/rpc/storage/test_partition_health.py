@@ -111,7 +111,7 @@ async def until_serving(storage: RunningStorage, clock: ManualClock) -> None:
         while (await storage.info()).state != PARTITION_STATE_SERVING:
             await clock.advance_ms(100)
 
-    await SystemClock().wait_for(healing(), 10_000)
+    await SystemClock().wait_for(healing(), 60_000)
 
 
 @pytest.mark.parametrize("why", [OSError("no such device"), RuntimeError("never heard of")])
