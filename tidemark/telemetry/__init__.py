@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Telemetry:
-    """What `setup` started; whoever called it shuts it down last of all."""
+    """What `setup` started. The caller shuts it down last."""
 
     _handler: logs.LineHandler
     _level_before: int
@@ -68,11 +68,11 @@ class Telemetry:
 
     @property
     def metrics_address(self) -> str:
-        """Where Prometheus is served, with the real port; empty when it is not."""
+        """The address of the Prometheus endpoint, with the actual port; empty if there is none."""
         return "" if self._exports is None else self._exports.metrics_address
 
     def shutdown(self) -> None:
-        """Send and write what is left. Blocks for some seconds at most; may be repeated."""
+        """Send and write what is left. Blocks for a few seconds at most; safe to repeat."""
         exports, self._exports = self._exports, None
         if exports is not None:
             exports.stop()

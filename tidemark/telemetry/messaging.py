@@ -81,7 +81,7 @@ def begin(
     *,
     kind: SpanKind = SpanKind.SERVER,
 ) -> Span | None:
-    """A span of a service for messages of one run; whoever gets it ends it.
+    """A span of a service for messages of one run; the caller ends it.
 
     It is below the current span and linked to the publisher's, or below the publisher's where
     none is current. None where the publisher is not traced, as most are not.

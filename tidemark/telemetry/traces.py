@@ -73,7 +73,7 @@ def span(
     links: Iterable[Link | None] = (),
     attributes: Mapping[str, AttributeValue] | None = None,
 ) -> AbstractContextManager[Span]:
-    """A span that is current in the `with` block, and next to nothing when nobody traces.
+    """A span that is current in the `with` block; it costs next to nothing without tracing.
 
     With a `context` the block passes it on even then, so that a service that does not trace does
     not cut the traces of its neighbours. An exception marks the span by its reason or type; its
@@ -210,7 +210,7 @@ def is_drawn(context: Context | None) -> bool:
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether whoever wrote it records the trace: for others no span is worth its cost."""
+    """Whether its writer records the trace: otherwise a span is not worth its cost."""
     return traceparent[-1:] in _SAMPLED
 
 
