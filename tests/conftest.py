@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from opentelemetry.trace import ProxyTracer, Tracer
 
 # Before any test imports gRPC, which else writes a line whenever a server stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
@@ -40,6 +41,19 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("short", derandomize=True, deadline=None, suppress_health_check=_SLOW)
     settings.register_profile("long", deadline=None, suppress_health_check=_SLOW, print_blob=True)
     settings.load_profile("long" if config.getoption("--long") else "short")
+    let_tracers_follow_the_provider()
+
+
+def let_tracers_follow_the_provider() -> None:
+    """A tracer keeps the first provider it meets: the provider of one test would outlive it."""
+    kept: property = vars(ProxyTracer)["_tracer"]
+
+    def current(self: ProxyTracer) -> Tracer:
+        self._real_tracer = None
+        tracer: Tracer = kept.__get__(self)
+        return tracer
+
+    ProxyTracer._tracer = property(current)  # type: ignore[method-assign, assignment]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
