@@ -1,1 +1,0 @@
-"""The quick form of every benchmark: it runs and reports. Only `make test-bench` runs them."""
