@@ -15,6 +15,8 @@ from broker_svc.api.frames import split_to_fit
 from broker_svc.components import BrokerComponents
 from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, fill_delivery
+from broker_svc.consume.hand_outs import HandOuts
+from broker_svc.consume.renewals import check_renewal
 from broker_svc.exclusive.registry import Subscriber
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.publish.publishers import PublisherCache
@@ -239,6 +241,16 @@ class Session:
             )
         if request.HasField("heartbeat"):
             self._heartbeat(request.heartbeat)
+        for report in request.hand_outs:
+            self._guard(self._hand_out, report, consumer_id=report.consumer_id)
+        for renewal in request.renewals:
+            check_renewal(renewal)
+            size = renewal.ByteSize() + OVERHEAD_BYTES
+            self._unanswered += 1
+            self._unanswered_bytes += size
+            self._components.renewals.submit(
+                renewal, self.client_id, self._deliveries, partial(self._renewed, size)
+            )
         if len(request.runs) > limits.FRAME_RUNS_MAX:
             raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="runs")
         for run in request.runs:
@@ -274,11 +286,19 @@ class Session:
         if not self._read_on.is_set():
             self._make_room()
 
+    def _renewed(self, size: int, result: broker_pb2.RenewalResult) -> None:
+        self._unanswered -= 1
+        self._unanswered_bytes -= size
+        self._out.renewed.append(result)
+        self._something.set()
+        self._make_room()
+
     def _make_room(self) -> None:
         """Read on while what was read is answered, and what was answered is read."""
         out = self._out
         unread = len(out.published) + len(out.settled) + len(out.errors) + len(self._tasks)
         unread += len(out.publishers) + len(out.synced) + len(out.unsubscribed)
+        unread += len(out.hand_outs) + len(out.renewed)
         if self._unanswered_bytes > UNANSWERED_BYTES_MAX or unread > UNREAD_RESULTS_MAX:
             self._read_on.clear()
         else:
@@ -323,6 +343,7 @@ class Session:
             self._deliver,
             partial(self._refuse, opened.consumer_id),
             self._room,
+            HandOuts() if opened.reports_hand_outs else None,
         )
         self._consumers[opened.consumer_id] = consumer
         consumer.credit = min(opened.credit, limits.CREDIT_MAX)
@@ -338,8 +359,19 @@ class Session:
             self._components.dispatcher.close(consumer)
             del self._consumers[given.consumer_id]
             return
+        consumer.stopped = given.stop
         consumer.credit = min(consumer.credit + given.messages, limits.CREDIT_MAX)
         self._components.dispatcher.reserve_for(consumer)
+
+    def _hand_out(self, report: broker_pb2.HandOuts) -> None:
+        """Note how far the client hands out, and confirm it."""
+        consumer = self._consumer(report.consumer_id)
+        if consumer.hand_outs is None:
+            raise InvalidArgument("the consumer reports no hand-outs", field="reports_hand_outs")
+        consumer.hand_outs.report(report)
+        self._out.hand_outs.append(report)
+        if report.urgent:
+            self._something.set()
 
     def _consumer(self, consumer_id: int) -> Consumer:
         consumer = self._consumers.get(consumer_id)
@@ -379,12 +411,15 @@ class Session:
         self._something.set()
 
     def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
+        now_ms = self._components.clock.monotonic_ms()
         for each in slices:
-            held = HeldDelivery.of(each, feed.queue, feed.group)
+            held = HeldDelivery.of(each, feed.queue, feed.group, consumer.hand_outs, now_ms)
             delivery = self._out.deliveries.add()
             fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
             delivery.consumer_id = consumer.consumer_id
             delivery.delivery_tag = self._deliveries.add(held)
+            if held.place is not None:
+                self._components.given_notes.watch(self._deliveries, held)
             self._unsent_bytes += len(each.body) + OVERHEAD_BYTES
             self._room.taken_bytes += len(each.body) + OVERHEAD_BYTES
         self._something.set()
@@ -421,6 +456,8 @@ def _check_parts(request: broker_pb2.SessionRequest) -> None:
         ("destroy_publishers", request.destroy_publishers),
         ("syncs", request.syncs),
         ("credits", request.credits),
+        ("hand_outs", request.hand_outs),
+        ("renewals", request.renewals),
     )
     for field, items in parts:
         if len(items) > limits.FRAME_PARTS_MAX:
@@ -428,6 +465,11 @@ def _check_parts(request: broker_pb2.SessionRequest) -> None:
     if sum(len(each.entries) for each in request.syncs) > limits.FRAME_ENTRIES_MAX:
         raise InvalidArgument(
             f"at most {limits.FRAME_ENTRIES_MAX} subscriptions a frame", field="syncs"
+        )
+    renewed = sum(len(each.delivery_tags) + len(each.receipts) for each in request.renewals)
+    if renewed > limits.RENEWALS_PER_FRAME_MAX:
+        raise InvalidArgument(
+            f"at most {limits.RENEWALS_PER_FRAME_MAX} reservations a frame", field="renewals"
         )
     check_held(request.heartbeat.held)
 

@@ -175,7 +175,7 @@ class Dispatcher:
     def reserve_for(self, consumer: Consumer) -> None:
         """Reserve for a consumer for as long as it has credit and something may be ready."""
         room = consumer.room
-        while consumer.credit > 0 and consumer.ready_feeds and room.left_bytes > 0:
+        while consumer.wants_more and consumer.ready_feeds and room.left_bytes > 0:
             _, feed = consumer.ready_feeds.popitem(last=False)
             link = self._links[feed.partition]
             if not feed.ready or feed.paused or not link.connected.is_set():
@@ -192,7 +192,7 @@ class Dispatcher:
             self._coming[feed.partition].pop(feed.key, None)
             asked = _Asked(messages, feed.reserve_bytes, feed.wakeups)
             answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
-        if consumer.credit > 0 and consumer.ready_feeds:
+        if consumer.wants_more and consumer.ready_feeds:
             room.waiting[consumer] = None
 
     def room_made(self, room: Room) -> None:
@@ -210,7 +210,7 @@ class Dispatcher:
         for _ in range(len(feed.consumers)):
             consumer = feed.consumers[0]
             feed.consumers.rotate(-1)
-            if consumer.credit > 0 and consumer.room.left_bytes > 0:
+            if consumer.wants_more and consumer.room.left_bytes > 0:
                 consumer.ready_feeds[feed.key] = feed
                 self.reserve_for(consumer)
                 return
@@ -261,6 +261,7 @@ class Dispatcher:
     def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:
         return (
             consumer.closed
+            or consumer.stopped
             or feed.paused
             or feed.lmq_name not in consumer.leases
             or self._feeds.get(feed.key) is not feed
@@ -324,6 +325,7 @@ def _reserve_operation(
     reserve.visibility_ms = consumer.visibility_ms
     reserve.session_id = consumer.session_id
     reserve.owner_epoch = feed.owner_epoch
+    reserve.reports_hand_outs = consumer.hand_outs is not None
     # A message that is larger is asked for again, with room for the largest.
     reserve.strict_bytes = feed.reserve_bytes < RESERVE_BYTES_MAX
     return operation

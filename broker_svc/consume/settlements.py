@@ -128,9 +128,10 @@ class Settlements:
             self._dispatcher.on_return_queued(held.feed_key)
 
     def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
-        """What a client held goes back at once; an attempt that failed if it is gone (V6, V8).
+        """What a client held goes back at once (V6).
 
-        When the broker leaves, nobody has failed: then nothing is counted.
+        If the client is gone, that is a failed attempt of what the application was given (V8). When
+        the broker leaves, nobody has failed: then nothing is counted.
         """
         gone, left = exchange_pb2.SETTLE_ACTION_DISCONNECT, exchange_pb2.SETTLE_ACTION_RELEASE
         for each in held:
@@ -152,6 +153,8 @@ class Settlements:
         operation.settle.receipt = held.receipt
         operation.settle.action = action
         operation.settle.owner_epoch = held.owner_epoch
+        if action == exchange_pb2.SETTLE_ACTION_DISCONNECT:
+            operation.settle.given_messages = held.given_messages
         held.queue.pending_settlements += 1
         self._returning[held.key] = held, action
         answer = self._links[held.queue.partition].send(operation)
@@ -229,7 +232,7 @@ def _answered(
     if result.HasField("error"):
         # What storage has ended the client holds no longer, whatever it believes.
         refusal = from_status(result.error)
-        if held is not None and holder is not None and _has_ended(held, refusal):
+        if held is not None and holder is not None and has_ended(held, refusal):
             if isinstance(refusal, ReservationExpired):
                 holder.expire(held.key)
             holder.drop(held.key)
@@ -253,7 +256,7 @@ def _answered(
     )
 
 
-def _has_ended(held: HeldDelivery, refusal: TidemarkError) -> bool:
+def has_ended(held: HeldDelivery, refusal: TidemarkError) -> bool:
     """Whether nothing of the reservation is open any more."""
     if isinstance(refusal, AlreadySettled):
         return refusal.metadata.get("open_messages") == "0"

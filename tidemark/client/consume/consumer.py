@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import subscription_pb2
+from tidemark.api.broker.v1.broker_pb2 import HandOuts
 from tidemark.api.broker.v1.message_pb2 import Delivery
 from tidemark.client.transport.codec import check
 from tidemark.errors import TidemarkError
@@ -21,6 +22,7 @@ class Taker(Protocol):
     """Who takes the deliveries of one consumer."""
 
     def take(self, delivery: Delivery) -> None: ...
+    def hand_outs_noted(self, report: HandOuts) -> None: ...
     def end(self, error: TidemarkError) -> None: ...
 
 
@@ -79,6 +81,9 @@ class Consumer:
     def take(self, delivery: Delivery) -> None:
         self._arrived.append(delivery)
         self._something.set()
+
+    def hand_outs_noted(self, report: HandOuts) -> None:
+        """It reports none."""
 
     def end(self, error: TidemarkError) -> None:
         self._ended = error

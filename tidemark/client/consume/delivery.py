@@ -20,13 +20,17 @@ from tidemark.client.arguments import (
     check_str,
     check_visibility_ms,
 )
+from tidemark.client.consume.hand_outs import HandOuts
 from tidemark.client.spans import process_span
 from tidemark.client.transport.codec import Action, Range
-from tidemark.errors import AlreadySettled
+from tidemark.errors import AlreadySettled, ReservationExpired
 
 _ACK: Final = Ack()
 _NUMBERS: Final[Mapping[type[Action], int]] = {Ack: 1, Nack: 2, DeadLetter: 3, Release: 4}
 """How a message was settled; 0 while it was not. An extension settles nothing."""
+
+_LAPSED: Final = 5
+"""The application had it for too long: it went back as a failed attempt."""
 
 _WHY_BYTES_MAX: Final = 1024
 
@@ -55,12 +59,21 @@ class DeliveryBatch:
         "_delivery",
         "_marks",
         "_settler",
+        "allowed",
+        "arrived_ms",
+        "cautious",
         "count",
         "deadline_ms",
+        "end",
         "first",
+        "hand_outs",
+        "handed_out",
         "handlers",
         "open",
+        "ordinal",
+        "position",
         "session_id",
+        "visibility_ms",
     )
 
     def __init__(
@@ -70,9 +83,25 @@ class DeliveryBatch:
         """Number of messages that arrived."""
         self.first = 0
         """How many of them were handed out one by one before: the batch is the rest."""
+        self.end = delivery.count
+        """The messages from here on went back before they were handed out."""
+        self.handed_out = 0
+        """How many of them the application was given."""
+        self.allowed = 0
+        """How many of them it may be given without asking."""
+        self.cautious = delivery.attempt_count > 0 or delivery.last_attempt
+        """Whether it is handed out only to tasks that wait for it: see `hand_outs`."""
+        self.hand_outs: HandOuts
+        self.position: int
+        """How many messages arrived before it, on its session and for its consumer."""
+        self.ordinal: int
+        """How many batches."""
+        self.arrived_ms = now_ms
         self.open = delivery.count
         """How many of them are not settled yet."""
-        self.deadline_ms = now_ms + delivery.visibility_ms
+        self.visibility_ms = delivery.visibility_ms
+        """How long the reservation lasts without being renewed."""
+        self.deadline_ms = now_ms + self.visibility_ms
         """When the reservation runs out, by the client's monotonic clock."""
         self.handlers: dict[int, SpanContext] | None = None
         """The spans that handle messages, by their index, where those are traced."""
@@ -82,13 +111,13 @@ class DeliveryBatch:
         self._marks: bytearray | None = None
 
     def __len__(self) -> int:
-        return self.count - self.first
+        return self.end - self.first
 
     def __iter__(self) -> Iterator["Delivery"]:
-        return (Delivery(self, index) for index in range(self.first, self.count))
+        return (Delivery(self, index) for index in range(self.first, self.end))
 
     def __getitem__(self, index: int) -> "Delivery":
-        return Delivery(self, range(self.first, self.count)[index])
+        return Delivery(self, range(self.first, self.end)[index])
 
     def __repr__(self) -> str:
         return f"<{len(self)} of {self.lmq_name} at {self.offset}, attempt {self.attempt}>"
@@ -97,7 +126,8 @@ class DeliveryBatch:
 
     @property
     def payloads(self) -> list[bytes]:
-        return [message.payload for message in self._delivery.batch.messages[self.first :]]
+        payloads = [message.payload for message in self._delivery.batch.messages]
+        return payloads if len(self) == self.count else payloads[self.first : self.end]
 
     @property
     def lmq_name(self) -> str:
@@ -226,6 +256,16 @@ class DeliveryBatch:
             return ()
         return ranges or None
 
+    def lapse(self, end: int) -> Sequence[Range]:
+        """Messages before `end` are in the hands of the application for too long; returns them."""
+        ranges = self.unsettled(0, end)
+        if self._marks is None:
+            self._marks = bytearray(self.count)
+        for first, last in ranges:
+            self._marks[first:last] = bytes((_LAPSED,)) * (last - first)
+            self.open -= last - first
+        return ranges
+
     def _mark_one(self, action: Action, index: int) -> bool:
         """Note how one message is settled; whether that is news.
 
@@ -238,22 +278,25 @@ class DeliveryBatch:
         if before:
             if before != number:
                 where = f"the message at offset {self.offset_of(index)}"
+                if before == _LAPSED:
+                    raise ReservationExpired(f"{where} was held for longer than `max_lease_ms`")
                 raise AlreadySettled(f"{where} was settled in another way, or has gone back")
             return False
         self._marks[index] = number
         self.open -= 1
         return True
 
-    def unsettled(self, start: int = 0) -> list[Range]:
-        """The messages from `start` on that were not settled."""
+    def unsettled(self, start: int = 0, end: int | None = None) -> list[Range]:
+        """The messages from `start` on, or before `end`, that were not settled."""
+        end = self.count if end is None else end
         if self._marks is None:
-            return [(start, self.count)] if start < self.count else []
-        return ranges_of(self._marks, 0, start, self.count)
+            return [(start, end)] if start < end else []
+        return ranges_of(self._marks, 0, start, end)
 
     def _acked(self) -> list[Range]:
         if self._marks is None:
             return []
-        return ranges_of(self._marks, _NUMBERS[Ack], self.first, self.count)
+        return ranges_of(self._marks, _NUMBERS[Ack], self.first, self.end)
 
 
 class Delivery:

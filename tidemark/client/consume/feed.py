@@ -11,9 +11,13 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.client.consume.buffer import Buffer
+from tidemark.client.consume.credit import Credit
 from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.eviction import Eviction, EvictionReason
 from tidemark.client.consume.failed_acks import FailedAcks
+from tidemark.client.consume.hand_outs import HandOuts, Totals
+from tidemark.client.consume.renewals import Renewals
 from tidemark.client.consume.settlements import Settlements
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
@@ -33,7 +37,10 @@ _RESYNC: Final = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 class Owner(Protocol):
     """The subscription that a feed is part of."""
 
+    buffer: Buffer
+
     def arrived(self, feed: "Feed", batch: DeliveryBatch) -> None: ...
+    def look_sooner(self) -> None: ...
     def interrupted(self, feed: "Feed") -> None: ...
     def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
     def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
@@ -50,22 +57,31 @@ class Feed(SessionPart):
         identity: Identity,
         *,
         group: str,
-        credit: int,
+        credit: int | None,
         visibility_ms: int,
+        max_lease_ms: int,
         failed_acks: FailedAcks,
     ) -> None:
         self.connection = connection
         self.epochs: dict[str, int] = {}
         """What is subscribed here: lmq_name and owner epoch, 0 on shared queues."""
         self.settlements = Settlements(connection, identity, self.returned, failed_acks)
+        self.credit = Credit(credit)
+        self.renewals = Renewals(
+            identity.clock,
+            visibility_ms=visibility_ms,
+            max_lease_ms=max_lease_ms,
+            lapsed=self.settlements.lapse,
+            ended=self._ended,
+        )
         self._owner = owner
         self._identity = identity
         self._group = group
-        self._credit = credit
         self._visibility_ms = visibility_ms
         self._held: dict[DeliveryBatch, int] = {}
         """What arrived, and how many messages of it are not settled: they use up credit."""
-        self._to_give = 0
+        self.held_messages = 0
+        self.hand_outs = HandOuts()
         self._consumer_id = 0
         self._session: Session | None = None
         self._syncing = asyncio.Lock()
@@ -87,6 +103,13 @@ class Feed(SessionPart):
                 else:
                     self.epochs[result.lmq_name] = result.epoch
         return refused
+
+    def stop(self) -> None:
+        """Let nothing more come: what is given back from now on is for others."""
+        self._leaving = True
+        if self._session is not None and self._consumer_id:
+            with suppress(TidemarkError):
+                self._session.stop_consumer(self._consumer_id)
 
     async def leave(self) -> None:
         """Leave every queue, once what is being settled has its answers."""
@@ -185,8 +208,19 @@ class Feed(SessionPart):
         assert session is not None, "deliveries come on a session"
         now_ms = self._identity.clock.monotonic_ms()
         batch = DeliveryBatch(delivery, self.settlements, session.welcome.session_id, now_ms)
+        self.hand_outs.arrived(batch)
         self._held[batch] = batch.count
+        self.held_messages += batch.count
+        self.credit.used(batch.count)
+        if self.renewals.arrived(batch, now_ms):
+            self._owner.look_sooner()
         self._owner.arrived(self, batch)
+
+    def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
+        """Called by the session: the broker knows what may be handed out."""
+        totals = Totals(report.messages, report.deliveries, report.first_attempts)
+        self.hand_outs.confirmed(report.number, totals)
+        self._owner.buffer.check()
 
     def end(self, error: TidemarkError) -> None:
         """Called by the session when it ends; the connection says the same."""
@@ -200,7 +234,7 @@ class Feed(SessionPart):
             self._held[batch] = left - messages
         else:
             del self._held[batch]
-        self._to_give += min(left, messages)
+        self.held_messages -= min(left, messages)
 
     def expire(self, now_ms: int) -> None:
         """What ran out unsettled is held no longer: its handler may never come back to it."""
@@ -208,8 +242,23 @@ class Feed(SessionPart):
         for batch, left in list(self._held.items()):
             if batch.deadline_ms <= now_ms:
                 self.returned(batch, left)
-        if self._to_give:
+                self.connection.wake()
+
+    def renew(self, now_ms: int) -> None:
+        """Ask for more time for what waits here and what is worked on."""
+        if self.renewals.run_once(self._held, now_ms):
             self.connection.wake()
+
+    def check_hand_outs(self) -> None:
+        """Report no longer ahead of a handler that has become slow. Called now and then."""
+        if self.hand_outs.run_once():
+            self.connection.wake()
+
+    def _ended(self, batch: DeliveryBatch) -> None:
+        """A reservation is gone: what waits here of it is not handed out any more."""
+        self._owner.buffer.remove(lambda other: other is batch)
+        self.returned(batch, batch.count)
+        self.connection.wake()
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int = 0) -> None:
         """Settle what is left of a batch from `start` on, if it is one of this feed."""
@@ -229,22 +278,38 @@ class Feed(SessionPart):
 
     def prepare(self, session: Session) -> bool:
         more = self.settlements.prepare(session)
-        if self._to_give and not self._leaving:
-            session.give_credit(self._consumer_id, self._to_give)
-            self._to_give = 0
+        more = self.renewals.prepare(session) or more
+        if self._leaving:
+            return more
+        granted = self.credit.grant(self.held_messages)
+        if granted:
+            session.give_credit(self._consumer_id, granted)
+        buffer = self._owner.buffer
+        report = self.hand_outs.report(buffer.waiting_for_one, buffer.waiting_for_batch)
+        if report is not None:
+            session.report_hand_outs(
+                broker_pb2.HandOuts(
+                    consumer_id=self._consumer_id,
+                    number=report.number,
+                    urgent=report.urgent,
+                    **report.totals._asdict(),
+                )
+            )
         return more
 
     def connected(self, session: Session) -> None:
         self._session = session
-        self._to_give = 0
         self._consumer_id = 0
+        self.hand_outs = HandOuts()
+        self.credit.reset()
         if self._leaving:
             return  # only what was settled still has to be said
         self._consumer_id = session.open_taker(
             self,
             self._group,
-            credit=max(0, self._credit - sum(self._held.values())),
+            credit=self.credit.grant(self.held_messages),
             visibility_ms=self._visibility_ms,
+            reports_hand_outs=True,
         )
         self._start_resync()
 

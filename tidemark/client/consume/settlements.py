@@ -14,7 +14,7 @@ from opentelemetry.trace import Span
 
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
-from tidemark.api.broker.v1.message_pb2 import Ack, Extend
+from tidemark.api.broker.v1.message_pb2 import Ack, Extend, Nack
 from tidemark.client.arguments import not_encoded
 from tidemark.client.consume.delivery import DeliveryBatch, merge
 from tidemark.client.consume.failed_acks import FailedAcks, explained
@@ -28,6 +28,7 @@ from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import messaging
 
 _ACK: Final = Ack()
+_FAILED: Final = Nack()
 
 
 class _Settling:
@@ -132,6 +133,12 @@ class Settlements:
         ranges = batch.mark(action, start)
         if ranges is not None:
             self._put(_Settling(batch, action, ranges))
+
+    def lapse(self, batch: DeliveryBatch, end: int) -> None:
+        """Messages before `end` go back as failed: the application had them for too long."""
+        ranges = batch.lapse(end)
+        if ranges:
+            self._put(_Settling(batch, _FAILED, ranges))
 
     async def flush(self) -> None:
         """Return once every settlement has its answer, whatever it is."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Final, Self
 
+from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Nack, Release
 from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
@@ -24,6 +25,9 @@ from tidemark.errors import ClientClosed, NotOwner, TidemarkError, Unavailable
 _FAILED: Final = Nack()
 _NOT_TRIED: Final = Release()
 _TICK_MS: Final = 500
+_WAIT_MS_MAX: Final = 60_000
+"""How long a message may wait here, whatever the credit: then others get it."""
+
 _LEAVE_TIMEOUT_MS: Final = 5_000
 
 _log = logging.getLogger(__name__)
@@ -49,8 +53,9 @@ class Subscription:
         lmq_names: Sequence[str],
         *,
         group: str,
-        credit: int,
+        credit: int | None,
         visibility_ms: int,
+        max_lease_ms: int,
         timeout_ms: int,
         on_evicted: OnEvicted | None,
         on_settle_failed: SettleFailed | None,
@@ -63,13 +68,15 @@ class Subscription:
         self._wanted = list(dict.fromkeys(lmq_names))
         self._credit = credit
         self._visibility_ms = visibility_ms
+        self._max_lease_ms = max_lease_ms
         self._timeout_ms = timeout_ms
         self._on_evicted = on_evicted
         self._failed_acks = FailedAcks(self._clock, on_settle_failed)
         self._on_closed = on_closed
         self._feeds: dict[str, Feed] = {}
         """By the address of a named owner; "" is home."""
-        self._buffer = Buffer(self._clock, self._check_open)
+        self.buffer = Buffer(self._clock, self)
+        self._sooner = asyncio.Event()
         self._error: TidemarkError | None = None
         self._opened = self._closed = False
         self._ticking: asyncio.Task[None] | None = None
@@ -112,6 +119,8 @@ class Subscription:
         feeds = list(self._feeds.values())
         try:
             for feed in feeds:
+                feed.stop()
+            for feed in feeds:
                 self._give_back_untouched(feed)
                 for batch in feed.batches:
                     feed.give_back(batch, _FAILED)
@@ -137,7 +146,7 @@ class Subscription:
     def _stop(self) -> None:
         self._closed = True
         self._on_closed(self)
-        self._buffer.check()
+        self.buffer.check()
         if self._ticking is not None:
             self._ticking.cancel()
 
@@ -187,17 +196,50 @@ class Subscription:
                 group=self.group,
                 credit=self._credit,
                 visibility_ms=self._visibility_ms,
+                max_lease_ms=self._max_lease_ms,
                 failed_acks=self._failed_acks,
             )
             feed.connection.attach(feed)
         return feed
 
     async def _tick(self) -> None:
+        tick_ms = self._clock.monotonic_ms() + _TICK_MS
         while True:
-            await self._clock.sleep_ms(_TICK_MS)
+            due = [feed.renewals.due_ms for feed in self._feeds.values()]
+            next_ms = min([tick_ms, *(each for each in due if each is not None)])
+            self._sooner.clear()
+            with suppress(TimeoutError):
+                wait_ms = next_ms - self._clock.monotonic_ms()
+                await self._clock.wait_for(self._sooner.wait(), max(wait_ms, 1))
+                continue
+            now_ms = self._clock.monotonic_ms()
             for feed in self._feeds.values():
-                feed.expire(self._clock.monotonic_ms())
-            self._failed_acks.log()
+                feed.renew(now_ms)
+            if now_ms >= tick_ms:
+                tick_ms = now_ms + _TICK_MS
+                self._run_once(now_ms)
+
+    def _run_once(self, now_ms: int) -> None:
+        for feed in self._feeds.values():
+            feed.expire(now_ms)
+            feed.check_hand_outs()
+        self._failed_acks.log()
+        first = self.buffer.first
+        if first is not None:
+            self._leave_to_others(now_ms - first.arrived_ms)
+
+    def _leave_to_others(self, waited_ms: int) -> None:
+        """Give back what a slow handler does not get to, the last first, to keep the order."""
+        for feed in self._feeds.values():
+            feed.credit.waited(waited_ms)
+        if waited_ms > _WAIT_MS_MAX:
+            too_many = limits.CREDIT_MAX
+        else:
+            feeds = self._feeds.values()
+            too_many = sum(max(0, feed.held_messages - feed.credit.limit) for feed in feeds)
+        for batch, start in self.buffer.remove_last(too_many):
+            for feed in self._feeds.values():
+                feed.give_back(batch, _NOT_TRIED, start)
 
     # --- handing out ---------------------------------------------------------------------------
 
@@ -205,15 +247,35 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        return await self._buffer.next_delivery()
+        return await self.buffer.next_delivery()
 
     async def batches(self) -> AsyncGenerator[DeliveryBatch, None]:
         """Deliveries as they arrive: a whole run, or a slice of one, at a time."""
         with suppress(StopAsyncIteration):
             while True:
-                yield await self._buffer.next_batch()
+                yield await self.buffer.next_batch()
 
-    def _check_open(self) -> None:
+    def wanted(self) -> None:
+        """A task waits: for something to arrive, or for its hand-out to be confirmed."""
+        starving = self.buffer.first is None
+        now_ns = self._clock.monotonic_ns()
+        for feed in self._feeds.values():
+            feed.hand_outs.paused(now_ns)
+            if starving:
+                feed.credit.starved(self._clock.monotonic_ms() - self.buffer.last_taken_ms)
+            feed.connection.wake()
+
+    def served(self) -> None:
+        """A task that waited has something."""
+        now_ns = self._clock.monotonic_ns()
+        for feed in self._feeds.values():
+            feed.hand_outs.resumed(now_ns)
+
+    def look_sooner(self) -> None:
+        """A reservation has come that lasts for less long than others."""
+        self._sooner.set()
+
+    def check_open(self) -> None:
         """Raise once nothing more will arrive: the error, or the end of the iteration."""
         if self._error is not None:
             raise self._error
@@ -226,7 +288,7 @@ class Subscription:
         if self._closed:
             feed.give_back(batch, _NOT_TRIED)
             return
-        self._buffer.add(batch)
+        self.buffer.add(batch)
 
     def interrupted(self, feed: Feed) -> None:
         """The session is gone: what was not handed out comes again, on the next one."""
@@ -241,11 +303,11 @@ class Subscription:
     def lost(self, feed: Feed, eviction: Eviction) -> None:
         """Another client has the queue: what waits here of it is fenced."""
         lmq_name = eviction.lmq_name
-        self._buffer.remove(lambda batch: batch.lmq_name == lmq_name)
+        self.buffer.remove(lambda batch: batch.lmq_name == lmq_name)
         for batch in feed.batches:
             if batch.lmq_name == lmq_name:
                 feed.returned(batch, batch.count)
-        self._buffer.check()
+        self.buffer.check()
         if eviction.reason is EvictionReason.REPLACED:
             # Two processes that restart each other would go on for ever, so neither tries again.
             _log.warning(
@@ -260,9 +322,9 @@ class Subscription:
 
     def failed(self, error: TidemarkError) -> None:
         self._error = self._error or error
-        self._buffer.check()
+        self.buffer.check()
 
     def _give_back_untouched(self, feed: Feed) -> None:
         """Release what was not handed out, also the rest of the batch that is being looped over."""
-        for batch, handed_out in self._buffer.remove(feed.holds):
-            feed.give_back(batch, _NOT_TRIED, handed_out)
+        for batch in self.buffer.remove(feed.holds):
+            feed.give_back(batch, _NOT_TRIED, batch.handed_out)
