@@ -332,7 +332,7 @@ class SessionClient(Client):
     async def _notices(self, session: Session) -> None:
         known = 0
         while session.ended is None:
-            await session.told.wait()
+            await session.notified.wait()
             for notice in session.unsubscribed[known:]:
                 self._noticed(notice)
             known = len(session.unsubscribed)

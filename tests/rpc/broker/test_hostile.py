@@ -38,7 +38,7 @@ CONTROL_CHARACTERS = ["\x00", "\n", "\x1b[2J", "\x7f", "\u202e", "\u2028"]
 
 async def told_error(session: Session) -> TidemarkError:
     """The next failure that has no result of its own."""
-    await in_time(session.told.wait_for(lambda: bool(session.errors)))
+    await in_time(session.notified.wait_for(lambda: bool(session.errors)))
     return from_status(session.errors.pop(0).error)
 
 
@@ -97,7 +97,7 @@ async def test_a_frame_has_as_many_settlements_as_it_may_and_no_more(local: Loca
     for tag in range(limits.SETTLEMENTS_PER_FRAME_MAX):
         session.settle_nowait(tag + 1, Ack())
     await in_time(
-        session.told.wait_for(
+        session.notified.wait_for(
             lambda: len(session.failed_settlements) == limits.SETTLEMENTS_PER_FRAME_MAX
         )
     )

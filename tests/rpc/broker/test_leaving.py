@@ -91,7 +91,7 @@ async def test_a_broker_that_stops_hands_nothing_out_to_consumers_opened_meanwhi
     await session.publish(QUEUE, [b"1", b"2"])
     (held,) = await take(consumer, 1)
     stopping = asyncio.create_task(local.server.stop(5000))
-    await in_time(session.told.wait_for(lambda: bool(session.go_aways)))
+    await in_time(session.notified.wait_for(lambda: bool(session.go_aways)))
 
     late = session.open_consumer(credit=1)
     with pytest.raises(TidemarkError):

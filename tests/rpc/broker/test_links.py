@@ -295,7 +295,7 @@ async def test_clients_are_told_which_partitions_another_broker_has_taken(
     )
 
     async with broker(settings, SystemClock()) as other:
-        await in_time(session.told.wait_for(lambda: len(session.go_aways) == local.partitions))
+        await in_time(session.notified.wait_for(lambda: len(session.go_aways) == local.partitions))
         late = await local.session("late")
         with pytest.raises(NotOwner) as refused:
             await session.settle(held.delivery_tag, Ack())

@@ -68,7 +68,7 @@ async def test_destroying_an_unknown_publisher_is_told_as_an_error(local: LocalB
     session = await local.session()
 
     session.destroy_publisher(12345)
-    await in_time(session.told.wait_for(lambda: bool(session.errors)))
+    await in_time(session.notified.wait_for(lambda: bool(session.errors)))
 
     (error,) = session.errors
     assert error.publisher_id == 12345

@@ -198,7 +198,7 @@ async def test_many_answers_go_out_in_frames_that_fit(local: LocalBroker) -> Non
     for tag in range(1, 50_001):
         session.settle_nowait(tag, Ack())
     await in_time(
-        session.told.wait_for(
+        session.notified.wait_for(
             lambda: session.ended is not None or len(session.failed_settlements) == 50_000
         )
     )

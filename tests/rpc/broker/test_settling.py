@@ -168,7 +168,7 @@ async def test_only_a_failure_of_a_settlement_without_a_number_is_told(local: Lo
 
     session.settle_nowait(delivery.delivery_tag, Ack())
     session.settle_nowait(4711, Ack())
-    await in_time(session.told.wait_for(lambda: bool(session.failed_settlements)))
+    await in_time(session.notified.wait_for(lambda: bool(session.failed_settlements)))
     await session.publish("orders/barrier", [b""])
 
     (failed,) = session.failed_settlements

@@ -173,7 +173,7 @@ async def test_a_consumer_with_a_wrong_visibility_is_refused(local: LocalBroker)
         limits.VISIBILITY_TIMEOUT_MS_MAX + 1,
     ):
         consumer = session.open_consumer(credit=1, visibility_ms=visibility_ms)
-        await in_time(session.told.wait_for(lambda: bool(session.errors)))
+        await in_time(session.notified.wait_for(lambda: bool(session.errors)))
 
         error = session.errors.pop()
         assert error.consumer_id == consumer.consumer_id
@@ -194,7 +194,7 @@ async def test_a_group_that_is_one_too_many_is_told_so(
     second = session.open_consumer(credit=1, group="second")
     await second.subscribe(QUEUE)
 
-    await in_time(session.told.wait_for(lambda: bool(session.errors)))
+    await in_time(session.notified.wait_for(lambda: bool(session.errors)))
     (error,) = session.errors
     assert error.consumer_id == second.consumer_id
     assert isinstance(from_status(error.error), QuotaExceeded)

@@ -99,7 +99,7 @@ class SessionClient:
         """Every notice so far, once there are that many."""
 
         async def told() -> None:
-            await self.session.told.wait_for(lambda: len(self.session.unsubscribed) >= notices)
+            await self.session.notified.wait_for(lambda: len(self.session.unsubscribed) >= notices)
 
         await in_time(told())
         return self.session.unsubscribed

@@ -285,6 +285,6 @@ class Feed(SessionPart):
                 self._owner.moved(self, lmq_name, epoch, go_away.address)
         self._start_resync()  # if it is not known where to, that is asked
 
-    def complaint(self, error: broker_pb2.SessionError) -> None:
+    def session_error(self, error: broker_pb2.SessionError) -> None:
         if error.consumer_id == self._consumer_id:
             self._owner.failed(from_status(error.error))

@@ -1,1 +1,1 @@
-"""Sessions, connections and the forms in which things travel."""
+"""Connections, sessions and unary calls to brokers, and the encoding of what they carry."""

@@ -1,6 +1,6 @@
-"""The forms in which things travel: batches, settlements, and results that may be errors.
+"""Builds the protos of batches and settlements, and raises the errors that results carry.
 
-Translates only. It sends nothing and keeps nothing.
+Pure: it sends nothing and keeps no state.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,14 +25,14 @@ from tidemark.rpc.statuses import from_status
 
 Action: TypeAlias = Ack | Nack | DeadLetter | Extend | Release
 Target: TypeAlias = int | bytes
-"""What is settled: a delivery tag of this session, or a receipt of any."""
+"""What to settle: a delivery tag of this session, or a receipt from any session."""
 
 Range: TypeAlias = tuple[int, int]
 """Messages of a delivery, counted from 0: first inclusive, last exclusive."""
 
 
 def batch_of(messages: MessageBatch | Sequence[bytes | Message]) -> MessageBatch:
-    """Messages as they travel; plain bytes are payloads without headers."""
+    """Messages as a proto; plain bytes are payloads without headers."""
     if isinstance(messages, MessageBatch):
         return messages
     return MessageBatch(
@@ -65,7 +65,7 @@ def settlement_of(
 
 
 def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:
-    """The receipt of a run that was stored; raises why it was not."""
+    """The receipt of a stored run; raises the error of a rejected one."""
     if result.HasField("error"):
         raise from_status(result.error)
     return result.receipt
@@ -74,7 +74,7 @@ def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:
 def check(
     result: SettleResult | broker_pb2.OpenPublisherResult | subscription_pb2.SubscriptionResult,
 ) -> None:
-    """Raise what a result says."""
+    """Raise the error that a result carries, if any."""
     if result.HasField("error"):
         error: Status = result.error
         raise from_status(error)

@@ -1,8 +1,8 @@
 """A connection to a broker: a session that is opened again whenever it ends.
 
-Owns reconnecting and heartbeats. What travels is the matter of its parts (publishing, the feeds of
-subscriptions): they are told when a session begins and ends, and asked for what to send before
-every frame. It never repeats anything for them.
+Owns reconnecting and heartbeats. Its parts (the publish buffer, the feeds of subscriptions) own
+what is sent: they are notified when a session begins and ends, and add to each frame before it is
+written. The connection never repeats a request for them.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from tidemark.errors import (
 _HELLO_TIMEOUT_MS: Final = 5_000
 _CLOSE_TIMEOUT_MS: Final = 2_000
 _PROVEN_AFTER_MS: Final = 1_000
-"""A session that lasted this long was a good one: the next wait is a short one again."""
+"""A session that lasted this long resets the backoff."""
 
 _HEARTBEATS_PER_TIMEOUT: Final = 3
-# Refusals of a session that pass by themselves, although they are the client's matter.
-_PASSING: Final = (NotOwner, QuotaExceeded)
+# Client errors that refuse a session only for now.
+_TRANSIENT_REFUSALS: Final = (NotOwner, QuotaExceeded)
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ N = TypeVar("N")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who connects, and with what it works."""
+    """The ids under which a client connects, and the clock, randomness and credentials it uses."""
 
     client_id: str
     producer_id: str
@@ -55,43 +55,43 @@ class Identity:
 
 
 class SessionPart:
-    """Something that travels over a connection. By default it has nothing to say to anything."""
+    """A part of a client that sends over a connection. By default it sends and does nothing."""
 
     def prepare(self, session: Session) -> bool:
-        """Submit what is to go with the next frame; whether there is more than fits."""
+        """Submit what belongs in the next frame; returns whether more is left than fits."""
         return False
 
     def connected(self, session: Session) -> None:
         """A session has begun."""
 
     def disconnected(self, error: TidemarkError) -> None:
-        """The session has ended; there will be another one."""
+        """The session has ended; the connection opens another one."""
 
     def failed(self, error: TidemarkError) -> None:
-        """There will be no session any more."""
+        """The connection is closed or refused for good: no session follows."""
 
     def held(self) -> broker_pb2.HeldSubscriptions | None:
-        """The exclusive queues that it believes to own."""
+        """The exclusive queues that this part believes it owns."""
         return None
 
     def unsubscribed(self, notice: subscription_pb2.UnsubscribeNotice) -> None:
-        """A queue was lost."""
+        """This client no longer owns a queue."""
 
     def moved(self, go_away: broker_pb2.GoAway) -> None:
         """The broker, or a partition, is going away."""
 
-    def complaint(self, error: broker_pb2.SessionError) -> None:
-        """Something without a result of its own went wrong."""
+    def session_error(self, error: broker_pb2.SessionError) -> None:
+        """A request without a result of its own failed."""
 
 
 class Connection:
-    """Stays connected to one of its addresses until it is closed, or refused for good."""
+    """Stays connected to one of its addresses until it is closed or refused for good."""
 
     def __init__(self, addresses: Sequence[str], identity: Identity, *, home: bool) -> None:
         self.home = home
-        """Whether it asks any broker; others go to one that somebody named."""
+        """Whether it may use any broker; other connections go to one that a broker named."""
         self.groups: set[str] = set()
-        """Groups that consume here: a full resync speaks for all queues of its group."""
+        """Groups that consume here: a full resync covers all queues of its group."""
         self.session: Session | None = None
         self.error: TidemarkError = Unavailable("not connected yet")
         """Why there is no session."""
@@ -104,16 +104,16 @@ class Connection:
         self._refused = False
         self._closing = False
         self.draining = False
-        """Whether the broker is leaving: no new runs; the session ends when all is answered."""
+        """Whether the broker is leaving: no new runs; the session ends once all have results."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
-        """Where it is connected, or tries to."""
+        """The broker that it is connected to, or is trying to reach."""
         return self._addresses[0]
 
     @property
-    def used(self) -> bool:
+    def has_consumers(self) -> bool:
         return bool(self.groups)
 
     # --- life ----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Connection:
             self._task = asyncio.create_task(self._run(), name=f"tidemark {self.address}")
 
     async def ready(self, timeout_ms: int | None) -> Session:
-        """The session, once there is one; raises why there is none after the timeout."""
+        """The session, once there is one; raises the reason if there is none after the timeout."""
         session = self.session
         if session is not None:
             return session
@@ -139,7 +139,7 @@ class Connection:
         return self.session
 
     async def close(self) -> None:
-        """End the session after the answers that are still to come; when cancelled, at once."""
+        """End the session once pending results have arrived; when cancelled, at once."""
         self._closing = True
         try:
             if self.session is not None:
@@ -151,7 +151,7 @@ class Connection:
             await asyncio.wait({self._task})
 
     def end(self) -> None:
-        """End at once and without waiting: the session, its heartbeats and every waiter."""
+        """End at once, without waiting: the session, its heartbeats and every waiter."""
         self._closing = True
         if self._task is not None:
             self._task.cancel()
@@ -175,8 +175,8 @@ class Connection:
         if self.session is not None:
             self.session.wake()
 
-    def tell_moved(self, go_away: broker_pb2.GoAway) -> None:
-        """The broker, or a partition, is somewhere else now."""
+    def notify_moved(self, go_away: broker_pb2.GoAway) -> None:
+        """The broker, or a partition, has moved."""
         for part in list(self._parts):
             part.moved(go_away)
 
@@ -187,7 +187,7 @@ class Connection:
             try:
                 session = await self._open()
             except ClientError as error:
-                if not isinstance(error, _PASSING):
+                if not isinstance(error, _TRANSIENT_REFUSALS):
                     self._refuse(error)
                     return
                 self.error = error
@@ -211,10 +211,10 @@ class Connection:
             raise Unavailable(f"{self.address} did not answer") from None
 
     async def _serve(self, session: Session) -> None:
-        """Work with a session until it ends."""
+        """Use a session until it ends."""
         begun_ms = self._clock.monotonic_ms()
         try:
-            ended = await self._work(session)
+            ended = await self._use(session)
         finally:
             await session.abort()
         self._lost(ended)
@@ -222,7 +222,7 @@ class Connection:
             self._backoff.reset()
         _log.info("session lost", extra={"reason": ended.reason, "broker": self.address})
 
-    async def _work(self, session: Session) -> TidemarkError:
+    async def _use(self, session: Session) -> TidemarkError:
         session.prepare = self._prepare
         self.session = session
         self.draining = False
@@ -232,8 +232,8 @@ class Connection:
         heartbeats = asyncio.create_task(self._keep_alive(session))
         try:
             while (ended := session.ended) is None:
-                await session.told.wait_for(lambda: _has_news(session))
-                self._hear(session)
+                await session.notified.wait_for(lambda: _has_notices(session))
+                self._forward_notices(session)
             return ended
         finally:
             heartbeats.cancel()
@@ -247,22 +247,21 @@ class Connection:
                 held = (part.held() for part in self._parts)
                 session.heartbeat([each for each in held if each is not None])
 
-    def _hear(self, session: Session) -> None:
-        """Hand on what the broker said unasked."""
+    def _forward_notices(self, session: Session) -> None:
+        """Pass on what the broker sent unasked."""
         session.failed_settlements.clear()
-        for notice in _taken(session.unsubscribed):
+        for notice in _drain(session.unsubscribed):
             for part in list(self._parts):
                 part.unsubscribed(notice)
-        for go_away in _taken(session.go_aways):
+        for go_away in _drain(session.go_aways):
             if not go_away.HasField("partition"):
                 self.draining = True
-
                 if self.home and go_away.address and go_away.address not in self._addresses:
                     self._addresses.insert(1, go_away.address)
-            self.tell_moved(go_away)
-        for error in _taken(session.errors):
+            self.notify_moved(go_away)
+        for error in _drain(session.errors):
             for part in list(self._parts):
-                part.complaint(error)
+                part.session_error(error)
 
     def _prepare(self) -> bool:
         session = self.session
@@ -272,14 +271,14 @@ class Connection:
         return any(more)
 
     def _prepared(self, part: SessionPart, session: Session) -> bool:
-        """Have one part submit; one that cannot fails alone, and the session goes on."""
+        """Let one part submit; a part that raises fails alone, and the session continues."""
         try:
             return part.prepare(session)
         except TidemarkError:
             raise  # the session has ended
         except Exception as error:
-            _log.exception("a part of a frame could not be made")
-            part.failed(Internal(f"a part of a frame could not be made: {error!r:.200}"))
+            _log.exception("a part could not add to the frame")
+            part.failed(Internal(f"a part could not add to the frame: {error!r:.200}"))
             return False
 
     def _lost(self, error: TidemarkError, *, for_good: bool = False) -> None:
@@ -292,7 +291,7 @@ class Connection:
                 part.failed(error)
 
     def _refuse(self, error: TidemarkError) -> None:
-        """There will be no session any more, as the broker or the user wants: all parts fail."""
+        """The broker refused for good, or the user closed the client: all parts fail."""
         if self._refused:
             return
         self._refused = True
@@ -303,11 +302,11 @@ class Connection:
         await self._changed.wait_for(lambda: self.session is not None or self._refused)
 
 
-def _has_news(session: Session) -> bool:
+def _has_notices(session: Session) -> bool:
     return bool(session.ended or session.errors or session.unsubscribed or session.go_aways)
 
 
-def _taken(news: list[N]) -> Iterable[N]:
-    taken = list(news)
-    news.clear()
-    return taken
+def _drain(notices: list[N]) -> Iterable[N]:
+    drained = list(notices)
+    notices.clear()
+    return drained

@@ -1,4 +1,4 @@
-"""Frames to the broker: what gathers while one is being written, and how much of it fits the next.
+"""Frames to the broker: what accumulates while one is being written, and how much fits the next.
 
 Pure: it sends nothing and waits for nothing.
 """
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 FRAME_RUNS: Final = 500
 FRAME_BYTES: Final = 1024 * 1024
-"""What a frame carries of a burst, far below what the broker would take: while the client writes
-one frame, the broker works on another and storage on a third."""
+"""The share of a burst that goes into one frame, far below what the broker accepts: while the
+client writes one frame, the broker works on another and storage on a third."""
 _PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
-"""What a frame carries besides runs: there is room for one of them in each."""
+"""What a frame carries besides runs: every frame has room for at least one run."""
 
 
 class Outgoing:
-    """What is to be sent: runs in the order in which they were submitted, and everything else."""
+    """What waits to be sent: runs in the order of their submission, and everything else."""
 
     __slots__ = ("parts", "runs")
 
@@ -33,7 +33,7 @@ class Outgoing:
         self.runs: deque[PublishRun] = deque()
 
     def next_frame(self) -> broker_pb2.SessionRequest:
-        """Everything that gathered, as far as it fits a frame; the rest stays."""
+        """Everything that has accumulated, as far as it fits a frame; the rest stays."""
         frame, self.parts = self.parts, broker_pb2.SessionRequest()
         rest = self.parts
         _move(frame.open_publishers, rest.open_publishers, limits.FRAME_PARTS_MAX)
@@ -59,19 +59,19 @@ class Outgoing:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the last frame left something over."""
+        """Whether something is left for another frame."""
         return bool(self.runs or self.parts.ListFields())
 
 
 def _move(parts: "MutableSequence[T]", rest: "MutableSequence[T]", fit: int) -> None:
-    """Leave as many parts as fit, and move those behind them."""
+    """Keep as many parts as fit, and move the others to `rest`."""
     if len(parts) > fit:
         rest.extend(parts[fit:])
         del parts[fit:]
 
 
 def _syncs_that_fit(syncs: Sequence[SubscriptionSync]) -> int:
-    """How many of them a frame may carry, by the subscriptions that they name; at least one."""
+    """How many syncs a frame may carry, by the subscriptions they name; at least one."""
     entries = 0
     for number, sync in enumerate(syncs):
         entries += len(sync.entries)

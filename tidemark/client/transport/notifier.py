@@ -1,7 +1,7 @@
-"""A notifier: wakes every task that waits for a change of state.
+"""A notifier: wakes every task that waits for a state change.
 
-Unlike an `asyncio.Condition` it has no lock, so that notifying is no await: the code that ends
-something cannot be cancelled between the change and the notification of it.
+Unlike `asyncio.Condition` it has no lock, so notifying needs no await: code that ends something
+cannot be cancelled between the change and its notification.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 
 class Notifier:
-    """Belongs to one event loop, whose tasks both notify and wait."""
+    """Belongs to one event loop; its tasks both notify and wait."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def notify_all(self) -> None:
-        """Something has changed: every waiter looks again."""
+        """The state has changed: every waiter checks its condition again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -29,7 +29,7 @@ class Notifier:
         finally:
             self._waiters.discard(waiter)
 
-    async def wait_for(self, is_so: Callable[[], bool]) -> None:
-        """Return once the condition holds; it is looked at after each notification."""
-        while not is_so():
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds; it is checked after each notification."""
+        while not condition():
             await self.wait()

@@ -1,6 +1,6 @@
-"""Waiting for answers: who asked for what, by the number of the question.
+"""Pending calls of a session: requests without a result yet, by request id.
 
-It sends nothing and has no timeout: an answer comes, or everybody is told why none will.
+Sends nothing and has no timeout: a result arrives, or the session ends and all of them fail.
 """
 
 import asyncio
@@ -11,8 +11,8 @@ from tidemark.errors import TidemarkError
 T = TypeVar("T")
 
 
-class Waiting(Generic[T]):
-    """Those who wait for an answer, by the number of what they asked."""
+class PendingCalls(Generic[T]):
+    """Calls of one kind that wait for their result."""
 
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[T]] = {}
@@ -23,7 +23,7 @@ class Waiting(Generic[T]):
         return future
 
     def answer(self, request_id: int, result: T) -> bool:
-        """Whether somebody waited for it."""
+        """Complete a call; returns whether one was pending under this id."""
         future = self._futures.pop(request_id, None)
         if future is not None and not future.done():
             future.set_result(result)
@@ -34,4 +34,4 @@ class Waiting(Generic[T]):
         for future in futures.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # looked at: whoever asked may be gone
+                future.exception()  # marks it as retrieved: the caller may be gone

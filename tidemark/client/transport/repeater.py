@@ -1,7 +1,7 @@
-"""Repeating calls that do no harm when they are carried out twice.
+"""Retries of calls that are safe to repeat.
 
-A call fails at once if repeating it cannot help, and with its last error when its time is over. It
-never decides which calls may be repeated: its callers do.
+A call fails at once if a retry cannot help, and with its last error once its time is up. Callers
+decide which calls are safe to repeat; this module never does.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Repeater:
-    """How long calls are tried, and the pauses between two tries."""
+    """How long calls are retried, and the waits between two tries."""
 
     __slots__ = ("_clock", "_random", "_timeout_ms", "_while_unreachable")
 
@@ -29,15 +29,16 @@ class Repeater:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """Without a timeout, a call is made once. `while_unreachable` repeats it also if no server
-        answers; otherwise only if one answers that it cannot serve the call now."""
+        """Without a timeout, a call is made once. `while_unreachable` also retries when no server
+        answers; otherwise a call is retried only if a server answered that it cannot serve it
+        now."""
         self._timeout_ms = timeout_ms
         self._while_unreachable = while_unreachable
         self._clock = clock or SystemClock()
         self._random = random or Random()
 
     async def once(self, attempt: Callable[[int | None], Awaitable[T]]) -> T:
-        """Make a call, which gets the milliseconds it may take."""
+        """Make a call once; `attempt` gets the milliseconds it may take."""
         return await _made(attempt(self._timeout_ms))
 
     async def repeat(
@@ -45,7 +46,7 @@ class Repeater:
     ) -> T:
         """Make a call until it succeeds; each try gets the milliseconds that are left.
 
-        `extra_ms` is time that the call spends waiting on purpose.
+        `extra_ms` is the time that the call itself waits, such as the wait of a pull.
         """
         if self._timeout_ms is None:
             return await _made(attempt(None))
@@ -65,12 +66,12 @@ class Repeater:
 
 
 async def _made(call: Awaitable[T]) -> T:
-    """The answer of a call. One whose channel is closed meanwhile fails, instead of being cancelled
-    in the midst of its caller."""
+    """The result of a call. If its channel is closed meanwhile, it raises ClientClosed, instead of
+    the CancelledError of gRPC, which would look as if the caller had been cancelled."""
     try:
         return await call
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise  # it is the caller that is cancelled
+            raise  # the caller itself was cancelled
         raise ClientClosed("the client was closed during the call") from None

@@ -1,7 +1,8 @@
-"""Routes: which connection leads to which partition, and where consumers are at home.
+"""Routes: which connection leads to which partition, and which one carries which group.
 
-Every partition is asked for at home (any broker that the user named) until a broker names its owner
-(S8); when the connection to that owner is lost, home is asked again.
+Requests for a partition go to the home connection (any broker that the user named) until a broker
+names the holder of the partition (S8); when the connection to the holder is lost, they go home
+again.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,44 +39,44 @@ class Routes:
             connection.end()
 
     def carry(self, part_of: Callable[[Connection], SessionPart]) -> None:
-        """Have every connection carry a part of its own."""
+        """Attach a part of its own to every connection, now and later."""
         self._carried = part_of
         self.home.attach(part_of(self.home))
 
     def to_partition(self, partition: int) -> Connection:
         return self._moved.get(partition, self.home)
 
-    def follow(self, partition: int, owner: str) -> None:
-        """A broker said who owns the partition; without a name, home is asked again."""
+    def follow(self, partition: int, holder: str) -> None:
+        """A broker named the holder of a partition; without a name, requests go home again."""
         self._moved.pop(partition, None)
-        if owner and owner != self.home.address:
-            self._moved[partition] = self._at(owner)
-        go_away = GoAway(partition=partition, address=owner)
+        if holder and holder != self.home.address:
+            self._moved[partition] = self._at(holder)
+        go_away = GoAway(partition=partition, address=holder)
         for connection in (self.home, *self._others):
-            if owner and connection.address != owner:
-                connection.tell_moved(go_away)
+            if holder and connection.address != holder:
+                connection.notify_moved(go_away)
 
     def lost(self, connection: Connection) -> None:
-        """What a named owner had is asked for at home again."""
+        """The partitions of a lost holder are requested from home again."""
         if not connection.home:
             self._moved = {k: v for k, v in self._moved.items() if v is not connection}
 
-    def for_group(self, group: str, owner: str = "") -> Connection:
-        """A connection on which no subscription of that group is: syncs speak for whole groups."""
-        candidates = [self.home] if not owner else self._all_at(owner)
+    def for_group(self, group: str, holder: str = "") -> Connection:
+        """A connection without a subscription of that group: a sync covers its whole group."""
+        candidates = [self.home] if not holder else self._all_at(holder)
         for connection in candidates:
             if group not in connection.groups:
                 connection.groups.add(group)
                 return connection
-        addresses = [owner] if owner else self._addresses
-        connection = self._open(addresses, home=not owner)
+        addresses = [holder] if holder else self._addresses
+        connection = self._open(addresses, home=not holder)
         connection.groups.add(group)
         return connection
 
     async def leave_group(self, connection: Connection, group: str) -> None:
-        """The subscription has ended; a connection that was made for it ends, too."""
+        """A subscription has ended; a connection that was opened for it is closed."""
         connection.groups.discard(group)
-        if connection in self._others and not connection.used:
+        if connection in self._others and not connection.has_consumers:
             if connection in self._moved.values():
                 return
             self._others.remove(connection)

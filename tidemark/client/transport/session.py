@@ -1,8 +1,9 @@
 """One session with a broker: publish, consume and settle over a single stream.
 
-Owns the stream: takes answers and deliveries to those who wait for them, and sends. What is to be
-sent while a frame is being written goes into the next one, without a timer. It never reconnects and
-never repeats: when the stream ends, everybody who waits is told why.
+Owns the stream: sends frames, and passes results and deliveries to the calls and consumers that
+wait for them. Requests that are made while a frame is being written go into the next one, without a
+timer. It never reconnects and never repeats: when the stream ends, every pending call fails with
+the reason.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from tidemark.client.transport.codec import (
 )
 from tidemark.client.transport.frames import Outgoing
 from tidemark.client.transport.notifier import Notifier
-from tidemark.client.transport.pending_calls import Waiting
+from tidemark.client.transport.pending_calls import PendingCalls
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
 
@@ -51,7 +52,7 @@ async def open_session(
     producer_id: str = "",
     credentials: grpc.ChannelCredentials | None = None,
 ) -> "Session":
-    """Open a session with the broker at `host:port`; raises why there can be none."""
+    """Open a session with the broker at `host:port`; raises if the broker refuses it."""
     channel = open_channel(address, credentials=credentials)
     try:
         call = BrokerServiceStub(channel).Session()
@@ -79,30 +80,30 @@ class Session:
     ) -> None:
         self.welcome = first.welcome
         self.errors: list[broker_pb2.SessionError] = []
-        """What went wrong and has no result of its own."""
+        """Failures of requests that have no result of their own."""
         self.failed_settlements: list[SettleResult] = []
-        """Settlements that nobody waited for and that failed."""
+        """Failed settlements whose result no call awaits."""
         self.unsubscribed: list[subscription_pb2.UnsubscribeNotice] = []
         self.go_aways: list[broker_pb2.GoAway] = []
-        self.told = Notifier()
+        self.notified = Notifier()
         """Notified when one of the four lists above has grown, and when the session ends."""
         self.prepare: Callable[[], bool] | None = None
-        """Called before each frame is made: the last moment to submit something for it. Returns
-        whether there is more than fits."""
+        """Called before each frame is built: the last moment to submit something for it. Returns
+        whether more is left than fits."""
         self._channel = channel
         self._call = call
         self._frames = frames
         self._ended: TidemarkError | None = None
         self._closing = False
         self._last_id = 0
-        self._publishes = Waiting[message_pb2.PublishResult]()
-        self._settles = Waiting[SettleResult]()
-        self._syncs = Waiting[subscription_pb2.SubscriptionSyncResult]()
-        self._opens = Waiting[broker_pb2.OpenPublisherResult]()
+        self._publishes = PendingCalls[message_pb2.PublishResult]()
+        self._settles = PendingCalls[SettleResult]()
+        self._syncs = PendingCalls[subscription_pb2.SubscriptionSyncResult]()
+        self._opens = PendingCalls[broker_pb2.OpenPublisherResult]()
         self._consumers: dict[int, Taker] = {}
         self._last_consumer_id = 0
         self._outgoing = Outgoing()
-        self._something = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._reader = asyncio.create_task(self._read(first))
         self._writer = asyncio.create_task(self._write())
 
@@ -118,12 +119,12 @@ class Session:
         return self._ended
 
     async def close(self) -> None:
-        """Send what has gathered, wait for the answers, and end the session.
+        """Send what waits to be sent, wait for the results, and end the session.
 
-        A cancelled caller ends it at once.
+        When cancelled, it ends at once.
         """
         self._closing = True
-        self._something.set()
+        self._wakeup.set()
         try:
             if self._ended is None:
                 await asyncio.gather(self._writer, self._reader, return_exceptions=True)
@@ -131,7 +132,7 @@ class Session:
             await self.abort()
 
     async def abort(self) -> None:
-        """End the session at once, as a client that dies would; returns once all of it is gone."""
+        """End the session at once, as a killed client would; returns once its tasks have ended."""
         self.end()
         try:
             await asyncio.gather(self._reader, self._writer, return_exceptions=True)
@@ -139,15 +140,15 @@ class Session:
             await self._channel.close()  # without a grace period: it waits for nothing
 
     def end(self) -> None:
-        """End the session at once, without waiting, so that no cancellation can come between."""
+        """End the session at once. It does not await, so it cannot be cancelled halfway."""
         self._end(Unavailable("the session was closed"))
         self._reader.cancel()
         self._writer.cancel()
         self._call.cancel()
 
     async def until_ended(self) -> TidemarkError:
-        """Return why the session has ended, once it has."""
-        await self.told.wait_for(lambda: self._ended is not None)
+        """Wait until the session has ended; returns the reason."""
+        await self.notified.wait_for(lambda: self._ended is not None)
         assert self._ended is not None
         return self._ended
 
@@ -166,7 +167,7 @@ class Session:
         publisher_id: int = 0,
         traceparent: str = "",
     ) -> PublishReceipt:
-        """Store a run; returns once it is on disk, raises why it is not."""
+        """Store a run; returns once it is on disk, raises the error if it is not stored."""
         run = PublishRun(
             lmq_name=lmq_name,
             batch=batch_of(messages),
@@ -182,13 +183,13 @@ class Session:
         return receipt_of(await self.submit(run))
 
     def submit(self, run: PublishRun) -> "asyncio.Future[message_pb2.PublishResult]":
-        """Send a run as it is, after all that were submitted before; its result comes later."""
+        """Send a run unchanged, after all submitted before it; the future gets its result."""
         run.request_id = self._next_id()
         self._outgoing.runs.append(run)
         return self._publishes.expect(run.request_id)
 
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
-        """Have a queue materialized before the first run."""
+        """Have the broker materialize a queue before the first run."""
         request_id = self._next_id()
         self._outgoing.parts.open_publishers.add(request_id=request_id, lmq_name=lmq_name)
         result = await self._opens.expect(request_id)
@@ -196,7 +197,7 @@ class Session:
         return result
 
     def destroy_publisher(self, publisher_id: int) -> None:
-        """Destroy a publisher; an unknown one is told in `errors`."""
+        """Destroy a publisher; an unknown id is reported in `errors`."""
         self._check_open()
         self._outgoing.parts.destroy_publishers.append(publisher_id)
 
@@ -205,7 +206,7 @@ class Session:
     def open_consumer(
         self, group: str = "", *, credit: int = 0, visibility_ms: int = 0
     ) -> Consumer:
-        """A consumer without queues; a failure to open it is told in `errors`."""
+        """A consumer without queues; a failure to open it is reported in `errors`."""
         consumer = Consumer(self, self._last_consumer_id + 1, group)
         self.open_taker(consumer, group, credit=credit, visibility_ms=visibility_ms)
         return consumer
@@ -213,7 +214,7 @@ class Session:
     def open_taker(
         self, taker: Taker, group: str, *, credit: int = 0, visibility_ms: int = 0
     ) -> int:
-        """The same for a taker of one's own; returns the number of the consumer."""
+        """The same with the caller's taker; returns the consumer's id."""
         self._check_open()
         self._last_consumer_id += 1
         consumer_id = self._last_consumer_id
@@ -228,7 +229,7 @@ class Session:
         self._outgoing.parts.credits.add(consumer_id=consumer_id, messages=messages)
 
     def close_consumer(self, consumer_id: int) -> None:
-        """Forget a consumer; what is still on its way to it goes back."""
+        """Close a consumer; deliveries that still arrive for it are released."""
         self._check_open()
         self._outgoing.parts.credits.add(consumer_id=consumer_id, close=True)
         consumer = self._consumers.pop(consumer_id, None)
@@ -238,7 +239,7 @@ class Session:
     async def sync(
         self, sync: subscription_pb2.SubscriptionSync
     ) -> subscription_pb2.SubscriptionSyncResult:
-        """Change or confirm subscriptions; reasons are in the single results."""
+        """Change or confirm subscriptions; each entry has its own result."""
         sync.request_id = self._next_id()
         self._outgoing.parts.syncs.append(sync)
         return await self._syncs.expect(sync.request_id)
@@ -248,42 +249,42 @@ class Session:
     async def settle(
         self, target: Target, action: Action, ranges: Iterable[Range] = ()
     ) -> SettleResult:
-        """Settle, and wait for the result; raises why it failed."""
+        """Settle and wait for the result; raises the error if it failed."""
         result = await self.submit_settlement(settlement_of(target, action, ranges))
         check(result)
         return result
 
     def submit_settlement(self, settlement: Settlement) -> "asyncio.Future[SettleResult]":
-        """Send a settlement as it is; its result comes later."""
+        """Send a settlement; the future gets its result."""
         settlement.request_id = self._next_id()
         self._outgoing.parts.settlements.append(settlement)
         return self._settles.expect(settlement.request_id)
 
     def settle_nowait(self, target: Target, action: Action, ranges: Iterable[Range] = ()) -> None:
-        """Settle; only a failure is told, in `failed_settlements`."""
+        """Settle; only a failure is reported, in `failed_settlements`."""
         self._check_open()
         self._outgoing.parts.settlements.append(settlement_of(target, action, ranges))
 
     def heartbeat(self, held: Iterable[broker_pb2.HeldSubscriptions] = ()) -> None:
-        """Tell the broker that the client is alive, and what it believes to own."""
+        """Report to the broker that the client is alive, and the queues it believes it owns."""
         self._check_open()
-        heartbeat = broker_pb2.HeartbeatFrame(held=held)  # instead of one that was not sent yet
+        heartbeat = broker_pb2.HeartbeatFrame(held=held)  # replaces one that was not sent yet
         self._outgoing.parts.heartbeat.CopyFrom(heartbeat)
         self._outgoing.parts.heartbeat.SetInParent()
 
     # --- the stream ----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """There is something to prepare."""
-        self._something.set()
+        """A part has something to send."""
+        self._wakeup.set()
 
     def _check_open(self) -> None:
-        """Everything that is sent passes here: raise if it never could be."""
+        """Every request passes here: raise if it could never be sent."""
         if self._ended is not None:
             raise self._ended
         if self._closing:
             raise Unavailable("the session is being closed")
-        self._something.set()
+        self._wakeup.set()
 
     def _next_id(self) -> int:
         self._check_open()
@@ -293,7 +294,7 @@ class Session:
     async def _write(self) -> None:
         try:
             while True:
-                await self._something.wait()
+                await self._wakeup.wait()
                 frame = self._next_frame()
                 if frame.ListFields():
                     await self._call.write(frame)
@@ -301,18 +302,18 @@ class Session:
                     await self._call.done_writing()
                     return
         except TidemarkError:
-            pass  # the reader hears why
-        except Exception as error:  # a mistake of ours must not leave everybody waiting
-            _log.exception("a frame could not be made")
-            self._end(Internal(f"a frame could not be made: {error!r}"))
+            pass  # the reader gets the reason
+        except Exception as error:  # a bug must not leave callers waiting
+            _log.exception("a frame could not be built")
+            self._end(Internal(f"a frame could not be built: {error!r}"))
             self._call.cancel()
 
     def _next_frame(self) -> broker_pb2.SessionRequest:
-        """Everything that gathered, as far as it fits a frame."""
+        """Everything that has accumulated, as far as it fits a frame."""
         more = self.prepare is not None and not self._closing and self.prepare()
         frame = self._outgoing.next_frame()
         if not self._outgoing.has_rest and not more and not self._closing:
-            self._something.clear()
+            self._wakeup.clear()
         return frame
 
     async def _read(self, first: broker_pb2.SessionResponse) -> None:
@@ -323,9 +324,9 @@ class Session:
                 self._take(frame)
         except TidemarkError as reason:
             error = reason
-        except Exception as mistake:  # nor may this one
-            _log.exception("a frame could not be taken")
-            error = Internal(f"a frame could not be taken: {mistake!r}")
+        except Exception as mistake:  # nor may a bug here
+            _log.exception("a frame could not be processed")
+            error = Internal(f"a frame could not be processed: {mistake!r}")
         finally:
             self._end(error)
 
@@ -344,20 +345,20 @@ class Session:
             if consumer is not None:
                 consumer.take(delivery)
             elif not self._closing and self._ended is None:
-                self.settle_nowait(delivery.delivery_tag, Release())  # nobody is there to take it
+                self.settle_nowait(delivery.delivery_tag, Release())  # its consumer is closed
         self.errors.extend(frame.errors)
         self.unsubscribed.extend(frame.unsubscribed)
         self.go_aways.extend(frame.go_aways)
         if frame.errors or frame.settled or frame.unsubscribed or frame.go_aways:
-            self.told.notify_all()
+            self.notified.notify_all()
 
     def _end(self, error: TidemarkError) -> None:
-        """Nothing comes any more: tell everybody who waits."""
+        """Nothing more will arrive: fail every pending call."""
         if self._ended is not None:
             return
         self._ended = error
-        for waiting in (self._publishes, self._settles, self._syncs, self._opens):
-            waiting.fail(error)
+        for pending in (self._publishes, self._settles, self._syncs, self._opens):
+            pending.fail(error)
         for consumer in self._consumers.values():
             consumer.end(error)
-        self.told.notify_all()
+        self.notified.notify_all()

@@ -1,7 +1,7 @@
 """The unary calls of a broker: publish, pull, settle and subscribe without a session.
 
-`Client.pull` and the command line share it. It never repeats a call: the caller learns of the
-failure and decides.
+Shared by `Client.pull` and the command line. It never repeats a call: it raises, and the caller
+decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class UnaryClient:
     def __init__(
         self, channel: grpc.aio.Channel, client_id: str, *, timeout_ms: int | None = None
     ) -> None:
-        """`timeout_ms` bounds every call, on top of the time that a pull waits for messages."""
+        """`timeout_ms` bounds every call; a pull may also wait its `wait_ms`."""
         self._broker = BrokerServiceStub(channel)
         self._client_id = client_id
         self._timeout_ms = timeout_ms
