@@ -21,6 +21,7 @@ MODULES: Final = (
     "bench.expiry",
     "bench.preempt",
     "bench.cycle.benchmark",
+    "bench.many_queues.benchmark",
     "bench.sweep.benchmark",
     "bench.retention",
     "bench.tracing.benchmark",
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             quick=options.quick,
             seed=options.seed,
             queues=options.queues,
+            against=options.against,
         )
         asyncio.run(_run(bench))
         show(bench, console)
@@ -71,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--queues", type=int, metavar="N", help="number of queues for benchmarks with many queues"
+    )
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PATH",
+        help="many-queues: also measure the services and the client of this checkout",
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of random choices")
     parser.add_argument(

@@ -56,6 +56,17 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
         lambda: components.subscriptions.eviction_markers,
     )
     links = components.links.values()
+
+    def frames() -> Iterator[Reading]:
+        yield sum(link.frames_sent for link in links), {"direction": "sent"}
+        yield sum(link.frames_received for link in links), {"direction": "received"}
+
+    observe(
+        "counter",
+        "tidemark.broker.storage_frames",
+        "Frames of the exchanges with storage, by direction",
+        frames,
+    )
     _gauge(
         "tidemark.broker.partitions_connected",
         "Partitions that this broker owns and reaches",

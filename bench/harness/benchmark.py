@@ -72,6 +72,8 @@ class Bench:
     seed: int = 1
     queues: int | None = None
     """The number of queues for `many_queues`, if given."""
+    against: Path | None = None
+    """Another checkout to compare with, if given."""
     settings: dict[str, object] = field(default_factory=dict)
     """The settings of the run; the benchmark adds its sizes and counts."""
     tables: list[list[Result]] = field(default_factory=list)

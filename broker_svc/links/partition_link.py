@@ -118,6 +118,8 @@ class PartitionLink:
         """Set while the next frame has something to carry and need not wait for another."""
         self._answers: dict[int, Answer] = {}
         self._held_epoch = 0
+        self.frames_sent = 0
+        self.frames_received = 0
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
@@ -278,6 +280,7 @@ class PartitionLink:
         writer = asyncio.create_task(self._write(stream))
         try:
             async for frame in stream:
+                self.frames_received += 1
                 self._take(frame)
         finally:
             writer.cancel()
@@ -291,6 +294,7 @@ class PartitionLink:
             if self._listener is not None:
                 self._listener.before_frame_sent(self.partition)  # it may add to the frame
             await stream.write(exchange_pb2.ExchangeRequest(operations=self._next_frame()))
+            self.frames_sent += 1
 
     def _next_frame(self) -> list[exchange_pb2.Operation]:
         """Everything that gathered, as far as it fits a frame."""
