@@ -1,8 +1,8 @@
-"""Where traces and metrics go: to an OTLP collector, and to Prometheus for metrics.
+"""Export of traces and metrics to an OTLP collector, and of metrics to Prometheus.
 
 The only module that imports OpenTelemetry's SDK and exporters. They are heavy, so it is imported
 only once the settings name a destination. Endpoints, headers, certificates, batch sizes and
-samplers come from the standard OTEL_ variables, which the SDK reads by itself.
+samplers come from the standard OTEL_ variables, which the SDK reads itself.
 """
 
 import logging
@@ -41,16 +41,16 @@ from tidemark.telemetry.traces import draw_share, is_drawn
 
 _log = logging.getLogger(__name__)
 
-# A collector that does not answer must not eat the time that a stopping service has.
+# A collector that does not answer must not use up the grace period of a stopping service.
 _STOP_MS_MAX: Final = 3_000
 
 
 class _WholeTraces(TraceIdRatioBased):
-    """Samples a share of all traces by their ids, and what belongs to a trace that is sampled.
+    """Samples a share of all traces by their ids, and every span that belongs to a sampled trace.
 
-    A commit begins a trace of its own and links to the publishers': theirs would end in nothing if
-    it was drawn by lot. What the broker has drawn already is not drawn again. Without
-    `parentbased_`, a sampled caller that the ids would leave out is followed all the same.
+    A commit begins a trace of its own with links to those of the publishers. If it was drawn at
+    random, sampled traces would end without their commit. A trace that the broker has drawn is not
+    drawn again. A sampled caller is followed also without `parentbased_`.
     """
 
     def should_sample(
@@ -73,7 +73,7 @@ class _WholeTraces(TraceIdRatioBased):
 
 
 class Exports:
-    """What runs in the background to bring traces and metrics out of the process."""
+    """The background exporters of traces and metrics."""
 
     def __init__(self, service_name: str, settings: TelemetrySettings, instance_id: str) -> None:
         ours = {
@@ -85,7 +85,7 @@ class Exports:
         self._stops: list[Callable[[], object]] = []
         self.metrics_address = ""
         readers: list[MetricReader] = []
-        if settings.metrics_listen:  # first, because it is the one that can fail
+        if settings.metrics_listen:  # first, because only this one can fail
             readers.append(self._start_prometheus(settings.metrics_listen))
         if settings.metrics_endpoint:
             exporter = OTLPMetricExporter(endpoint=settings.metrics_endpoint)
@@ -99,7 +99,7 @@ class Exports:
             self._start_traces(settings, resource)
 
     def stop(self) -> None:
-        """Send what is left, for a bounded time."""
+        """Send what is left, within a bounded time."""
         threads = [threading.Thread(target=_run, args=(stop,), daemon=True) for stop in self._stops]
         for thread in threads:
             thread.start()

@@ -1,8 +1,8 @@
-"""Steps in the life of a message as spans, by OpenTelemetry's conventions for messaging.
+"""Spans of the steps in the life of a message, by OpenTelemetry's conventions for messaging.
 
-The same words for client, broker and storage, so that their spans make one picture. A span names
-the topic of a queue, never the lite queue: there may be millions of those. No payload and no header
-goes into any of them.
+Client, broker and storage share these names, so that their spans form one trace. A span names the
+topic of a queue, never the lite queue: there may be millions of those. Spans contain no payload and
+no header.
 """
 
 from typing import Final, NamedTuple
@@ -24,7 +24,7 @@ SYSTEM: Final = "tidemark"
 
 
 class Step(NamedTuple):
-    """One thing that is done with messages: its own name, and the convention's for its type."""
+    """One operation on messages: its name, and the convention's name for its type."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class Messages(NamedTuple):
     group: str = ""
     partition: int | None = None
     attempt: int | None = None
-    """How often they failed before; None where they were not handed out."""
+    """How often they failed before; None if they were not handed out."""
 
 
 def topic_of(lmq_name: str) -> str:
@@ -83,8 +83,8 @@ def begin(
 ) -> Span | None:
     """A span of a service for messages of one run; the caller ends it.
 
-    It is below the current span and linked to the publisher's, or below the publisher's where
-    none is current. None where the publisher is not traced, as most are not.
+    Its parent is the current span, with a link to the publisher's; without a current span, its
+    parent is the publisher's. None if the publisher is not traced, which is the usual case.
     """
     if not is_sampled(publisher) or not tracing_enabled():
         return None
@@ -103,10 +103,10 @@ def begin(
 
 
 def begin_publish(tracer: Tracer, messages: Messages, publisher: str) -> Span | None:
-    """The broker's span for a run, which is the first of a trace where the publisher has none.
+    """The broker's span for a run; it starts a trace if the publisher does not trace.
 
-    A publisher that traces has decided, either way, and so has the call that brought the run. Where
-    neither has, a sample is drawn: None for most.
+    A publisher that traces has decided whether to sample, and so has a traced call. Otherwise the
+    broker draws, and most runs get no span.
     """
     if publisher:
         return begin(tracer, PUBLISH, messages, publisher)
@@ -119,7 +119,7 @@ def begin_publish(tracer: Tracer, messages: Messages, publisher: str) -> Span | 
 
 
 def end(span: Span | None, error: str = "") -> None:
-    """End a span of `begin`; `error` is the reason for which the step failed."""
+    """End a span of `begin`; `error` is the reason if the step failed."""
     if span is None:
         return
     if error:
@@ -128,5 +128,5 @@ def end(span: Span | None, error: str = "") -> None:
 
 
 def moment(tracer: Tracer, step: Step, messages: Messages, publisher: str) -> None:
-    """Something that happens to messages in the middle of other work."""
+    """A span without duration, for what happens to messages in the middle of other work."""
     end(begin(tracer, step, messages, publisher, kind=SpanKind.INTERNAL))

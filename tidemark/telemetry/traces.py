@@ -1,9 +1,9 @@
 """Traces: spans, and the W3C trace context that carries them between processes.
 
-Uses OpenTelemetry's API alone, so a program that embeds the client sees our spans in its own
+Uses only OpenTelemetry's API, so that a program that embeds the client sees our spans in its own
 traces. A run carries its context as a string, the `traceparent`; calls carry it as metadata. Text
-from the wire that is not a legal context is ignored, never an error. Which share of the traces that
-begin here is kept is set by `export`, and drawn here, so that what is not kept costs no span.
+from the wire that is not a valid context is ignored, never an error. `export` sets the sampling
+ratio of traces that begin here; the draw happens here, so that an unsampled trace costs no span.
 """
 
 import asyncio
@@ -39,28 +39,29 @@ Metadata = Sequence[tuple[str, str | bytes]]
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _TRACESTATE_CHARACTERS_MAX: Final = 512
 _SAMPLED: Final = frozenset("13579bdf")
-"""How a traceparent ends whose flags say so."""
+"""Last digits of a traceparent with the sampled flag set."""
 _NO_SPAN: Final = nullcontext(INVALID_SPAN)
 
 NOT_SAMPLED: Final = f"00-{'f' * 32}-{'f' * 16}-00"
-"""The traceparent of everything that its publisher traces and does not keep. The same for all, so
-that such runs differ in nothing and can be gathered."""
+"""The traceparent of publishes whose trace is not sampled. The same for all, so that such runs can
+be batched together."""
 
 _DRAWN: Final = create_key("tidemark-drawn")
 _DRAWN_CONTEXT: Final = Context({_DRAWN: True})
 _drawn_share = 0.0
 
 _ROUTINE: Final = frozenset({"NOT_OWNER", "TOPIC_VERSION_MISMATCH", "CANCELLED"})
-"""Reasons that send a caller elsewhere, make it ask again, or are its own wish: no failure."""
+"""Reasons that are no failure: the caller is redirected, asks again, or has cancelled."""
 
 
 def tracer(name: str) -> Tracer:
-    """The tracer of a module, `tracer(__name__)`. May be made before telemetry is set up."""
+    """The tracer of a module, `tracer(__name__)`. May be created before telemetry is set up."""
     return trace.get_tracer(name, __version__)
 
 
 def tracing_enabled() -> bool:
-    """Whether spans go anywhere. Costs a microsecond; ask once per frame, not per message."""
+    """Whether spans are recorded at all. Costs a microsecond: call it per frame, not per
+    message."""
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
 
 
@@ -76,8 +77,8 @@ def span(
     """A span that is current in the `with` block; it costs next to nothing without tracing.
 
     With a `context` the block passes it on even then, so that a service that does not trace does
-    not cut the traces of its neighbours. An exception marks the span by its reason or type; its
-    text, which may quote a payload or name a queue, stays out.
+    not break the traces of other services. An exception marks the span with its reason or type; its
+    text, which may quote a payload or name a queue, is left out.
     """
     if context is None and not tracing_enabled():
         return _NO_SPAN
@@ -100,7 +101,7 @@ def _started(
 
 @contextmanager
 def current(started: Span, *, end: bool) -> Iterator[Span]:
-    """Make a span current in the `with` block, and note why the block failed."""
+    """Make a span current in the `with` block, and mark it if the block raises."""
     with trace.use_span(started, end, record_exception=False, set_status_on_exception=False):
         try:
             yield started
@@ -110,9 +111,9 @@ def current(started: Span, *, end: bool) -> Iterator[Span]:
 
 
 class LateSpan:
-    """The span of work that may turn out to be none: a trace that begins with `begin`, if ever.
+    """The span of work that may not exist: its trace starts with `begin`, or never.
 
-    Looking for work is not traced, or an idle cluster would trace itself (O3).
+    Looking for work is not traced; otherwise an idle cluster would trace itself (O3).
     """
 
     def __init__(
@@ -133,13 +134,13 @@ class LateSpan:
         self._begun.close()
 
     def begin(self) -> None:
-        """There is something to do; again it does nothing."""
+        """There is work to do: start the span. Further calls do nothing."""
         if self._span is None:
             begun = span(self._tracer, self._name, context=Context(), attributes=self._attributes)
             self._span = self._begun.enter_context(begun)
 
     def failed(self, error: BaseException) -> None:
-        """A failure is worth a span also where nothing was found to do."""
+        """Record a failure, with a span of its own if no work was found before it."""
         self.begin()
         assert self._span is not None
         note_failure(self._span, reason_of(error))
@@ -150,7 +151,7 @@ class LateSpan:
 
 
 def note_failure(span: Span, reason: str) -> None:
-    """What a span is about has failed, or was refused for a reason that is routine."""
+    """Mark a span as failed; a routine refusal is only an attribute."""
     if reason in _ROUTINE:
         span.set_attribute("tidemark.reason", reason)
         return
@@ -159,16 +160,16 @@ def note_failure(span: Span, reason: str) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """The word by which a failure is counted and searched for."""
+    """The reason under which a failure is counted and searched."""
     if isinstance(error, TidemarkError):
         return error.reason
     return "CANCELLED" if isinstance(error, asyncio.CancelledError) else type(error).__name__
 
 
 def current_traceparent() -> str:
-    """The current trace context as a run carries it; empty unless somebody records it.
+    """The current trace context as a run carries it; empty unless the trace is recorded.
 
-    So runs that nobody records differ in nothing, and can be gathered.
+    So runs of unrecorded traces are equal, and can be batched together.
     """
     return traceparent_of(trace.get_current_span())
 
@@ -180,9 +181,9 @@ def traceparent_of(span: Span) -> str:
 
 
 def published_traceparent() -> str:
-    """The current trace context as a publisher sends it, with its decision not to keep a trace.
+    """The current trace context as a publisher sends it, including a decision not to sample.
 
-    Empty where nobody has decided: then the broker draws.
+    Empty if there is no trace: then the broker draws.
     """
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
@@ -191,42 +192,42 @@ def published_traceparent() -> str:
 
 
 def draw_share(share: float) -> None:
-    """That share of the traces that begin here is kept from now on. Called by `export`."""
+    """Set the share of traces beginning here that is sampled. Called by `export`."""
     global _drawn_share
     _drawn_share = share
 
 
 def draw() -> Context | None:
-    """Whether to begin a trace that is kept: the context to begin it in, or None.
+    """The context in which to begin a sampled trace, or None to begin none.
 
-    Costs a fraction of a microsecond; starting a span to have it dropped costs twenty.
+    Costs a fraction of a microsecond; a span that is started and dropped costs twenty.
     """
     return _DRAWN_CONTEXT if random.random() < _drawn_share else None
 
 
 def is_drawn(context: Context | None) -> bool:
-    """Whether a context is that of `draw`: its trace is kept without another draw."""
+    """Whether a context comes from `draw`: its trace is sampled without another draw."""
     return context is not None and _DRAWN in context
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether its writer records the trace: otherwise a span is not worth its cost."""
+    """Whether the trace is recorded: otherwise a span is not worth its cost."""
     return traceparent[-1:] in _SAMPLED
 
 
 def is_in_trace_of(traceparent: str) -> bool:
-    """Whether the current span is of that trace, and recorded."""
+    """Whether the current span belongs to that trace and is recorded."""
     current = current_traceparent()
     return bool(current) and current[:35] == traceparent[:35]
 
 
 def leave_trace() -> None:
-    """Be in no trace from now on, in this task: its work belongs to many."""
+    """Detach this task from its trace: its work belongs to many traces."""
     attach(Context())
 
 
 def context_from_traceparent(traceparent: str) -> Context:
-    """A context to start spans in; without a legal traceparent they start a trace of their own."""
+    """A context to start spans in; without a valid traceparent they start a new trace."""
     return _context(_span_context(traceparent, TraceState()))
 
 
