@@ -1,7 +1,7 @@
 """The blocking client: the same surface for scripts, notebooks and threads.
 
-Runs the asynchronous client on an event loop in a thread of its own and waits for it. May be used
-from several threads at once. It adds no behaviour: what each call does is said there.
+Runs the asynchronous client on a thread of its own and waits for its results. May be used from
+several threads at once. It adds no behaviour: `tidemark.Client` documents each call.
 
     import tidemark.sync
 
@@ -13,10 +13,7 @@ from several threads at once. It adds no behaviour: what each call does is said 
                 delivery.ack()
 """
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Self, TypeVar
 
@@ -28,7 +25,8 @@ from tidemark.client.arguments import Duration, check_instance, check_iterable, 
 from tidemark.client.client import DEFAULT_GROUP
 from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.failed_acks import SettleFailed
-from tidemark.errors import ClientClosed, InvalidArgument, TidemarkError
+from tidemark.client.loop_thread import LoopThread
+from tidemark.errors import ClientClosed, TidemarkError
 from tidemark.topics import Topic
 
 __all__ = [
@@ -41,7 +39,6 @@ __all__ = [
     "connect",
 ]
 
-T = TypeVar("T")
 Taken = TypeVar("Taken", asynchronous.Delivery, asynchronous.DeliveryBatch)
 
 
@@ -50,75 +47,13 @@ def connect(addresses: str | Iterable[str], **options: Any) -> "Client":
     return Client(asynchronous.connect(addresses, **options))
 
 
-class _Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="tidemark", daemon=True)
-        self._lock = threading.Lock()
-        self._open = False
-
-    def start(self) -> None:
-        self._open = True
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the work, which is cancelled if the wait is interrupted."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise InvalidArgument("a callback must not call the blocking client: it would wait")
-        with self._lock:  # nothing is begun once it is being stopped
-            if not self._open:
-                work.close()
-                raise ClientClosed("the client is closed, or was not entered yet")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise ClientClosed("the client was closed during the call") from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Start the work, after what was started before, without waiting for it."""
-        with self._lock:
-            if self._open:
-                asyncio.run_coroutine_threadsafe(work, self._loop)
-            else:
-                work.close()
-
-    def stop(self) -> None:
-        """Cancel what still runs, and end the thread."""
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
-
-
 class Client:
     """See `tidemark.Client`."""
 
     def __init__(self, client: asynchronous.Client) -> None:
         self.client_id = client.client_id
         self._client = client
-        self._loop = _Loop()
+        self._loop = LoopThread()
 
     def __enter__(self) -> Self:
         self._loop.start()
@@ -133,9 +68,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection and the thread. Calls of other threads raise ClientClosed."""
+        """Close the client and end its thread. Calls from other threads raise ClientClosed."""
         try:
-            with suppress(ClientClosed):  # it was closed before, or never entered
+            with suppress(ClientClosed):  # already closed, or never entered
                 self._loop.run(self._client.close())
         finally:
             self._loop.stop()
@@ -153,8 +88,8 @@ class Client:
         on_evicted: OnEvicted | None = None,
         on_settle_failed: SettleFailed | None = None,
     ) -> "Subscription":
-        """Callbacks are called in the client's thread: they must not call the client."""
-        names = check_lmq_names(lmq_names)  # read here: an iterator belongs to its thread
+        """Callbacks run in the client's thread: they must not call the client."""
+        names = check_lmq_names(lmq_names)  # read in the caller's thread
 
         async def subscribe() -> asynchronous.Subscription:
             return self._client.subscribe(
@@ -197,7 +132,7 @@ class Client:
 class Publisher:
     """See `tidemark.Publisher`."""
 
-    def __init__(self, publisher: asynchronous.Publisher, loop: _Loop) -> None:
+    def __init__(self, publisher: asynchronous.Publisher, loop: LoopThread) -> None:
         self.lmq_name = publisher.lmq_name
         self._publisher = publisher
         self._loop = loop
@@ -209,7 +144,7 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
-        with suppress(ClientClosed):  # it was closed with its client
+        with suppress(ClientClosed):  # already closed with its client
             self._loop.run(self._publisher.close())
 
     def publish(
@@ -244,7 +179,7 @@ class Publisher:
     ) -> list[PublishReceipt]:
         return self._loop.run(
             self._publisher.publish_many(
-                list(check_iterable("messages", messages)),  # read here: it belongs to this thread
+                list(check_iterable("messages", messages)),  # read in the caller's thread
                 fairness_key=fairness_key,
                 delay_ms=delay_ms,
                 ttl_ms=ttl_ms,
@@ -256,7 +191,7 @@ class Publisher:
 class Subscription:
     """See `tidemark.Subscription`; use it in `with`, and iterate over it."""
 
-    def __init__(self, subscription: asynchronous.Subscription, loop: _Loop) -> None:
+    def __init__(self, subscription: asynchronous.Subscription, loop: LoopThread) -> None:
         self.group = subscription.group
         self._subscription = subscription
         self._loop = loop
@@ -273,7 +208,7 @@ class Subscription:
         return self._subscription.lmq_names
 
     def close(self) -> None:
-        with suppress(ClientClosed):  # it was closed with its client
+        with suppress(ClientClosed):  # already closed with its client
             self._loop.run(self._subscription.close())
 
     def flush(self) -> None:
@@ -294,7 +229,7 @@ class Subscription:
             yield DeliveryBatch(batch, self._loop)
 
     def _take(self, items: AsyncIterator[Taken]) -> Taken | None:
-        """The next item, or None at the end. An interrupted thread has taken nothing."""
+        """The next item, or None at the end. An interrupted call releases what it took."""
         taken: list[Taken] = []
 
         async def take() -> None:
@@ -316,11 +251,11 @@ async def _release(taken: list[Taken]) -> None:
             await each.release()
 
 
-class _Settled:
+class _Settleable:
     """What a delivery and a batch have in common."""
 
     def __init__(
-        self, settled: asynchronous.Delivery | asynchronous.DeliveryBatch, loop: _Loop
+        self, settled: asynchronous.Delivery | asynchronous.DeliveryBatch, loop: LoopThread
     ) -> None:
         self._settled = settled
         self._loop = loop
@@ -372,10 +307,10 @@ class _Settled:
         return self._loop.run(self._settled.extend(visibility_ms))
 
 
-class Delivery(_Settled):
+class Delivery(_Settleable):
     """See `tidemark.Delivery`."""
 
-    def __init__(self, delivery: asynchronous.Delivery, loop: _Loop) -> None:
+    def __init__(self, delivery: asynchronous.Delivery, loop: LoopThread) -> None:
         super().__init__(delivery, loop)
         self._delivery = delivery
 
@@ -388,10 +323,10 @@ class Delivery(_Settled):
         return self._delivery.headers
 
 
-class DeliveryBatch(_Settled):
+class DeliveryBatch(_Settleable):
     """See `tidemark.DeliveryBatch`."""
 
-    def __init__(self, batch: asynchronous.DeliveryBatch, loop: _Loop) -> None:
+    def __init__(self, batch: asynchronous.DeliveryBatch, loop: LoopThread) -> None:
         super().__init__(batch, loop)
         self._batch = batch
 
@@ -409,7 +344,7 @@ class DeliveryBatch(_Settled):
 class PulledBatch:
     """See `tidemark.PulledBatch`."""
 
-    def __init__(self, pulled: asynchronous.PulledBatch, loop: _Loop) -> None:
+    def __init__(self, pulled: asynchronous.PulledBatch, loop: LoopThread) -> None:
         self.pulled = pulled
         self._loop = loop
 

@@ -41,7 +41,7 @@ def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
     many = Call(Waiter(), RunOptions(), 0, batch=batch_of([b"c", b"d"]))
     lane = lane_of(call(b"a"), call(b"b"), many, call(b"e", delay_ms=5), call(b"f"))
 
-    runs = lane.gather(ROOM, 10, no_refusal)
+    runs = lane.build_runs(ROOM, 10, no_refusal)
 
     assert payloads(runs) == [[b"a", b"b", b"c", b"d"], [b"e"], [b"f"]]
     assert [run.proto.count for run in runs] == [4, 1, 1]
@@ -53,8 +53,8 @@ def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
     lane = lane_of(*(call(b"") for _ in range(limits.RUN_MESSAGES_MAX + 1)))
     large = lane_of(*(call(bytes(1_000_000)) for _ in range(5)))
 
-    counts = [run.proto.count for run in lane.gather(ROOM, 10, no_refusal)]
-    sizes = [run.proto.count for run in large.gather(ROOM, 10, no_refusal)]
+    counts = [run.proto.count for run in lane.build_runs(ROOM, 10, no_refusal)]
+    sizes = [run.proto.count for run in large.build_runs(ROOM, 10, no_refusal)]
 
     assert counts == [limits.RUN_MESSAGES_MAX, 1]
     assert sizes == [4], "the fifth goes with the next frame"
@@ -64,24 +64,24 @@ def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
 def test_no_more_runs_are_made_than_allowed() -> None:
     lane = lane_of(*(call(b"x", delay_ms=number) for number in range(5)))
 
-    assert len(lane.gather(ROOM, 2, no_refusal)) == 2
+    assert len(lane.build_runs(ROOM, 2, no_refusal)) == 2
     assert len(lane.waiting) == 3
 
 
 def test_whoever_has_gone_is_left_out() -> None:
     lane = lane_of(call(b"a", gone=True), call(b"b"))
 
-    assert payloads(lane.gather(ROOM, 10, no_refusal)) == [[b"b"]]
+    assert payloads(lane.build_runs(ROOM, 10, no_refusal)) == [[b"b"]]
 
 
 def test_a_refused_run_is_tried_again_call_by_call_before_what_came_later() -> None:
     lane = lane_of(call(b"a"), call(b"b"))
-    (run,) = lane.gather(ROOM, 10, no_refusal)
+    (run,) = lane.build_runs(ROOM, 10, no_refusal)
     lane.waiting.append(call(b"later"))
 
     lane.split(run)
 
-    assert payloads(lane.gather(ROOM, 10, no_refusal)) == [[b"a"], [b"b"], [b"later"]]
+    assert payloads(lane.build_runs(ROOM, 10, no_refusal)) == [[b"a"], [b"b"], [b"later"]]
 
 
 def test_a_call_that_cannot_be_encoded_is_refused_alone() -> None:
@@ -91,7 +91,7 @@ def test_a_call_that_cannot_be_encoded_is_refused_alone() -> None:
     lane = lane_of(call(b"a"), bad, call(b"b"), late, call(b"c"))
     refused: list[Call[Waiter]] = []
 
-    runs = lane.gather(ROOM, 10, lambda each, _: refused.append(each))
+    runs = lane.build_runs(ROOM, 10, lambda each, _: refused.append(each))
 
     assert payloads(runs) == [[b"a"], [b"b"], [b"c"]]
     assert refused == [bad, late]
@@ -102,7 +102,7 @@ def test_a_number_of_the_users_own_makes_a_run_of_its_own() -> None:
     numbered = Call(Waiter(), RunOptions(sequence=7, alone=True), 0, b"n")
     lane = lane_of(numbered, Call(Waiter(), RunOptions(sequence=7, alone=True), 0, b"n"))
 
-    assert [run.proto.sequence for run in lane.gather(ROOM, 10, no_refusal)] == [7, 7]
+    assert [run.proto.sequence for run in lane.build_runs(ROOM, 10, no_refusal)] == [7, 7]
 
 
 def test_sequences_stay_within_the_window_that_storage_remembers() -> None:

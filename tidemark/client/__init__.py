@@ -1,7 +1,7 @@
-"""The client side of Tidemark: what programs that publish and consume import.
+"""The client library, for programs that publish and consume.
 
-`tidemark.connect` is the door; everything else follows from what it returns. A part is imported
-when it is first used: a command that only asks a question needs little of it.
+`tidemark.connect` is the entry point; everything else is reached through the client it returns.
+Submodules are imported on first use, so that a short command loads only what it needs.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """The client: what `tidemark.connect` returns.
 
-Puts the parts together and checks what users pass; each part does its own work. One client serves a
-whole program: publishers and subscriptions share its connection.
+Assembles the parts of the client and checks arguments. One client serves a whole program:
+publishers and subscriptions share its connection.
 """
 
 import asyncio
@@ -70,20 +70,20 @@ def connect(
     clock: Clock | None = None,
     random: Random | None = None,
 ) -> "Client":
-    """A client of the cluster behind `host:port`, or behind any of several; use it in `async with`.
+    """A client of the cluster at `host:port`, or at any of several; use it in `async with`.
 
     >>> async with tidemark.connect("127.0.0.1:7400", client_id=f"web-{os.getpid()}") as client:
     ...     publisher = await client.publisher("sessions/alice")
     ...     await publisher.publish(b"hello")
 
     `client_id` names one process: of two that share one, only the last to subscribe to an exclusive
-    queue is served. Without it, one is drawn at random.
+    queue is served. Without it, the client picks a random id.
     `producer_id` is for programs that number their publishes themselves, with `sequence`, so that
-    they can repeat them after a restart of their own; without it the client numbers them, and
-    repeats only what it sent itself. `publish_timeout_ms` bounds how long a publish is tried,
-    `buffer_bytes_max` how much may be under way before `publish` waits, `connect_timeout_ms` how
+    they can repeat them after their own restart; without it the client numbers them, and repeats
+    only what it sent itself. `publish_timeout_ms` bounds how long a publish is retried,
+    `buffer_bytes_max` how much may be in flight before `publish` waits, `connect_timeout_ms` how
     long the first connection, and a subscription, may take, `call_timeout_ms` how long any other
-    call may take, with its repetitions where those do no harm.
+    call may take, including retries where those are safe.
 
     Here and in every call: durations are whole milliseconds or a `timedelta`, and a wrong argument
     raises InvalidArgument, whose `field` names it, before anything is sent.
@@ -110,7 +110,7 @@ def connect(
 
 
 class Client:
-    """A connection to a cluster that comes back by itself. Made by `tidemark.connect`."""
+    """A connection to a cluster that reconnects by itself. Made by `tidemark.connect`."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Client:
     ) -> None:
         self.client_id = client_id
         self._numbered = producer_id is not None
-        # Sequences begin at 1 with each client, so each is a producer of its own.
+        # Sequences start at 1 in each client, so each client is a producer of its own.
         own_producer = f"{client_id[:64]}-{secrets.token_hex(8)}"
         self._identity = Identity(
             client_id, producer_id or own_producer, clock, random, credentials
@@ -161,7 +161,7 @@ class Client:
             timeout_ms=self._publish_timeout_ms,
             buffer_bytes_max=self._buffer_bytes_max,
         )
-        self._routes.carry(self._publish_buffer.link)
+        self._routes.carry(self._publish_buffer.lane_part)
         self._routes.start()
         try:
             await self._routes.home.ready(self._connect_timeout_ms)
@@ -174,9 +174,9 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Wait for what is still to be answered, give back what is held, and end the connection.
+        """Wait for pending results, release what is held, and end the connection.
 
-        When it is cancelled, all of that ends at once. A second call waits for the first.
+        When cancelled, everything ends at once. A second call waits for the first.
         """
         if self._state == "closed":
             await self._ended.wait()
@@ -193,7 +193,7 @@ class Client:
             self._publish_buffer.close(ClientClosed("the client was closed"))
             await self._routes.close()
         finally:
-            # No await that could be cancelled stands between the caller and the end of each part.
+            # Nothing is awaited before every part has ended, so a cancellation cannot skip one.
             for subscription in list(self._subscriptions):
                 subscription.end()
             self._publish_buffer.close(ClientClosed("the client was closed"))
@@ -205,7 +205,7 @@ class Client:
     # --- publishing ----------------------------------------------------------------------------
 
     async def publisher(self, lmq_name: str) -> Publisher:
-        """A publisher of one queue, which is created if need be; raises if its topic is not."""
+        """A publisher of one queue, which is created if missing; raises if its topic is missing."""
         self._check_open()
         check_lmq_name(lmq_name)
         clock, backoff = self._identity.clock, Backoff(self._identity.random)
@@ -225,7 +225,7 @@ class Client:
                     self._routes.follow(first, error.metadata.get("owner", ""))
                 await clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
                 continue
-            # Numbers mean something in one partition only; and where none serves now, one will.
+            # Sequences count per partition; and where no partition serves now, the first will.
             healthy = [] if self._numbered else list(opened.partitions)
             shared = self._publishers.setdefault(lmq_name, BrokerPublishers())
             shared.ids[first] = opened.publisher_id
@@ -239,7 +239,7 @@ class Client:
             )
 
     async def _destroy_publishers(self, lmq_name: str) -> None:
-        """Destroy what brokers hold for a queue. What cannot be reached goes with its session."""
+        """Destroy the broker-side publishers of a queue; an unreachable one ends by timeout."""
         shared = self._publishers.pop(lmq_name, None)
         if shared is None or self._state != "open":
             return
@@ -260,12 +260,12 @@ class Client:
         on_evicted: OnEvicted | None = None,
         on_settle_failed: SettleFailed | None = None,
     ) -> Subscription:
-        """Deliveries of some queues; use it in `async with`, and iterate over it.
+        """Subscribe to queues; use it in `async with`, and iterate over its deliveries.
 
-        `credit` is how many messages may be here unsettled. `visibility_ms` is the time to settle
-        them in; 0 is the topic's. `on_evicted` is called when another client, or another process
-        with this `client_id`, takes an exclusive queue, `on_settle_failed` with a batch and an
-        error when an ack of it failed; without it, that is logged.
+        `credit` bounds the unsettled messages in this client. `visibility_ms` is the time to settle
+        them; 0 means the topic's setting. `on_evicted` is called when another client, or another
+        process with this `client_id`, takes over an exclusive queue, and `on_settle_failed` with a
+        batch and an error when an ack failed; without it, failed acks are logged.
         """
         self._check_open()
         names = check_lmq_names(lmq_names)
@@ -276,7 +276,7 @@ class Client:
             twice = set(names) & set(other.lmq_names) if other.group == group else set()
             if twice:
                 raise InvalidArgument(
-                    f"this client consumes {', '.join(sorted(twice))} in group {group} already",
+                    f"this client already consumes {', '.join(sorted(twice))} in group {group}",
                     field="lmq_names",
                 )
         subscription = Subscription(
@@ -303,7 +303,7 @@ class Client:
         wait_ms: Duration = 0,
         visibility_ms: Duration = 0,
     ) -> PulledBatch:
-        """Reserve messages that are there, or come within `wait_ms`; maybe none."""
+        """Reserve messages that are ready, or become ready within `wait_ms`; possibly none."""
         return await self._puller().pull(
             check_lmq_name(lmq_name),
             check_group(group),
@@ -319,12 +319,12 @@ class Client:
         ack: bool = True,
         delay_ms: Duration = 0,
     ) -> None:
-        """Ack what was pulled, or have it again after a delay; raises why that failed."""
+        """Ack pulled messages, or with `ack=False` nack them with a delay; raises if that fails."""
         self._check_open()
         check_instance("pulled", pulled, PulledBatch, DeliveryBatch, Delivery)
         delay_ms = check_delay_ms(delay_ms, limits.NACK_DELAY_MS_MAX)
         if check_bool("ack", ack) and delay_ms:
-            raise InvalidArgument("only what is not acked comes again", field="delay_ms")
+            raise InvalidArgument("an ack has no delay; pass ack=False", field="delay_ms")
         if isinstance(pulled, PulledBatch):
             action = Ack() if ack else Nack(delay_ms=delay_ms)
             await self._puller().settle_all(pulled.batches, action)
@@ -336,7 +336,7 @@ class Client:
     # --- topics --------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, **settings: Any) -> Topic:
-        """Create a topic; settings that are not given have their defaults.
+        """Create a topic; settings that are not given take their defaults.
 
         >>> await client.create_topic("jobs", max_attempts=5, dead_letter_topic="jobs-dead")
         """
@@ -364,7 +364,7 @@ class Client:
         return UnaryClient(channel, self.client_id, timeout_ms=timeout_ms)
 
     def _home_channel(self) -> grpc.aio.Channel:
-        """A channel to the broker that the client is connected to, or tries to be."""
+        """A channel to the broker that the client is connected to, or is trying to reach."""
         self._check_open()
         return self._channel_along(self._routes.home)
 

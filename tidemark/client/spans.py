@@ -2,8 +2,8 @@
 
 A publish is a producer span whose context travels with the run; handling a delivery is a consumer
 span that links to it. A settlement is a span of the trace that handled its messages, and links to
-the publisher's. Where nobody traces, they cost next to nothing. No payload and no header goes into
-any of them.
+the publisher's. Without tracing they cost next to nothing. They contain no payload and no
+header.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,13 +39,13 @@ WHOLE_BATCH: Final = -1
 """Stands for all messages of a batch where one of them has an index."""
 
 _LINKED_MAX: Final = 128
-"""Handlers that a settlement links to: OpenTelemetry keeps as many links of a span by default."""
+"""Handlers that a settlement links to: OpenTelemetry's default limit of links per span."""
 
 _tracer = tracer(__name__)
 
 
 def publish_span(lmq_name: str, messages: int) -> AbstractContextManager[Span]:
-    """Around a publish; only asked for while somebody traces."""
+    """Around a publish; called only while tracing is on."""
     sent = Messages(lmq_name, messages)
     return span(
         _tracer,
@@ -74,7 +74,7 @@ def process_span(
 def _remembered(
     around: AbstractContextManager[Span], batch: "DeliveryBatch", index: int
 ) -> Iterator[Span]:
-    """Let the batch know who handles a message, for when that is settled, here or later."""
+    """Record the handling span in the batch, so that a later settlement can link to it."""
     with around as handling:
         context = handling.get_span_context()
         if context.is_valid and context.trace_flags.sampled:
@@ -86,10 +86,10 @@ def _remembered(
 def begin_settle(
     batch: "DeliveryBatch", action: str, messages: int, ranges: "Sequence[Range]"
 ) -> Span | None:
-    """From a settlement to its answer. None if neither publisher nor handler is traced.
+    """A span from a settlement to its result. None if neither publisher nor handler is traced.
 
-    In the trace of the handler; of the first of them where acks of several travel together, with
-    links to the others and to the publisher.
+    It belongs to the handler's trace; where acks of several handlers are sent together, to that of
+    the first, with links to the others and to the publisher.
     """
     handlers = _handlers(batch, ranges)
     if not (handlers or is_sampled(batch.traceparent)) or not tracing_enabled():
@@ -109,7 +109,7 @@ def begin_settle(
 
 
 def _handlers(batch: "DeliveryBatch", ranges: "Sequence[Range]") -> list[SpanContext]:
-    """Who handled the messages of a settlement; no ranges are the whole batch."""
+    """The spans that handled the messages of a settlement; no ranges mean the whole batch."""
     known = list((batch.handlers or {}).items())  # a copy: handlers may run in other threads
     concerned = (
         context

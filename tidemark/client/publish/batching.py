@@ -1,9 +1,9 @@
-"""Gathering: calls of `publish` become runs. Pure: it sends nothing and waits for nothing.
+"""Batching: calls of `publish` become runs. Pure: it sends nothing and waits for nothing.
 
-A lane is one fairness key of one queue in one partition: what order holds for. What arrives while
-the last runs of a lane are under way waits in it; then neighbours that differ in nothing but their
-messages become one run. A run is immutable from then on, and keeps its sequence until it has a
-definite answer (S11).
+A lane is one fairness key of one queue in one partition, the scope in which order is kept. Calls
+that arrive while the last runs of a lane are in flight wait in it; then consecutive calls that
+differ only in their messages become one run. From then on the run is immutable, and keeps its
+sequence until it has a definite result (S11).
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch, PublishRun
 
-# What a message costs on the wire besides its payload and headers, generously.
+# Upper bound of what a message costs on the wire besides its payload and headers.
 MESSAGE_OVERHEAD_BYTES: Final = 16
 _HEADER_OVERHEAD_BYTES: Final = 16
 
@@ -25,13 +25,13 @@ class RunOptions(NamedTuple):
     ttl_ms: int = 0
     traceparent: str = ""
     sequence: int = 0
-    """Chosen by the user. 0: chosen here."""
+    """Chosen by the user; 0 lets the publish buffer assign one."""
     alone: bool = False
     """Whether the call is a run of its own."""
 
 
 class Done(Protocol):
-    """Whether somebody still waits for a call."""
+    """The part of a future that batching needs: whether its caller still waits."""
 
     def done(self) -> bool: ...
 
@@ -40,7 +40,7 @@ D = TypeVar("D", bound=Done)
 
 
 class Call(Generic[D]):
-    """One call of `publish` or `publish_many`, until it is answered."""
+    """One call of `publish` or `publish_many`, until it has a result."""
 
     __slots__ = ("answer", "batch", "begun_ms", "count", "headers", "options", "payload", "size")
 
@@ -103,7 +103,7 @@ class Lane(Generic[D]):
         self.fairness_key = fairness_key
         self.waiting: deque[Call[D]] = deque()
         self.runs: list[Run[D]] = []
-        """Without a definite answer, in their order. Nothing that waits overtakes them."""
+        """Runs without a definite result, in order. Waiting calls never overtake them."""
         self.unanswered = 0
         """How many of the runs are on the wire now."""
 
@@ -111,17 +111,17 @@ class Lane(Generic[D]):
     def idle(self) -> bool:
         return not self.waiting and not self.runs
 
-    def gather(
+    def build_runs(
         self, room_bytes: int, runs_max: int, refuse: Callable[[Call[D], Exception], None]
     ) -> list[Run[D]]:
         """The next runs, as many as fit; at least one if any call waits.
 
-        A call that cannot be encoded is refused with the reason, and no other call with it.
+        A call that cannot be encoded is refused with the reason; no other call fails with it.
         """
-        assert not self.runs, "a lane has its runs answered before it makes others"
+        assert not self.runs, "a lane builds new runs once its last ones have results"
         waiting = self.waiting
         while waiting and len(self.runs) < runs_max:
-            if waiting[0].answer.done():  # its caller has gone
+            if waiting[0].answer.done():  # its caller was cancelled
                 waiting.popleft()
                 continue
             if self.runs and waiting[0].size > room_bytes:
@@ -140,7 +140,7 @@ class Lane(Generic[D]):
         return self.runs
 
     def split(self, run: Run[D]) -> None:
-        """A run was refused whole: each of its calls becomes a run of its own."""
+        """A whole run was refused: each of its calls becomes a run of its own."""
         self.runs.remove(run)
         self._put_back(run.calls)
 
@@ -151,13 +151,13 @@ class Lane(Generic[D]):
             self.waiting.appendleft(call)
 
     def _next_calls(self, room_bytes: int) -> list[Call[D]]:
-        """Neighbours that become one run."""
+        """Consecutive calls that become one run."""
         calls = [self.waiting.popleft()]
         options, count, size = calls[0].options, calls[0].count, calls[0].size
         room_bytes = min(room_bytes, limits.RUN_BYTES_MAX)
         while self.waiting and not options.alone:
             following = self.waiting[0]
-            if following.answer.done():  # its caller has gone
+            if following.answer.done():  # its caller was cancelled
                 self.waiting.popleft()
                 continue
             count += following.count
@@ -186,10 +186,10 @@ class Lane(Generic[D]):
 
 
 class Sequences:
-    """The numbers of a producer's runs in one partition.
+    """The sequence numbers of a producer's runs in one partition.
 
-    Storage remembers a window of them; a run that may have to be repeated must not fall out of it,
-    so numbers are given out only as far as the window reaches beyond the oldest one unanswered.
+    Storage remembers a window of them. A run that may have to be repeated must stay inside it, so
+    numbers are assigned only as far as the window reaches beyond the oldest one without a result.
     """
 
     __slots__ = ("_last", "_unanswered")
@@ -200,7 +200,7 @@ class Sequences:
 
     @property
     def room(self) -> int:
-        """How many numbers may be given out now."""
+        """How many numbers may be assigned now."""
         oldest = next(iter(self._unanswered), self._last + 1)
         return limits.PRODUCER_SEQUENCES_MAX - (self._last + 1 - oldest)
 
@@ -210,5 +210,5 @@ class Sequences:
         return self._last
 
     def answered(self, sequence: int) -> None:
-        """No run will be repeated under this number any more."""
+        """No run will be repeated under this number again."""
         self._unanswered.pop(sequence, None)

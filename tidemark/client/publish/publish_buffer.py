@@ -1,6 +1,6 @@
-"""The publish buffer: runs that are batched, in flight or to be repeated, until each is answered.
+"""The publish buffer: calls and runs that wait, are in flight or are to be repeated.
 
-Bounded in bytes and in time. A run whose answer was lost is repeated unchanged, under the same
+Bounded in bytes and in time. A run whose result was lost is repeated unchanged, with the same
 sequence, so that it is stored once (S11). Runs of one lane never overtake each other.
 """
 
@@ -32,7 +32,7 @@ Run: TypeAlias = batching.Run[Answer]
 Lane: TypeAlias = batching.Lane[Answer]
 
 _FRAME_BYTES: Final = limits.RUN_BYTES_MAX
-"""Bodies in one frame: larger frames gain nothing, and make small ones wait."""
+"""Payload bytes in one frame: larger frames gain nothing, and delay small ones."""
 
 _TICKS_PER_TIMEOUT: Final = 20
 
@@ -48,7 +48,7 @@ class _Partition:
         self.sequences = Sequences()
         self.backoff = backoff
         self.parked: deque[Lane] = deque()
-        """Lanes that wait for a sequence, or for the partition to serve again."""
+        """Lanes that wait for a free sequence, or for the partition to serve again."""
         self.resuming: asyncio.Task[None] | None = None
 
 
@@ -59,9 +59,9 @@ class PublishBuffer:
         self, routes: Routes, identity: Identity, *, timeout_ms: int, buffer_bytes_max: int
     ) -> None:
         self.error: TidemarkError | None = None
-        """Why nothing can be published any more."""
+        """Why nothing can be published; None while it can."""
         self.traced = tracing_enabled()
-        """Whether somebody traces; asked once for each frame."""
+        """Whether tracing is on; refreshed once per frame."""
         self._loop = asyncio.get_running_loop()
         self._routes = routes
         self._clock = identity.clock
@@ -71,18 +71,18 @@ class PublishBuffer:
         self._bytes = 0
         self._room = asyncio.Event()
         self._lanes: dict[tuple[str, int, str], Lane] = {}
-        """Those with something in them."""
+        """Lanes with calls or runs in them."""
         self._partitions: dict[int, _Partition] = {}
-        self._links: dict[Connection, LanePart] = {}
+        self._lane_parts: dict[Connection, LanePart] = {}
         self._ticking: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def link(self, connection: Connection) -> "LanePart":
+    def lane_part(self, connection: Connection) -> "LanePart":
         """The part of a connection that carries runs."""
-        return self._links.setdefault(connection, LanePart(self, connection))
+        return self._lane_parts.setdefault(connection, LanePart(self, connection))
 
-    # --- what callers ask ----------------------------------------------------------------------
+    # --- calls ---------------------------------------------------------------------------------
 
     async def publish(
         self,
@@ -94,7 +94,7 @@ class PublishBuffer:
         headers: Mapping[str, str] | None = None,
         batch: MessageBatch | None = None,
     ) -> PublishReceipt:
-        """Store a call's messages as part of a run; raises why they are not, or may not be."""
+        """Store a call's messages as part of a run; raises if they may not be stored."""
         if self._bytes >= self._bytes_max:
             await self._until_room()
         if self.error is not None:
@@ -111,16 +111,16 @@ class PublishBuffer:
                 self._room.set()
 
     def serves(self, partition: int) -> bool:
-        """Whether the partition took what it was last given."""
+        """Whether the partition accepted the last runs that were sent to it."""
         known = self._partitions.get(partition)
         return known is None or known.resuming is None
 
     async def flush(self) -> None:
-        """Return once everything has its answer."""
+        """Return once every call has its result."""
         await self._empty.wait()
 
     def close(self, error: TidemarkError) -> None:
-        """Nothing is sent any more; whoever waits is told."""
+        """Stop sending; every waiting call fails."""
         self.error = self.error or error
         for lane in list(self._lanes.values()):
             for run in lane.runs:
@@ -158,44 +158,44 @@ class PublishBuffer:
             try:
                 await self._clock.wait_for(self._room.wait(), left_ms)
             except TimeoutError:
-                raise self._not_sent("what was published before it is not answered") from None
+                raise self._not_sent("earlier publishes have no result yet") from None
 
     # --- lanes ---------------------------------------------------------------------------------
 
     def ready(self, lane: Lane) -> None:
-        """The lane has something to send: with the next frame, or once its partition serves."""
+        """Queue a lane for the next frame, or until its partition serves again."""
         part = self._partition(lane.partition)
         if part.resuming is not None:
             part.parked.append(lane)
             return
-        link = self.link(self._routes.to_partition(lane.partition))
-        link.lanes.append(lane)
-        link.connection.wake()
+        lane_part = self.lane_part(self._routes.to_partition(lane.partition))
+        lane_part.lanes.append(lane)
+        lane_part.connection.wake()
 
-    def rerouted(self, link: "LanePart") -> None:
-        """A connection is gone: what was to go over it goes where its partition is now."""
-        self._routes.lost(link.connection)
-        lanes, link.lanes = link.lanes, deque()
+    def rerouted(self, lane_part: "LanePart") -> None:
+        """A connection is lost: its lanes go to the connections that serve their partitions now."""
+        self._routes.lost(lane_part.connection)
+        lanes, lane_part.lanes = lane_part.lanes, deque()
         for lane in lanes:
             self.ready(lane)
 
-    def failed(self, link: "LanePart", error: TidemarkError) -> None:
-        """A connection is gone for good; without home, nothing can be published."""
-        self._links.pop(link.connection, None)
-        if link.connection is self._routes.home:
+    def failed(self, lane_part: "LanePart", error: TidemarkError) -> None:
+        """A connection is closed for good; without the home connection nothing can be published."""
+        self._lane_parts.pop(lane_part.connection, None)
+        if lane_part.connection is self._routes.home:
             self.close(error)
         else:
-            self.rerouted(link)
+            self.rerouted(lane_part)
 
     def send(self, lane: Lane, session: Session, room_bytes: int, runs_max: int) -> int:
-        """Submit the runs of a lane, those to be repeated before new ones; returns their bytes."""
+        """Submit the runs of a lane, repeated ones before new ones; returns their bytes."""
         part = self._partition(lane.partition)
         if not lane.runs:
             runs_max = min(runs_max, part.sequences.room)
             if runs_max <= 0 and lane.waiting:
                 part.parked.append(lane)
                 return 0
-            for run in lane.gather(room_bytes, runs_max, self._refuse):
+            for run in lane.build_runs(room_bytes, runs_max, self._refuse):
                 if not run.proto.sequence:
                     run.proto.sequence = part.sequences.take()
         if not lane.runs:
@@ -228,7 +228,7 @@ class PublishBuffer:
         self._unpark(part)
 
     def _unpark(self, part: _Partition) -> None:
-        """As many lanes as there are sequences to be had may go on."""
+        """Resume as many parked lanes as there are free sequences."""
         if part.parked and part.resuming is None:
             for _ in range(min(len(part.parked), part.sequences.room)):
                 self.ready(part.parked.popleft())
@@ -243,7 +243,7 @@ class PublishBuffer:
             return
         part.sequences.answered(run.proto.sequence)
         if len(run.calls) > 1:
-            lane.split(run)  # nobody is refused for what a neighbour sent
+            lane.split(run)  # no call fails because of another one
             return
         lane.runs.remove(run)
         self._fail(run.calls, error)
@@ -289,7 +289,7 @@ class PublishBuffer:
     # --- time ----------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Look for calls that have waited too long, for as long as there are any."""
+        """Fail calls that have waited too long; runs while any call waits."""
         while self._lanes:
             await self._clock.sleep_ms(max(1, self._timeout_ms // _TICKS_PER_TIMEOUT))
             too_old_ms = self._clock.monotonic_ms() - self._timeout_ms
@@ -312,11 +312,11 @@ class PublishBuffer:
         connection = self._routes.to_partition(lane.partition)
         if connection.session is None:
             return connection.error.detail
-        return f"partition {lane.partition} does not answer"
+        return f"partition {lane.partition} does not respond"
 
     def _unknown(self, lane: Lane, why: str) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"sent to {lane.lmq_name}, but not answered within {self._timeout_ms} ms ({why}): "
+            f"sent to {lane.lmq_name}, but no result within {self._timeout_ms} ms ({why}): "
             "the outcome is unknown, it may have been stored",
             outcome="unknown",
         )
@@ -327,7 +327,7 @@ class PublishBuffer:
         )
 
     def _refuse(self, call: Call, error: Exception) -> None:
-        """The call cannot be encoded: it got past the checks of its arguments."""
+        """A call cannot be encoded although its arguments passed the checks."""
         _log.error("a publish could not be encoded", exc_info=error)
         self._fail([call], not_encoded(error))
 
@@ -339,7 +339,7 @@ class PublishBuffer:
 
 
 class LanePart(SessionPart):
-    """What is ready to be published over one connection."""
+    """The part of one connection that carries runs: the lanes with something to send."""
 
     def __init__(self, publish_buffer: PublishBuffer, connection: Connection) -> None:
         self.connection = connection

@@ -1,8 +1,7 @@
 """A publisher: the handle through which messages go to one queue.
 
-Checks what it is given, chooses the partition of a plain queue that spans several, and leaves
-batching, sending and repeating to the publish buffer. It cannot be copied: a second publisher is a
-second call (I7).
+Checks arguments, chooses the partition of a plain queue that spans several, and leaves batching,
+sending and repeating to the publish buffer. It cannot be copied (I7).
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ _PLAIN: Final = RunOptions()
 
 
 class BrokerPublishers:
-    """What brokers hold for one queue of a client; all its handles share it."""
+    """The broker-side publishers of one queue, shared by all handles of a client for it."""
 
     __slots__ = ("handles", "ids")
 
@@ -49,11 +48,11 @@ class Publisher:
     >>> receipt = await publisher.publish(b"hello", headers={"kind": "greeting"})
     >>> await publisher.publish_many([b"one", b"two", tidemark.Message(b"three")])
 
-    Any number of calls may be under way: they are gathered, and stored in the order of the calls
+    Any number of calls may run concurrently: they are batched, and stored in the order of the calls
     for each fairness key. A call returns once its messages are on disk.
 
     While it is open, the broker keeps the queue loaded. Close it, or use it in `async with`, in
-    programs that publish to more and more queues; all are closed with their client.
+    programs that publish to ever more queues; all are closed with their client.
     """
 
     __slots__ = (
@@ -79,7 +78,7 @@ class Publisher:
         *,
         numbered: bool,
     ) -> None:
-        """`partitions` are those that runs may go to; numbered ones go to the first.
+        """`partitions` are those that runs may go to; runs with a sequence go to the first.
 
         `destroy` is called with the name of the queue when its last handle is closed.
         """
@@ -102,7 +101,7 @@ class Publisher:
         await self.close()
 
     async def close(self) -> None:
-        """Take no more calls, wait for those under way, and let the broker unload the queue (I8).
+        """Refuse new calls, wait for pending ones, and let the broker unload the queue (I8).
 
         The broker's publisher is destroyed with the last handle of this client for the queue.
         """
@@ -128,8 +127,8 @@ class Publisher:
     ) -> PublishReceipt:
         """Store one message; returns once it is on disk.
 
-        `delay_ms` is how long it waits before it may be delivered, `ttl_ms` how long it may be
-        delivered at all. `sequence` belongs to clients with a `producer_id` of their own.
+        The message is delivered after `delay_ms` at the earliest, and not after `ttl_ms`.
+        `sequence` is for clients with a `producer_id` of their own.
         Raises DeadlineExceeded after `publish_timeout_ms`; its text says whether the message was
         not sent or the outcome is unknown.
         """
@@ -159,7 +158,7 @@ class Publisher:
         """
         options = self._options(fairness_key, delay_ms, ttl_ms, sequence)
         receipts: list[PublishReceipt] = []
-        self._under_way += 1  # for all runs together
+        self._under_way += 1  # one for all runs together
         try:
             for batch in _batches(messages):
                 if sequence and receipts:
@@ -205,7 +204,7 @@ class Publisher:
         sequence = check_int("sequence", sequence, 0)
         if bool(sequence) != self._numbered:
             raise InvalidArgument(
-                "every publish of a client with a producer_id has a sequence, and no other has one",
+                "a client with a producer_id gives every publish a sequence; others give none",
                 field="sequence",
             )
         delay_ms = check_delay_ms(delay_ms, limits.DELAY_MS_MAX)
@@ -215,7 +214,7 @@ class Publisher:
         return RunOptions(delay_ms, ttl_ms, sequence=sequence, alone=bool(sequence))
 
     def _partition(self, sequence: int) -> int:
-        """The next partition in turn that serves; a numbered run always goes to the same one."""
+        """The next serving partition, round robin; runs with a sequence always go to the same."""
         partitions = self._partitions
         if len(partitions) == 1 or sequence:
             return partitions[0]
@@ -236,7 +235,7 @@ class Publisher:
 
 
 def _batches(messages: Iterable[bytes | Message]) -> Iterable[MessageBatch]:
-    """Messages by runs, each within the limits of one."""
+    """Messages split into batches, each within the limits of one run."""
     rest = check_iterable("messages", messages)
     while chunk := list(islice(rest, limits.RUN_MESSAGES_MAX)):
         batch = batch_of(chunk)
