@@ -66,6 +66,6 @@ def _figures(sweepers: Sweepers) -> dict[str, float]:
 async def _discover(server: RpcServer, sweepers: Sweepers) -> None:
     """Healthy once every partition was tried; failed sweeps are retried and do not change that."""
     await sweepers.discover()
-    await asyncio.gather(*(sweeper.attempted.wait() for sweeper in sweepers))
+    await sweepers.attempted()
     server.set_serving(_LIFECYCLE_SERVICE, True)
     _log.info("lifecycle serves")

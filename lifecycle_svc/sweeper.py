@@ -32,7 +32,11 @@ from tidemark.api.storage.v1.action_pb2 import (
     Action,
     ActionOutcome,
 )
-from tidemark.api.storage.v1.storage_pb2 import LeaseSweepRequest, ReportSweepRequest
+from tidemark.api.storage.v1.storage_pb2 import (
+    LeaseSweepRequest,
+    LeaseSweepResponse,
+    ReportSweepRequest,
+)
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
@@ -105,7 +109,8 @@ class Sweeper:
         self.last: Sweep | None = None
         self.last_error = ""
         self.attempted = asyncio.Event()
-        """Set after the first sweep, successful or not, or once another replica has the lease."""
+        """Set after the first sweep, successful or not, once another replica has the lease, or once
+        another sweeper has replaced this one."""
         self._replica = replica
         self._storage_address = storage_address
         self._channels = channels
@@ -191,7 +196,6 @@ class Sweeper:
                 page = await self._read(self._first_tokens())
                 if not self._reported:
                     await self._report(succeeded=True)
-                    self._reported = True
                 while True:
                     phase = "act"
                     await self._act(page, sweep, traced)
@@ -203,8 +207,7 @@ class Sweeper:
             except Exception as error:
                 traced.failed(error)
                 if phase == "read":
-                    self._reported = False
-                    await self._report(succeeded=False, detail=_describe(error))
+                    await self._report_failure(error)
                 self._failed(phase, error)
                 return
             finally:
@@ -240,13 +243,25 @@ class Sweeper:
         return page
 
     async def _report(self, *, succeeded: bool, detail: str = "") -> None:
-        report = ReportSweepRequest(partition=self.partition, succeeded=succeeded, detail=detail)
-        try:
-            await self._answer((await self._storage()).ReportSweep(report))
-        except TidemarkError:
-            if succeeded:
-                raise
-            # The report may fail for the same reason as the read.
+        """Report phase one; only the report of the holder of the lease counts (L11)."""
+        if not await self._hold_lease():  # the read may have taken longer than the lease
+            return
+        report = ReportSweepRequest(
+            partition=self.partition,
+            succeeded=succeeded,
+            detail=detail,
+            sweeper_id=self._replica.sweeper_id,
+        )
+        response = await self._answer((await self._storage()).ReportSweep(report))
+        if response.counted:
+            self._reported = succeeded
+        else:  # storage was restarted, and its lease is no longer ours
+            self._leased_until_ms = self._renew_ms = 0
+
+    async def _report_failure(self, error: Exception) -> None:
+        self._reported = False
+        with suppress(TidemarkError):  # for the same reason as the read, perhaps
+            await self._report(succeeded=False, detail=_describe(error))
 
     # --- phase two -----------------------------------------------------------------------------
 
@@ -294,23 +309,24 @@ class Sweeper:
         if now_ms < self._renew_ms and now_ms < self._leased_until_ms:
             return True
         lease_ms = self._settings.sweep_lease_ms
-        granted = await self._lease(lease_ms)
-        if granted and now_ms >= self._leased_until_ms:
-            # Wake-ups and reports of the previous holder of the lease are not known here.
+        answer = await self._lease(lease_ms)
+        if answer.granted and (answer.awaits_report or now_ms >= self._leased_until_ms):
+            # Storage was restarted, perhaps without announcing it here, or another replica held the
+            # lease: its wake-ups and reports are not known.
             self._reported = False
             self._timetable.due(now_ms)
-        self._leased_until_ms = now_ms + lease_ms if granted else 0
+        self._leased_until_ms = now_ms + lease_ms if answer.granted else 0
         self._renew_ms = now_ms + lease_ms // 3
-        return granted
+        return answer.granted
 
-    async def _lease(self, lease_ms: int) -> bool:
+    async def _lease(self, lease_ms: int) -> LeaseSweepResponse:
         request = LeaseSweepRequest(
             partition=self.partition,
             sweeper_id=self._replica.sweeper_id,
             address=self._replica.address,
             lease_ms=lease_ms,
         )
-        return (await self._answer((await self._storage()).LeaseSweep(request))).granted
+        return await self._answer((await self._storage()).LeaseSweep(request))
 
     # --- faults --------------------------------------------------------------------------------
 

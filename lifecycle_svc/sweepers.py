@@ -42,6 +42,8 @@ class Sweepers:
         self._addresses: dict[int, str] = {}
         self._openings: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._replaced: set[asyncio.Task[None]] = set()
+        """Cancelled, and about to end."""
 
     def __iter__(self) -> Iterator[Sweeper]:
         return iter([self._sweepers[partition] for partition in sorted(self._sweepers)])
@@ -55,7 +57,7 @@ class Sweepers:
                 f"partition {partition} was not announced to this replica", partition=str(partition)
             ) from None
 
-    async def announce(self, partition: int, storage_address: str, opening_id: str = "") -> Sweeper:
+    def announce(self, partition: int, storage_address: str, opening_id: str = "") -> Sweeper:
         """A partition was opened: sweep it now and from now on. Repeats have no effect."""
         if partition >= self._settings.partitions:
             raise InvalidArgument(
@@ -66,7 +68,7 @@ class Sweepers:
         except ValueError:
             raise InvalidArgument("not an address", field="storage_address") from None
         if self._addresses.get(partition) != storage_address:
-            await self._start_sweeper(partition, storage_address)
+            self._start_sweeper(partition, storage_address)
         sweeper = self._sweepers[partition]
         if not opening_id or self._openings.get(partition) != opening_id:
             self._openings[partition] = opening_id
@@ -79,8 +81,13 @@ class Sweepers:
         described = await self._describe(StorageServiceStub(await self._channels.to(address)))
         for held in described.held:
             if held.partition not in self._sweepers:  # else it was announced in the meantime
-                await self.announce(held.partition, address)
+                self.announce(held.partition, address)
         _log.info("partitions are swept", extra={"partitions": len(self._sweepers)})
+
+    async def attempted(self) -> None:
+        """Return once every partition was tried by the sweeper that it then has."""
+        while waiting := [each for each in self if not each.attempted.is_set()]:
+            await waiting[0].attempted.wait()
 
     async def _describe(self, storage: StorageServiceStub) -> DescribeStorageResponse:
         logged = ""
@@ -104,17 +111,15 @@ class Sweepers:
         """Stop all sweepers and give up their leases, so that other replicas take over at once."""
         for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        tasks = {*self._tasks.values(), *self._replaced}
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(sweeper.stop() for sweeper in self._sweepers.values()))
 
-    async def _start_sweeper(self, partition: int, storage_address: str) -> None:
+    def _start_sweeper(self, partition: int, storage_address: str) -> None:
         """Start the sweeper of a partition, replacing the one at its previous address."""
         if self.replica is None:
             raise Unavailable("this replica is still starting")
-        before = self._tasks.pop(partition, None)
-        if before is not None:
-            before.cancel()
-            await asyncio.gather(before, return_exceptions=True)
+        self._end_sweeper(partition)
         self._addresses[partition] = storage_address
         self._holders.set_storage(partition, storage_address)
         sweeper = Sweeper(
@@ -128,3 +133,12 @@ class Sweepers:
         )
         self._sweepers[partition] = sweeper
         self._tasks[partition] = asyncio.create_task(sweeper.run())
+
+    def _end_sweeper(self, partition: int) -> None:
+        """End the sweeper of a partition that gets another one."""
+        task = self._tasks.pop(partition, None)
+        if task is not None:
+            task.cancel()
+            self._replaced.add(task)
+            task.add_done_callback(self._replaced.discard)
+            self._sweepers[partition].attempted.set()  # its successor is waited for instead

@@ -20,7 +20,7 @@ class LifecycleService(lifecycle_pb2_grpc.LifecycleServiceServicer):
     async def AnnouncePartition(
         self, request: lifecycle_pb2.AnnouncePartitionRequest, context: Context
     ) -> lifecycle_pb2.AnnouncePartitionResponse:
-        sweeper = await self._sweepers.announce(
+        sweeper = self._sweepers.announce(
             request.partition, request.storage_address, request.opening_id
         )
         sweeps = sweeper.state is not SweeperState.STANDING_BY

@@ -163,14 +163,19 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             granted=granted,
             holder_address="" if holder is None else holder.address,
             expires_in_ms=0 if holder is None else holder.expires_ms - now_ms,
+            awaits_report=partition.awaits_report,
         )
 
     async def ReportSweep(
         self, request: storage_pb2.ReportSweepRequest, context: Context
     ) -> storage_pb2.ReportSweepResponse:
         partition = self._partitions.get(request.partition)
-        partition.sweep_ended(request.succeeded, request.detail)
-        return storage_pb2.ReportSweepResponse(health=encode_health(partition.health))
+        if not request.sweeper_id:
+            raise InvalidArgument("a report names its sweeper", field="sweeper_id")
+        counted = partition.sweep_ended(request.sweeper_id, request.succeeded, request.detail)
+        return storage_pb2.ReportSweepResponse(
+            health=encode_health(partition.health), counted=counted
+        )
 
     async def ConfirmPartitionTime(
         self, request: storage_pb2.ConfirmPartitionTimeRequest, context: Context

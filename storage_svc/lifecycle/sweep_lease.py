@@ -30,6 +30,10 @@ class SweepLease:
         lease = self._lease
         return lease if lease is not None and lease.expires_ms > now_ms else None
 
+    def is_held_by(self, sweeper_id: str, now_ms: int) -> bool:
+        holder = self.holder(now_ms)
+        return holder is not None and holder.sweeper_id == sweeper_id
+
     def ask(self, sweeper_id: str, address: str, lease_ms: int, now_ms: int) -> bool:
         """Take or renew the lease, or give it up with 0; returns whether the caller may sweep."""
         self.asked_ms = now_ms

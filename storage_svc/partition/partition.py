@@ -182,8 +182,15 @@ class Partition:
 
     # --- sweeps --------------------------------------------------------------------------------
 
-    def sweep_ended(self, succeeded: bool, detail: str) -> None:
-        """Phase one of a sweep has ended (L4)."""
+    def sweep_ended(self, sweeper_id: str, succeeded: bool, detail: str) -> bool:
+        """Phase one of a sweep has ended (L4); returns whether the report counts.
+
+        The outcome of a sweeper that no longer holds the lease is out of date, and no later report
+        of it would correct the health (L11).
+        """
+        if not self.lifecycle.lease.is_held_by(sweeper_id, self._clock.monotonic_ms()):
+            _log.info("a report is ignored", extra={"partition": self.number, "by": sweeper_id})
+            return False
         before = self.health.faults
         if succeeded:
             self.health.clear(FaultReason.AWAITING_SWEEP, FaultReason.SWEEP_FAILED)
@@ -191,10 +198,16 @@ class Partition:
             self.health.add(FaultReason.SWEEP_FAILED, detail, self.now_ms())
         if self.health.faults != before:
             self._exchanges.health_changed()
+        return True
 
     @property
     def awaits_sweep(self) -> bool:
         return self.health.has(FaultReason.AWAITING_SWEEP)
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether a sweep that succeeds makes the partition serve, or clears one of its faults."""
+        return self.awaits_sweep or self.health.has(FaultReason.SWEEP_FAILED)
 
     # --- commits -------------------------------------------------------------------------------
 

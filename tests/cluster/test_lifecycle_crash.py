@@ -4,20 +4,29 @@ Every message may be tried once, so whatever becomes of a delivery, it dies. In 
 dead letters are brought back, one, two or all three services are killed with `kill -9` at random
 moments and started again. In the end each message is where it belongs, exactly once (L6, L8).
 
-`--long` makes it thirty rounds instead of a few.
+A second lifecycle replica is never killed, so that either of the two may hold a lease when storage
+is started again (L11). `--long` makes it fifty rounds instead of a few.
 """
 
 import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import StartCluster
-from tests.cluster.lifecycle_client import PARTITIONS, Client, client_of, payloads, until
+from tests.cluster.lifecycle_client import (
+    PARTITIONS,
+    Client,
+    another_replica,
+    client_of,
+    payloads,
+    until,
+)
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING, ListPartitionsRequest
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
@@ -26,7 +35,7 @@ from tidemark.errors import ReservationNotFound, TidemarkError
 from tidemark.local.cluster import SERVICES, LocalCluster
 from tidemark.receipts import Receipt
 
-ROUNDS, ROUNDS_LONG = 2, 30
+ROUNDS, ROUNDS_LONG = 2, 50
 STRIKES = 2
 SEED = 20_261_116
 QUEUES = [f"jobs/{number}" for number in range(2 * PARTITIONS)]
@@ -131,13 +140,17 @@ async def until_serving(client: Client) -> None:
 
 @pytest.mark.timeout(3600)
 async def test_kill_9_between_any_two_steps_neither_loses_nor_doubles_a_dead_letter(
-    start_cluster: StartCluster, request: pytest.FixtureRequest
+    start_cluster: StartCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """L6, L8: on the way to the dead-letter topic, and on the way back."""
+    """L6, L8, L11: on the way to the dead-letter topic, and on the way back."""
     rounds = ROUNDS_LONG if request.config.getoption("--long") else ROUNDS
     rng = random.Random(SEED)
     cluster = await start_cluster()
-    async with client_of(cluster) as client:
+    replica = another_replica(cluster, tmp_path / "replica.log")
+    async with AsyncExitStack() as running:
+        running.push_async_callback(replica.kill)
+        await replica.start()
+        client = await running.enter_async_context(client_of(cluster))
         await client.create_topic("dead")
         await client.create_topic(
             "jobs", max_attempts=1, dead_letter_topic="dead", visibility_timeout_ms=VISIBILITY_MS

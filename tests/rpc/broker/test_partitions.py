@@ -219,8 +219,12 @@ async def test_a_consumer_that_subscribes_while_its_queue_grows_draws_from_all_p
 
 
 async def sweep(local: LocalBroker, partition: int, *, succeeded: bool) -> None:
+    lease = storage_pb2.LeaseSweepRequest(
+        partition=partition, sweeper_id="s", address="127.0.0.1:1", lease_ms=60_000
+    )
+    await local.storage.LeaseSweep(lease)
     request = storage_pb2.ReportSweepRequest(
-        partition=partition, succeeded=succeeded, detail="a test says so"
+        partition=partition, sweeper_id="s", succeeded=succeeded, detail="a test says so"
     )
     await local.storage.ReportSweep(request)
 

@@ -15,12 +15,18 @@ from tidemark.api.broker.v1.topic_pb2 import (
     PARTITION_STATE_SERVING,
     PARTITION_STATE_STARTING,
 )
-from tidemark.api.storage.v1.storage_pb2 import ConfirmPartitionTimeRequest, ReportSweepRequest
+from tidemark.api.storage.v1.storage_pb2 import (
+    ConfirmPartitionTimeRequest,
+    LeaseSweepRequest,
+    ReportSweepRequest,
+)
 from tidemark.clock import ManualClock, SystemClock
 
 
 async def report(storage: RunningStorage, succeeded: bool, detail: str = "") -> Any:
-    request = ReportSweepRequest(succeeded=succeeded, detail=detail)
+    lease = LeaseSweepRequest(sweeper_id="s", address="127.0.0.1:1", lease_ms=60_000)
+    await storage.storage.LeaseSweep(lease)
+    request = ReportSweepRequest(sweeper_id="s", succeeded=succeeded, detail=detail)
     return (await storage.storage.ReportSweep(request)).health
 
 
@@ -87,6 +93,8 @@ async def test_settles_go_on_while_publishes_are_refused(
 async def test_a_report_for_a_partition_elsewhere_is_refused(storage: RunningStorage) -> None:
     with pytest.raises(errors.PartitionNotFound):
         await storage.storage.ReportSweep(ReportSweepRequest(partition=1))
+    with pytest.raises(errors.InvalidArgument, match="names its sweeper"):
+        await storage.storage.ReportSweep(ReportSweepRequest())
     with pytest.raises(errors.PartitionNotFound):
         await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=1))
 

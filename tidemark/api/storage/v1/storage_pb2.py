@@ -28,15 +28,15 @@ from tidemark.api.storage.v1 import exchange_pb2 as tidemark_dot_api_dot_storage
 from tidemark.api.storage.v1 import partition_pb2 as tidemark_dot_api_dot_storage_dot_v1_dot_partition__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tidemark/api/storage/v1/storage.proto\x12\x17tidemark.api.storage.v1\x1a\"tidemark/api/broker/v1/topic.proto\x1a$tidemark/api/storage/v1/action.proto\x1a&tidemark/api/storage/v1/exchange.proto\x1a\'tidemark/api/storage/v1/partition.proto\"\x18\n\x16\x44\x65scribeStorageRequest\"\x9e\x01\n\x17\x44\x65scribeStorageResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x33\n\x04held\x18\x03 \x03(\x0b\x32%.tidemark.api.broker.v1.PartitionInfo\x12\x16\n\x0e\x66ormat_version\x18\x04 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\"\xae\x01\n\x15\x43laimPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0e\x62roker_address\x18\x05 \x01(\t\x12\x1a\n\x12\x61ssignment_version\x18\x06 \x01(\x04\x12\x12\n\nheld_epoch\x18\x07 \x01(\x04\"\x81\x01\n\x16\x43laimPartitionResponse\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x04\x12\x38\n\x06health\x18\x02 \x01(\x0b\x32(.tidemark.api.storage.v1.PartitionHealth\x12\x17\n\x0freport_required\x18\x03 \x01(\x08\"Z\n\x1dReportHeldReservationsRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x10\n\x08receipts\x18\x03 \x03(\x0c\"P\n\x1eReportHeldReservationsResponse\x12\x10\n\x08released\x18\x01 \x01(\x04\x12\x1c\n\x14gone_reservation_ids\x18\x02 \x03(\x04\"\x9e\x01\n\x14ScanPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12/\n\x04kind\x18\x02 \x01(\x0e\x32!.tidemark.api.storage.v1.ScanKind\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\x0c\x12\x1b\n\x13\x65xcept_destinations\x18\x05 \x03(\t\"J\n\x07\x44ueFact\x12/\n\x06\x61\x63tion\x18\x01 \x01(\x0b\x32\x1f.tidemark.api.storage.v1.Action\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x04\"\xc4\x01\n\x15ScanPartitionResponse\x12/\n\x05\x66\x61\x63ts\x18\x01 \x03(\x0b\x32 .tidemark.api.storage.v1.DueFact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\x12\x1b\n\x0enext_due_in_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x11partition_time_ms\x18\x04 \x01(\x04\x12\x16\n\x0e\x62roker_address\x18\x05 \x01(\tB\x11\n\x0f_next_due_in_ms\"]\n\x11LeaseSweepRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\nsweeper_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08lease_ms\x18\x04 \x01(\x04\"T\n\x12LeaseSweepResponse\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x16\n\x0eholder_address\x18\x02 \x01(\t\x12\x15\n\rexpires_in_ms\x18\x03 \x01(\x04\"J\n\x12ReportSweepRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"O\n\x13ReportSweepResponse\x12\x38\n\x06health\x18\x01 \x01(\x0b\x32(.tidemark.api.storage.v1.PartitionHealth\"0\n\x1b\x43onfirmPartitionTimeRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\"9\n\x1c\x43onfirmPartitionTimeResponse\x12\x19\n\x11partition_time_ms\x18\x01 \x01(\x04\"i\n\x0fPutTopicRequest\x12,\n\x05topic\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\x12\x0e\n\x06\x63reate\x18\x02 \x01(\x08\x12\x18\n\x10\x65xpected_version\x18\x03 \x01(\x04\"@\n\x10PutTopicResponse\x12,\n\x05topic\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\"\"\n\x12\x44\x65leteTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n\x13\x44\x65leteTopicResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"2\n\x0fGetTopicRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"@\n\x10GetTopicResponse\x12,\n\x05topic\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\"M\n\x11ListTopicsRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\\\n\x12ListTopicsResponse\x12-\n\x06topics\x18\x01 \x03(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x11ListQueuesRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x13\n\x0blite_prefix\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x12\n\npage_token\x18\x05 \x01(\t\"\\\n\x12ListQueuesResponse\x12-\n\x06queues\x18\x01 \x03(\x0b\x32\x1d.tidemark.api.broker.v1.Queue\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x0fGetQueueRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\"o\n\x10GetQueueResponse\x12,\n\x05queue\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Queue\x12-\n\x06groups\x18\x02 \x03(\x0b\x32\x1d.tidemark.api.broker.v1.Group\"l\n\x10PeekQueueRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x14\n\x0cmax_messages\x18\x04 \x01(\r\x12\r\n\x05group\x18\x05 \x01(\t\"v\n\x11PeekQueueResponse\x12\x37\n\x08messages\x18\x01 \x03(\x0b\x32%.tidemark.api.broker.v1.PeekedMessage\x12\x18\n\x0bnext_offset\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_next_offset*\xd7\x01\n\x08ScanKind\x12\x19\n\x15SCAN_KIND_UNSPECIFIED\x10\x00\x12\"\n\x1eSCAN_KIND_EXPIRED_RESERVATIONS\x10\x01\x12\x19\n\x15SCAN_KIND_DELAYS_OVER\x10\x02\x12\x1b\n\x17SCAN_KIND_SCHEDULES_DUE\x10\x03\x12\x1c\n\x18SCAN_KIND_DEAD_DEADLINES\x10\x04\x12 \n\x1cSCAN_KIND_ATTEMPTS_EXHAUSTED\x10\x05\x12\x14\n\x10SCAN_KIND_OUTBOX\x10\x06\x32\xf2\x0c\n\x0eStorageService\x12t\n\x0f\x44\x65scribeStorage\x12/.tidemark.api.storage.v1.DescribeStorageRequest\x1a\x30.tidemark.api.storage.v1.DescribeStorageResponse\x12q\n\x0e\x43laimPartition\x12..tidemark.api.storage.v1.ClaimPartitionRequest\x1a/.tidemark.api.storage.v1.ClaimPartitionResponse\x12\x8b\x01\n\x16ReportHeldReservations\x12\x36.tidemark.api.storage.v1.ReportHeldReservationsRequest\x1a\x37.tidemark.api.storage.v1.ReportHeldReservationsResponse(\x01\x12\x63\n\x08\x45xchange\x12(.tidemark.api.storage.v1.ExchangeRequest\x1a).tidemark.api.storage.v1.ExchangeResponse(\x01\x30\x01\x12n\n\rScanPartition\x12-.tidemark.api.storage.v1.ScanPartitionRequest\x1a..tidemark.api.storage.v1.ScanPartitionResponse\x12\x65\n\nLeaseSweep\x12*.tidemark.api.storage.v1.LeaseSweepRequest\x1a+.tidemark.api.storage.v1.LeaseSweepResponse\x12h\n\x0bReportSweep\x12+.tidemark.api.storage.v1.ReportSweepRequest\x1a,.tidemark.api.storage.v1.ReportSweepResponse\x12\x83\x01\n\x14\x43onfirmPartitionTime\x12\x34.tidemark.api.storage.v1.ConfirmPartitionTimeRequest\x1a\x35.tidemark.api.storage.v1.ConfirmPartitionTimeResponse\x12_\n\x08PutTopic\x12(.tidemark.api.storage.v1.PutTopicRequest\x1a).tidemark.api.storage.v1.PutTopicResponse\x12h\n\x0b\x44\x65leteTopic\x12+.tidemark.api.storage.v1.DeleteTopicRequest\x1a,.tidemark.api.storage.v1.DeleteTopicResponse\x12_\n\x08GetTopic\x12(.tidemark.api.storage.v1.GetTopicRequest\x1a).tidemark.api.storage.v1.GetTopicResponse\x12\x65\n\nListTopics\x12*.tidemark.api.storage.v1.ListTopicsRequest\x1a+.tidemark.api.storage.v1.ListTopicsResponse\x12\x65\n\nListQueues\x12*.tidemark.api.storage.v1.ListQueuesRequest\x1a+.tidemark.api.storage.v1.ListQueuesResponse\x12_\n\x08GetQueue\x12(.tidemark.api.storage.v1.GetQueueRequest\x1a).tidemark.api.storage.v1.GetQueueResponse\x12\x62\n\tPeekQueue\x12).tidemark.api.storage.v1.PeekQueueRequest\x1a*.tidemark.api.storage.v1.PeekQueueResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%tidemark/api/storage/v1/storage.proto\x12\x17tidemark.api.storage.v1\x1a\"tidemark/api/broker/v1/topic.proto\x1a$tidemark/api/storage/v1/action.proto\x1a&tidemark/api/storage/v1/exchange.proto\x1a\'tidemark/api/storage/v1/partition.proto\"\x18\n\x16\x44\x65scribeStorageRequest\"\x9e\x01\n\x17\x44\x65scribeStorageResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x33\n\x04held\x18\x03 \x03(\x0b\x32%.tidemark.api.broker.v1.PartitionInfo\x12\x16\n\x0e\x66ormat_version\x18\x04 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\"\xae\x01\n\x15\x43laimPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0e\x62roker_address\x18\x05 \x01(\t\x12\x1a\n\x12\x61ssignment_version\x18\x06 \x01(\x04\x12\x12\n\nheld_epoch\x18\x07 \x01(\x04\"\x81\x01\n\x16\x43laimPartitionResponse\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x04\x12\x38\n\x06health\x18\x02 \x01(\x0b\x32(.tidemark.api.storage.v1.PartitionHealth\x12\x17\n\x0freport_required\x18\x03 \x01(\x08\"Z\n\x1dReportHeldReservationsRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x10\n\x08receipts\x18\x03 \x03(\x0c\"P\n\x1eReportHeldReservationsResponse\x12\x10\n\x08released\x18\x01 \x01(\x04\x12\x1c\n\x14gone_reservation_ids\x18\x02 \x03(\x04\"\x9e\x01\n\x14ScanPartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12/\n\x04kind\x18\x02 \x01(\x0e\x32!.tidemark.api.storage.v1.ScanKind\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\x0c\x12\x1b\n\x13\x65xcept_destinations\x18\x05 \x03(\t\"J\n\x07\x44ueFact\x12/\n\x06\x61\x63tion\x18\x01 \x01(\x0b\x32\x1f.tidemark.api.storage.v1.Action\x12\x0e\n\x06\x64ue_ms\x18\x02 \x01(\x04\"\xc4\x01\n\x15ScanPartitionResponse\x12/\n\x05\x66\x61\x63ts\x18\x01 \x03(\x0b\x32 .tidemark.api.storage.v1.DueFact\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\x12\x1b\n\x0enext_due_in_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x11partition_time_ms\x18\x04 \x01(\x04\x12\x16\n\x0e\x62roker_address\x18\x05 \x01(\tB\x11\n\x0f_next_due_in_ms\"]\n\x11LeaseSweepRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x12\n\nsweeper_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x10\n\x08lease_ms\x18\x04 \x01(\x04\"k\n\x12LeaseSweepResponse\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x16\n\x0eholder_address\x18\x02 \x01(\t\x12\x15\n\rexpires_in_ms\x18\x03 \x01(\x04\x12\x15\n\rawaits_report\x18\x04 \x01(\x08\"^\n\x12ReportSweepRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x12\n\nsweeper_id\x18\x04 \x01(\t\"`\n\x13ReportSweepResponse\x12\x38\n\x06health\x18\x01 \x01(\x0b\x32(.tidemark.api.storage.v1.PartitionHealth\x12\x0f\n\x07\x63ounted\x18\x02 \x01(\x08\"0\n\x1b\x43onfirmPartitionTimeRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\"9\n\x1c\x43onfirmPartitionTimeResponse\x12\x19\n\x11partition_time_ms\x18\x01 \x01(\x04\"i\n\x0fPutTopicRequest\x12,\n\x05topic\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\x12\x0e\n\x06\x63reate\x18\x02 \x01(\x08\x12\x18\n\x10\x65xpected_version\x18\x03 \x01(\x04\"@\n\x10PutTopicResponse\x12,\n\x05topic\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\"\"\n\x12\x44\x65leteTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n\x13\x44\x65leteTopicResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"2\n\x0fGetTopicRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\"@\n\x10GetTopicResponse\x12,\n\x05topic\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\"M\n\x11ListTopicsRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"\\\n\x12ListTopicsResponse\x12-\n\x06topics\x18\x01 \x03(\x0b\x32\x1d.tidemark.api.broker.v1.Topic\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x11ListQueuesRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x13\n\x0blite_prefix\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x12\n\npage_token\x18\x05 \x01(\t\"\\\n\x12ListQueuesResponse\x12-\n\x06queues\x18\x01 \x03(\x0b\x32\x1d.tidemark.api.broker.v1.Queue\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x0fGetQueueRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\"o\n\x10GetQueueResponse\x12,\n\x05queue\x18\x01 \x01(\x0b\x32\x1d.tidemark.api.broker.v1.Queue\x12-\n\x06groups\x18\x02 \x03(\x0b\x32\x1d.tidemark.api.broker.v1.Group\"l\n\x10PeekQueueRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x14\n\x0cmax_messages\x18\x04 \x01(\r\x12\r\n\x05group\x18\x05 \x01(\t\"v\n\x11PeekQueueResponse\x12\x37\n\x08messages\x18\x01 \x03(\x0b\x32%.tidemark.api.broker.v1.PeekedMessage\x12\x18\n\x0bnext_offset\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_next_offset*\xd7\x01\n\x08ScanKind\x12\x19\n\x15SCAN_KIND_UNSPECIFIED\x10\x00\x12\"\n\x1eSCAN_KIND_EXPIRED_RESERVATIONS\x10\x01\x12\x19\n\x15SCAN_KIND_DELAYS_OVER\x10\x02\x12\x1b\n\x17SCAN_KIND_SCHEDULES_DUE\x10\x03\x12\x1c\n\x18SCAN_KIND_DEAD_DEADLINES\x10\x04\x12 \n\x1cSCAN_KIND_ATTEMPTS_EXHAUSTED\x10\x05\x12\x14\n\x10SCAN_KIND_OUTBOX\x10\x06\x32\xf2\x0c\n\x0eStorageService\x12t\n\x0f\x44\x65scribeStorage\x12/.tidemark.api.storage.v1.DescribeStorageRequest\x1a\x30.tidemark.api.storage.v1.DescribeStorageResponse\x12q\n\x0e\x43laimPartition\x12..tidemark.api.storage.v1.ClaimPartitionRequest\x1a/.tidemark.api.storage.v1.ClaimPartitionResponse\x12\x8b\x01\n\x16ReportHeldReservations\x12\x36.tidemark.api.storage.v1.ReportHeldReservationsRequest\x1a\x37.tidemark.api.storage.v1.ReportHeldReservationsResponse(\x01\x12\x63\n\x08\x45xchange\x12(.tidemark.api.storage.v1.ExchangeRequest\x1a).tidemark.api.storage.v1.ExchangeResponse(\x01\x30\x01\x12n\n\rScanPartition\x12-.tidemark.api.storage.v1.ScanPartitionRequest\x1a..tidemark.api.storage.v1.ScanPartitionResponse\x12\x65\n\nLeaseSweep\x12*.tidemark.api.storage.v1.LeaseSweepRequest\x1a+.tidemark.api.storage.v1.LeaseSweepResponse\x12h\n\x0bReportSweep\x12+.tidemark.api.storage.v1.ReportSweepRequest\x1a,.tidemark.api.storage.v1.ReportSweepResponse\x12\x83\x01\n\x14\x43onfirmPartitionTime\x12\x34.tidemark.api.storage.v1.ConfirmPartitionTimeRequest\x1a\x35.tidemark.api.storage.v1.ConfirmPartitionTimeResponse\x12_\n\x08PutTopic\x12(.tidemark.api.storage.v1.PutTopicRequest\x1a).tidemark.api.storage.v1.PutTopicResponse\x12h\n\x0b\x44\x65leteTopic\x12+.tidemark.api.storage.v1.DeleteTopicRequest\x1a,.tidemark.api.storage.v1.DeleteTopicResponse\x12_\n\x08GetTopic\x12(.tidemark.api.storage.v1.GetTopicRequest\x1a).tidemark.api.storage.v1.GetTopicResponse\x12\x65\n\nListTopics\x12*.tidemark.api.storage.v1.ListTopicsRequest\x1a+.tidemark.api.storage.v1.ListTopicsResponse\x12\x65\n\nListQueues\x12*.tidemark.api.storage.v1.ListQueuesRequest\x1a+.tidemark.api.storage.v1.ListQueuesResponse\x12_\n\x08GetQueue\x12(.tidemark.api.storage.v1.GetQueueRequest\x1a).tidemark.api.storage.v1.GetQueueResponse\x12\x62\n\tPeekQueue\x12).tidemark.api.storage.v1.PeekQueueRequest\x1a*.tidemark.api.storage.v1.PeekQueueResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.api.storage.v1.storage_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCANKIND']._serialized_start=2923
-  _globals['_SCANKIND']._serialized_end=3138
+  _globals['_SCANKIND']._serialized_start=2983
+  _globals['_SCANKIND']._serialized_end=3198
   _globals['_DESCRIBESTORAGEREQUEST']._serialized_start=221
   _globals['_DESCRIBESTORAGEREQUEST']._serialized_end=245
   _globals['_DESCRIBESTORAGERESPONSE']._serialized_start=248
@@ -58,43 +58,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASESWEEPREQUEST']._serialized_start=1327
   _globals['_LEASESWEEPREQUEST']._serialized_end=1420
   _globals['_LEASESWEEPRESPONSE']._serialized_start=1422
-  _globals['_LEASESWEEPRESPONSE']._serialized_end=1506
-  _globals['_REPORTSWEEPREQUEST']._serialized_start=1508
-  _globals['_REPORTSWEEPREQUEST']._serialized_end=1582
-  _globals['_REPORTSWEEPRESPONSE']._serialized_start=1584
-  _globals['_REPORTSWEEPRESPONSE']._serialized_end=1663
-  _globals['_CONFIRMPARTITIONTIMEREQUEST']._serialized_start=1665
-  _globals['_CONFIRMPARTITIONTIMEREQUEST']._serialized_end=1713
-  _globals['_CONFIRMPARTITIONTIMERESPONSE']._serialized_start=1715
-  _globals['_CONFIRMPARTITIONTIMERESPONSE']._serialized_end=1772
-  _globals['_PUTTOPICREQUEST']._serialized_start=1774
-  _globals['_PUTTOPICREQUEST']._serialized_end=1879
-  _globals['_PUTTOPICRESPONSE']._serialized_start=1881
-  _globals['_PUTTOPICRESPONSE']._serialized_end=1945
-  _globals['_DELETETOPICREQUEST']._serialized_start=1947
-  _globals['_DELETETOPICREQUEST']._serialized_end=1981
-  _globals['_DELETETOPICRESPONSE']._serialized_start=1983
-  _globals['_DELETETOPICRESPONSE']._serialized_end=2021
-  _globals['_GETTOPICREQUEST']._serialized_start=2023
-  _globals['_GETTOPICREQUEST']._serialized_end=2073
-  _globals['_GETTOPICRESPONSE']._serialized_start=2075
-  _globals['_GETTOPICRESPONSE']._serialized_end=2139
-  _globals['_LISTTOPICSREQUEST']._serialized_start=2141
-  _globals['_LISTTOPICSREQUEST']._serialized_end=2218
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=2220
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=2312
-  _globals['_LISTQUEUESREQUEST']._serialized_start=2314
-  _globals['_LISTQUEUESREQUEST']._serialized_end=2427
-  _globals['_LISTQUEUESRESPONSE']._serialized_start=2429
-  _globals['_LISTQUEUESRESPONSE']._serialized_end=2521
-  _globals['_GETQUEUEREQUEST']._serialized_start=2523
-  _globals['_GETQUEUEREQUEST']._serialized_end=2577
-  _globals['_GETQUEUERESPONSE']._serialized_start=2579
-  _globals['_GETQUEUERESPONSE']._serialized_end=2690
-  _globals['_PEEKQUEUEREQUEST']._serialized_start=2692
-  _globals['_PEEKQUEUEREQUEST']._serialized_end=2800
-  _globals['_PEEKQUEUERESPONSE']._serialized_start=2802
-  _globals['_PEEKQUEUERESPONSE']._serialized_end=2920
-  _globals['_STORAGESERVICE']._serialized_start=3141
-  _globals['_STORAGESERVICE']._serialized_end=4791
+  _globals['_LEASESWEEPRESPONSE']._serialized_end=1529
+  _globals['_REPORTSWEEPREQUEST']._serialized_start=1531
+  _globals['_REPORTSWEEPREQUEST']._serialized_end=1625
+  _globals['_REPORTSWEEPRESPONSE']._serialized_start=1627
+  _globals['_REPORTSWEEPRESPONSE']._serialized_end=1723
+  _globals['_CONFIRMPARTITIONTIMEREQUEST']._serialized_start=1725
+  _globals['_CONFIRMPARTITIONTIMEREQUEST']._serialized_end=1773
+  _globals['_CONFIRMPARTITIONTIMERESPONSE']._serialized_start=1775
+  _globals['_CONFIRMPARTITIONTIMERESPONSE']._serialized_end=1832
+  _globals['_PUTTOPICREQUEST']._serialized_start=1834
+  _globals['_PUTTOPICREQUEST']._serialized_end=1939
+  _globals['_PUTTOPICRESPONSE']._serialized_start=1941
+  _globals['_PUTTOPICRESPONSE']._serialized_end=2005
+  _globals['_DELETETOPICREQUEST']._serialized_start=2007
+  _globals['_DELETETOPICREQUEST']._serialized_end=2041
+  _globals['_DELETETOPICRESPONSE']._serialized_start=2043
+  _globals['_DELETETOPICRESPONSE']._serialized_end=2081
+  _globals['_GETTOPICREQUEST']._serialized_start=2083
+  _globals['_GETTOPICREQUEST']._serialized_end=2133
+  _globals['_GETTOPICRESPONSE']._serialized_start=2135
+  _globals['_GETTOPICRESPONSE']._serialized_end=2199
+  _globals['_LISTTOPICSREQUEST']._serialized_start=2201
+  _globals['_LISTTOPICSREQUEST']._serialized_end=2278
+  _globals['_LISTTOPICSRESPONSE']._serialized_start=2280
+  _globals['_LISTTOPICSRESPONSE']._serialized_end=2372
+  _globals['_LISTQUEUESREQUEST']._serialized_start=2374
+  _globals['_LISTQUEUESREQUEST']._serialized_end=2487
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=2489
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=2581
+  _globals['_GETQUEUEREQUEST']._serialized_start=2583
+  _globals['_GETQUEUEREQUEST']._serialized_end=2637
+  _globals['_GETQUEUERESPONSE']._serialized_start=2639
+  _globals['_GETQUEUERESPONSE']._serialized_end=2750
+  _globals['_PEEKQUEUEREQUEST']._serialized_start=2752
+  _globals['_PEEKQUEUEREQUEST']._serialized_end=2860
+  _globals['_PEEKQUEUERESPONSE']._serialized_start=2862
+  _globals['_PEEKQUEUERESPONSE']._serialized_end=2980
+  _globals['_STORAGESERVICE']._serialized_start=3201
+  _globals['_STORAGESERVICE']._serialized_end=4851
 # @@protoc_insertion_point(module_scope)

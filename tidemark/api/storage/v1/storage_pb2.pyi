@@ -418,22 +418,28 @@ class LeaseSweepResponse(_message.Message):
     GRANTED_FIELD_NUMBER: _builtins.int
     HOLDER_ADDRESS_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    AWAITS_REPORT_FIELD_NUMBER: _builtins.int
     granted: _builtins.bool
     """True if the caller holds it."""
     holder_address: _builtins.str
     """Address of the holder. "": none."""
     expires_in_ms: _builtins.int
     """Time until it expires, in milliseconds."""
+    awaits_report: _builtins.bool
+    """True if the partition awaits its first sweep or has a sweep fault: the holder sweeps at once and
+    reports the outcome.
+    """
     def __init__(
         self,
         *,
         granted: _builtins.bool = ...,
         holder_address: _builtins.str = ...,
         expires_in_ms: _builtins.int = ...,
+        awaits_report: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_ms", b"expires_in_ms", "granted", b"granted", "holder_address", b"holder_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits_report", b"awaits_report", "expires_in_ms", b"expires_in_ms", "granted", b"granted", "holder_address", b"holder_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,22 +454,28 @@ class ReportSweepRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     SUCCEEDED_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    SWEEPER_ID_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     succeeded: _builtins.bool
     """True if everything was read."""
     detail: _builtins.str
     """Why not, for operators."""
+    sweeper_id: _builtins.str
+    """Id of the lifecycle process, as in LeaseSweep. Required. Only the report of the holder of the
+    sweep lease counts.
+    """
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         succeeded: _builtins.bool = ...,
         detail: _builtins.str = ...,
+        sweeper_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "partition", b"partition", "succeeded", b"succeeded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "partition", b"partition", "succeeded", b"succeeded", "sweeper_id", b"sweeper_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -476,6 +488,9 @@ class ReportSweepResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEALTH_FIELD_NUMBER: _builtins.int
+    COUNTED_FIELD_NUMBER: _builtins.int
+    counted: _builtins.bool
+    """False if the caller does not hold the sweep lease: its report was ignored."""
     @_builtins.property
     def health(self) -> _partition_pb2.PartitionHealth:
         """The health."""
@@ -484,10 +499,11 @@ class ReportSweepResponse(_message.Message):
         self,
         *,
         health: _partition_pb2.PartitionHealth | None = ...,
+        counted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["health", b"health"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted", "health", b"health"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

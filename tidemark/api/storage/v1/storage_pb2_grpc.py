@@ -168,8 +168,9 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportSweep(self, request, context):
-        """Reports the outcome of phase one; a partition is serving only after a success. Fails with
-        PARTITION_NOT_FOUND.
+        """Reports the outcome of phase one; a partition is serving only after a success. The report of a
+        caller that does not hold the sweep lease is ignored. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

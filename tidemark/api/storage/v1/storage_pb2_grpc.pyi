@@ -42,8 +42,9 @@ class StorageServiceStub:
     PARTITION_NOT_FOUND, INVALID_ARGUMENT.
     """
     ReportSweep: _aio.UnaryUnaryMultiCallable[_storage_pb2.ReportSweepRequest, _storage_pb2.ReportSweepResponse]
-    """Reports the outcome of phase one; a partition is serving only after a success. Fails with
-    PARTITION_NOT_FOUND.
+    """Reports the outcome of phase one; a partition is serving only after a success. The report of a
+    caller that does not hold the sweep lease is ignored. Fails with PARTITION_NOT_FOUND,
+    INVALID_ARGUMENT.
     """
     ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_storage_pb2.ConfirmPartitionTimeRequest, _storage_pb2.ConfirmPartitionTimeResponse]
     """Confirms the time of a partition after a large forward jump of the wall clock, which resumes
@@ -133,8 +134,9 @@ class StorageServiceServicer:
         request: _storage_pb2.ReportSweepRequest,
         context: _aio.ServicerContext[_storage_pb2.ReportSweepRequest, _abc.Awaitable[_storage_pb2.ReportSweepResponse]],
     ) -> _abc.Awaitable[_storage_pb2.ReportSweepResponse]:
-        """Reports the outcome of phase one; a partition is serving only after a success. Fails with
-        PARTITION_NOT_FOUND.
+        """Reports the outcome of phase one; a partition is serving only after a success. The report of a
+        caller that does not hold the sweep lease is ignored. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT.
         """
 
     def ConfirmPartitionTime(
