@@ -44,7 +44,7 @@ test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's, or --random-orde
 .PHONY: test-fast
 test-fast: .venv/.dev ## Run in a minute what most changes break: rules, storage, broker, client
 	@exec $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" tests/unit \
-		tests/rpc/storage tests/rpc/broker tests/rpc/client $(ARGS)
+		tests/service/storage tests/service/broker tests/service/client $(ARGS)
 
 .PHONY: test-bench
 test-bench: .venv/.dev .venv/.spark ## Run every benchmark in its quick form, to see that it runs
@@ -52,7 +52,7 @@ test-bench: .venv/.dev .venv/.spark ## Run every benchmark in its quick form, to
 
 .PHONY: test-model
 test-model: .venv/.dev ## Compare the partition with its model, at random, for minutes
-	@exec $(PYTEST) --long --timeout 0 tests/conformance tests/unit/queue_state $(ARGS)
+	@exec $(PYTEST) --long --timeout 0 tests/model/test_*.py tests/unit/storage_svc/queue $(ARGS)
 
 .PHONY: test-crash
 test-crash: .venv/.dev ## Kill services repeatedly under load, and check for losses
@@ -60,7 +60,7 @@ test-crash: .venv/.dev ## Kill services repeatedly under load, and check for los
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
-	@exec $(PYTEST) --long -s --show-capture=no tests/histories $(ARGS) \
+	@exec $(PYTEST) --long -s --show-capture=no tests/model/histories $(ARGS) \
 		$(if $(findstring --seed,$(ARGS)),-k no_history_breaks_a_rule)
 
 .PHONY: bench

@@ -20,7 +20,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, no
 _TESTS = Path(__file__).parent
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
-_LONGEST_FIRST = ("spark", "cluster", "histories", "conformance", "rpc", "chart", "unit")
+_LONGEST_FIRST = ("spark", "cluster", "model", "service", "chart", "unit")
 """Directories by how long a file of theirs takes, so that no worker is left with a long one at the
 end. One that is not named here goes first."""
 

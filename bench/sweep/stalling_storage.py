@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from storage_svc.app import storage
-from tests.rpc.lifecycle.faulty_reads import FaultyReads
+from tests.support.faulty_reads import FaultyReads
 from tidemark.clock import Clock
 from tidemark.errors import DataCorrupt
 from tidemark.rpc.server import RpcServer

@@ -5,7 +5,7 @@ Whether their bars hold says nothing on a machine that runs tests.
 
 from pathlib import Path
 
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 SERVICES = ("storage", "broker", "lifecycle")
 

@@ -7,7 +7,7 @@ acknowledged, the benchmark waits for itself.
 from itertools import product
 from pathlib import Path
 
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 
 def test_the_benchmark_of_the_cycle_runs_and_reports(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ acknowledged, the benchmark waits for itself.
 from itertools import product
 from pathlib import Path
 
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 CHECKOUT = Path(__file__).parents[2]
 

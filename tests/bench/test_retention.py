@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness.postgres import find_postgres, running_postgres
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 
 def test_the_retention_benchmark_runs_and_writes_its_report(tmp_path: Path) -> None:

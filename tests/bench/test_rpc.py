@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.bench.quick_bench import figures_of, run_quickly
+from tests.support.quick_bench import figures_of, run_quickly
 
 
 def test_the_rpc_benchmark_runs_and_writes_its_report(tmp_path: Path) -> None:

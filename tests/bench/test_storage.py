@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 RUNS = ("1 a run", "10 a run", "100 a run", "1,000 a run")
 QUEUES = ("1 queue", "100 queues", "10,000 queues")

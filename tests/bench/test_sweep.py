@@ -7,7 +7,7 @@ the benchmark checks itself.
 
 from pathlib import Path
 
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 WELL = "all partitions well"
 FAILS = "reads of one partition fail"

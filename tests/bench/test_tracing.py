@@ -5,7 +5,7 @@ Whether its bars hold says nothing on a machine that runs tests.
 
 from pathlib import Path
 
-from tests.bench.quick_bench import bars_of, figures_of, run_quickly
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 
 def test_the_benchmark_of_tracing_runs_and_reports(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import re
 import tomllib
 
-from tests.chart.rendering import CHART, ROOT, container, pods, render
-from tests.chart.value_sets import VALUE_SETS
+from tests.support.chart_rendering import CHART, container, pods, render
+from tests.support.chart_value_sets import VALUE_SETS
+from tests.support.repository import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]

@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from tests.chart.rendering import (
+from tests.support.chart_rendering import (
     CHART,
     NAME,
     Manifest,
@@ -18,7 +18,7 @@ from tests.chart.rendering import (
     pods,
     render,
 )
-from tests.chart.value_sets import VALUE_SETS
+from tests.support.chart_value_sets import VALUE_SETS
 from tidemark.rpc.health import LIVENESS, READINESS
 from tidemark.settings import SERVICES
 

@@ -2,8 +2,9 @@
 
 import re
 
-from tests.chart.rendering import NAME, ROOT, container, environment, pods, render
-from tests.chart.value_sets import LOADS
+from tests.support.chart_rendering import NAME, container, environment, pods, render
+from tests.support.chart_value_sets import LOADS
+from tests.support.repository import ROOT
 
 OPERATIONS = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
 

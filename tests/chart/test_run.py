@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from tests.chart.rendering import NAME, Manifest, container, environment, render
+from tests.support.chart_rendering import NAME, Manifest, container, environment, render
 from tidemark.local.ports import free_address, free_ports
 from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.rendering import (
+from tests.support.chart_rendering import (
     NAME,
     NO_VALUES,
     Values,

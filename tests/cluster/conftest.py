@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.cluster.cli_process import Cli
+from tests.support.cli_process import Cli
 from tidemark.local.cluster import LocalCluster
 
 StartCluster = Callable[..., Any]

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.cli_server import tidemark_command
+from tests.support.repository import ROOT
 from tidemark.local.cluster import LocalCluster
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "CLI.md"
+DOCUMENT = ROOT / "docs" / "CLI.md"
 FOLLOWS = "--follow"
 """Such a command goes on until it is interrupted."""
 

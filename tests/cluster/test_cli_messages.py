@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.cluster.cli_process import TIMEOUT_S, Cli
+from tests.support.cli_process import TIMEOUT_S, Cli
 
 
 def test_lines_of_stdin_and_of_files_are_published_in_their_order(cli: Cli, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from tests.cluster.cli_process import Cli
 from tests.cluster.conftest import StartCluster
+from tests.support.cli_process import Cli
 from tidemark.local.ports import free_address
 
 COMMANDS = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cluster.cli_process import Cli
+from tests.support.cli_process import Cli
 
 
 def test_a_topic_is_created_shown_changed_and_deleted(cli: Cli) -> None:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.repository import ROOT
 from tidemark.local.cluster import LocalCluster
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 HELLO = EXAMPLES / "hello.py"
 

@@ -6,7 +6,7 @@ import pytest
 
 import tidemark
 from tests.cluster.conftest import StartCluster
-from tests.cluster.otlp_receiver import OtlpReceiver, ReceivedPoint, otlp_receiver
+from tests.support.otlp_receiver import OtlpReceiver, ReceivedPoint, otlp_receiver
 from tidemark.clock import SystemClock
 from tidemark.local.cluster import SERVICES, LocalCluster
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import StartCluster
-from tests.cluster.lifecycle_client import (
+from tests.support.lifecycle_client import (
     PARTITIONS,
     Client,
     another_replica,

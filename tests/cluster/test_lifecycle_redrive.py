@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.cluster.lifecycle_client import Client, client_of, payloads
+from tests.support.lifecycle_client import Client, client_of, payloads
 from tidemark.api.broker.v1.message_pb2 import DeadLetter, Message
 from tidemark.errors import TopicNotFound
 from tidemark.local.cluster import LocalCluster

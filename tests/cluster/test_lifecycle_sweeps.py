@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.cluster.lifecycle_client import Client, client_of, payloads, until
+from tests.support.lifecycle_client import Client, client_of, payloads, until
 from tidemark.api.broker.v1.message_pb2 import DeadLetter, Message
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_ATTEMPTS_EXHAUSTED,

@@ -5,19 +5,19 @@ import json
 import re
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 
 import pytest
 
 import tidemark
 from tests.cluster.conftest import StartCluster
-from tests.cluster.otlp_receiver import OtlpReceiver, otlp_receiver
-from tests.rpc.broker.local_broker import in_time
-from tests.unit.test_metrics import names_in_the_docs
+from tests.support.local_broker import in_time
+from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
+from tests.support.repository import ROOT
+from tests.unit.tidemark.telemetry.test_metrics import names_in_the_docs
 from tidemark.local.cluster import LocalCluster, ServiceName
 from tidemark.local.ports import free_ports
 
-DASHBOARD = Path(__file__).parents[2] / "helm" / "tidemark" / "dashboards" / "tidemark.json"
+DASHBOARD = ROOT / "helm" / "tidemark" / "dashboards" / "tidemark.json"
 SCRAPED: tuple[ServiceName, ...] = ("storage", "broker", "lifecycle", "retention")
 SUFFIXES = ("", "_total", "_seconds", "_bytes")
 

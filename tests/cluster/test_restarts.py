@@ -147,7 +147,7 @@ async def test_a_service_that_does_not_become_healthy_is_stopped_and_tried_again
     start_cluster: Callable[..., Any], clock: ManualClock, lines: Lines
 ) -> None:
     """S6."""
-    modules: dict[ServiceName, str] = {"broker": "tests.cluster.unsteady_broker"}
+    modules: dict[ServiceName, str] = {"broker": "tests.support.unsteady_broker"}
     cluster: LocalCluster = await start_cluster(modules=modules)
     keeper = ServiceKeeper(cluster, "broker", clock, lines, healthy_timeout_ms=100)
     hang = cluster.data_dir / "hang"

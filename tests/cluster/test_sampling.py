@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 import tidemark
-from tests.cluster import unary_client
-from tests.cluster.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
-from tests.rpc.broker.local_broker import in_time
+from tests.support import unary_client
+from tests.support.local_broker import in_time
+from tests.support.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
 from tidemark.local.cluster import SERVICES, LocalCluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.rpc.storage_client import (
+from tests.support.storage_client import (
     ExchangeClient,
     StorageClient,
     append,

@@ -16,7 +16,7 @@ import pytest
 from storage_svc.engines.engine import FORMAT_VERSION, Batch, Identity, Table
 from storage_svc.engines.keys import u32
 from storage_svc.engines.rocksdb import RocksEngines
-from tests.rpc.storage_client import (
+from tests.support.storage_client import (
     CLUSTER_ID,
     ExchangeClient,
     RunningStorage,

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 import tidemark
 from tests.cluster.conftest import StartCluster
-from tests.cluster.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
-from tests.rpc.broker.local_broker import in_time
+from tests.support.local_broker import in_time
+from tests.support.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
 from tidemark.local.cluster import SERVICES, LocalCluster
 
 CLIENT = "a-program"

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 import tidemark
-from tests.cluster.up_process import UpProcess, ended
+from tests.support.up_process import UpProcess, ended
 from tidemark.local.ports import listening_socket
 from tidemark.rpc import open_channel
 

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.cluster.conftest import StartCluster
-from tests.cluster.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
-from tests.cluster.unary_client import TOPIC, UnaryClient, connected, payloads_of, run_of
+from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
+from tests.support.unary_client import TOPIC, UnaryClient, connected, payloads_of, run_of
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.clock import SystemClock

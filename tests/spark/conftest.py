@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from spark_batch.passes.jobs import Jobs, Pass
 from spark_batch.session import start_session
 from spark_batch.source import register
-from tests.rpc.storage_client import RunningStorage
+from tests.support.storage_client import RunningStorage
 from tidemark.clock import ManualClock
 from tidemark.settings import RetentionSettings
 

@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_batch.passes.jobs import Jobs
-from tests.rpc.storage_client import (
+from tests.spark.conftest import LOOPBACK
+from tests.support.storage_client import (
     RunningStorage,
     StorageClient,
     append,
     reserve,
     storage_process,
 )
-from tests.spark.conftest import LOOPBACK
 from tidemark.api.storage.v1.retention_pb2 import ListRetentionHistoryRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import TidemarkError

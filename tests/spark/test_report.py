@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_batch.report import Counted, removed, write_report
-from tests.rpc.storage_client import RunningStorage, append, operation
+from tests.support.storage_client import RunningStorage, append, operation
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.clock import ManualClock
 

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from spark_batch.passes.findings import Finding
 from spark_batch.passes.jobs import Jobs
 from spark_batch.storage_client import find_topics
-from tests.rpc.storage_client import (
+from tests.spark.conftest import RunPass
+from tests.support.storage_client import (
     RunningStorage,
     append,
     apply_topic,
@@ -19,7 +20,6 @@ from tests.rpc.storage_client import (
     reserve,
     settle,
 )
-from tests.spark.conftest import RunPass
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.api.storage.v1.retention_pb2 import (

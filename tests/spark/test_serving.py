@@ -11,10 +11,10 @@ from typing import Any
 
 import pyspark
 
-from tests.cluster.cli_process import Cli, Finished
-from tests.cluster.up_process import UpProcess
-from tests.rpc.storage_client import RunningStorage, append
 from tests.spark.conftest import JAVA_OPTIONS, LOOPBACK
+from tests.support.cli_process import Cli, Finished
+from tests.support.storage_client import RunningStorage, append
+from tests.support.up_process import UpProcess
 from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest

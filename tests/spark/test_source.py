@@ -11,8 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_batch.source import TABLES, TidemarkReader
 from spark_batch.storage_client import PartitionAddress
-from tests.rpc.storage_client import RunningStorage, append, operation, reserve, settle
 from tests.spark.conftest import StartStorage
+from tests.support.storage_client import RunningStorage, append, operation, reserve, settle
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.api.storage.v1.retention_pb2 import MetricRow, RecordMetricsRequest
 from tidemark.clock import ManualClock

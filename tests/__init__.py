@@ -1,0 +1,1 @@
+"""Tests of Tidemark, by what they run: rules, one service, models, clusters, Spark, the chart."""

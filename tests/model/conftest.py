@@ -1,0 +1,86 @@
+"""The engines under test. A new engine is one more entry in OPENERS; no test changes."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from storage_svc.engines.engine import Engine, Engines, Identity
+from storage_svc.engines.rocksdb import RocksEngines
+from tests.support.partition_life import Life, living
+from tests.support.repository import ROOT
+
+IDENTITY = Identity(cluster_id="cluster-a", partition=1, partitions=4)
+
+OPENERS: dict[str, Callable[[str], Engines]] = {
+    "rocksdb": lambda location: RocksEngines(Path(location)),
+}
+
+
+# Commits 1, 2, 3, ... and reports each number once its commit has returned. Both tables and both
+# keys of a commit must be there, or neither.
+_COMMITTER = """
+import asyncio, sys
+from storage_svc.engines.engine import Batch, Table
+from storage_svc.engines.keys import u64
+from tests.model.conftest import IDENTITY, OPENERS
+
+async def main(name, location, first):
+    engine = await OPENERS[name](location).open(IDENTITY)
+    print("open", flush=True)
+    for number in range(first, first + 1_000_000):
+        batch = Batch()
+        batch.put(Table.QUEUES, u64(number), b"left" * 50)
+        batch.put(Table.RUN_BODIES, u64(number), b"right" * 50)
+        await engine.commit(batch)
+        print(number, flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One engine and where its data is: enough for another process to open the same."""
+
+    name: str
+    location: str
+
+    def engines(self) -> Engines:
+        return OPENERS[self.name](self.location)
+
+    @contextmanager
+    def committer(self, first: int = 1) -> Iterator[subprocess.Popen[str]]:
+        """A process that has the engine open and commits until it is killed."""
+        arguments = [sys.executable, "-c", _COMMITTER, self.name, self.location, str(first)]
+        with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "open\n"
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture(params=OPENERS)
+def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
+    return Subject(request.param, str(tmp_path / "data"))
+
+
+@pytest.fixture
+async def engine(subject: Subject) -> AsyncIterator[Engine]:
+    engine = await subject.engines().open(IDENTITY)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def life(tmp_path: Path) -> AsyncIterator[Life]:
+    """A partition with the topic `t`."""
+    async with living(tmp_path) as life:
+        await life.topic("t")
+        yield life

@@ -1,0 +1,141 @@
+"""Exclusive queues under thousands of random histories (E1, E3, E7-E10), each told by its seed.
+
+`make test-histories` runs thousands; with `ARGS="--seed 17"` it repeats one, and shows it.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.model.histories.checker import Rule
+from tests.model.histories.history import By, Disturbed, History, Outcome, Owned, Settled
+from tests.model.histories.simulation import simulated
+from tidemark.api.storage.v1.exchange_pb2 import OwnershipResult
+
+HISTORIES, HISTORIES_LONG = 40, 2_000
+MUTANT_HISTORIES_MAX = 40
+
+FAULTS: Final = {f"{what} fails" for what in ("broker", "storage", "both", "link", "commit")}
+EVERYTHING: Final = {*FAULTS, *(each.value for each in By), *(each.value for each in Outcome)}
+
+pytestmark = pytest.mark.timeout(0)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """In memory where the system has such a place: a killed process loses nothing there, either."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
+
+
+def seeds(config: pytest.Config) -> range:
+    """The seed that was asked for, or the first ones."""
+    seed: int | None = config.getoption("--seed")
+    if seed is not None:
+        return range(seed, seed + 1)
+    usual = HISTORIES_LONG if config.getoption("--long") else HISTORIES
+    return range(1, 1 + (config.getoption("--histories") or usual))
+
+
+def what_happened(history: History) -> Iterator[str]:
+    for event in history.events:
+        match event:
+            case Settled(outcome=outcome):
+                yield outcome.value
+            case Owned(by=by):
+                yield by.value
+            case Disturbed(what=what):
+                yield what
+
+
+def test_no_history_breaks_a_rule(pytestconfig: pytest.Config, directory: Path) -> None:
+    """E1, E7, E8, E9, E10; and E6, I9: in the end the broker has forgotten everybody."""
+    happened: Counter[str] = Counter()
+    for seed in seeds(pytestconfig):
+        run = simulated(seed, directory / str(seed))
+
+        happened.update(what_happened(run.history))
+        if run.violations or run.remembered or pytestconfig.getoption("--seed") is not None:
+            print(f"seed {seed}\n{run.history}", *run.violations, run.remembered, sep="\n")
+        again = f'repeat it: make test-histories ARGS="--seed {seed}"'
+        assert not run.violations, again
+        assert not run.remembered, again
+
+    print(dict(happened))
+    if len(seeds(pytestconfig)) >= HISTORIES:
+        assert not (missing := EVERYTHING - set(happened)), f"never happened: {missing}"
+
+
+def test_a_seed_is_a_history(directory: Path) -> None:
+    """Whoever finds a fault can find it again."""
+    first, second = (simulated(7, directory / name) for name in ("first", "second"))
+
+    assert str(first.history) == str(second.history)
+
+
+# --- what the checker is for: each of these takes a rule out of the services ----------------------
+
+
+def _unchecked(*_: object) -> None:
+    return None
+
+
+def _nothing_revoked(*_: object) -> list[int]:
+    return []
+
+
+async def _always_confirmed(*_: object) -> OwnershipResult:
+    return OwnershipResult(matched=True)
+
+
+Mutant = dict[str, Callable[..., Any]]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "rules", "first_seed"),
+    [
+        pytest.param(
+            {
+                "storage_svc.queue.queue.QueueState.check_owner": _unchecked,
+                "storage_svc.queue.queue.QueueState.revoke": _nothing_revoked,
+            },
+            {Rule.NO_STALE_SETTLE},
+            1,
+            id="storage does not compare epochs",
+        ),
+        pytest.param(
+            {"storage_svc.queue.queue.QueueState.revoke": _nothing_revoked},
+            {Rule.FIRST_MESSAGE_IN_TIME},
+            45,
+            id="what the old owner holds is not revoked",
+        ),
+        pytest.param(
+            {"broker_svc.exclusive.ownership.Ownerships.confirm": _always_confirmed},
+            {Rule.ONE_OWNER_PER_EPOCH, Rule.EPOCHS_GROW},
+            1,
+            id="a resync takes ownership",
+        ),
+    ],
+)
+def test_services_without_a_rule_are_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    mutant: Mutant,
+    rules: set[Rule],
+    first_seed: int,
+) -> None:
+    """The checker can fail: some seed shows what the rule was for. It begins near one."""
+    for name, instead in mutant.items():
+        monkeypatch.setattr(name, instead)
+
+    for seed in range(first_seed, first_seed + MUTANT_HISTORIES_MAX):
+        run = simulated(seed, directory / str(seed))
+        if rules & {violation.rule for violation in run.violations}:
+            return
+
+    pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and nobody noticed")

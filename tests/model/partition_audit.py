@@ -1,0 +1,310 @@
+"""Compares a partition with its model: what is in memory, what is on disk, and what is counted.
+
+A queue is looked at twice: as its handle has it, and as it would be recovered from the engine now.
+Both must say what the model says, so that a wrong row is found in the step that wrote it and not
+when somebody reopens the partition.
+"""
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import read_text, read_u64x3, u64, u64x2, u64x3
+from storage_svc.loading.handles import Handles
+from storage_svc.operations import history, outbox
+from storage_svc.operations.dead_letters import HEADER_OFFSET, HEADER_QUEUE
+from storage_svc.partition.deadlines import BUCKET_MS
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.group import Group
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.run import Slice
+from storage_svc.reads import queues
+from tests.model.reference.partition import PartitionModel
+from tests.model.reference.queue import ModelGroup, Place, QueueModel
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
+
+Standings = dict[int, tuple[Place, int, int]]
+_EVERYTHING = 1_000_000
+
+
+async def audit(partition: Partition, model: PartitionModel) -> None:
+    """Raise AssertionError where the partition and its model differ."""
+    handles = partition.state.handles
+    counters = partition.state.counters
+    on_disk = Handles(partition.state.engine, partition.state.topics)
+    for queue in model.queues.values():
+        recovered = await on_disk.read_state(queue.name)
+        handle = handles.peek(queue.name)
+        assert (handle is not None) == queue.loaded, f"{queue.name} is loaded: {not queue.loaded}"
+        state = recovered if handle is None else handle.state
+        _adopt_buried(state, queue, model)
+        _compare_queue(state, queue, "in memory")
+        _compare_queue(recovered, queue, "on disk")
+    assert counters.queues == len(model.queues)
+    catalog = await partition.state.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
+    stored = [rows.read_queue("", value) for _, value in catalog]
+    assert counters.messages == sum(record.messages for record in stored)
+    assert counters.body_bytes == sum(record.body_bytes for record in stored)
+    assert len(handles) == sum(queue.loaded for queue in model.queues.values())
+    await _compare_tables(partition, model)
+    await _compare_records(partition, model)
+    _compare_deadlines(partition, model)
+    _nobody_waits_in_vain(model)
+
+
+async def compare_looks(partition: Partition, queue: QueueModel) -> None:
+    """What people are shown of a queue, which wakes no queue."""
+    view, views = await queues.get_queue(partition, queue.name)
+    assert view.materialized == queue.loaded
+    assert {each.name for each in views} == queue.groups.keys()
+    for seen in views:
+        group = queue.groups[seen.name]
+        unsettled = group.unsettled
+        assert seen.unsettled == len(unsettled)
+        assert seen.cursor <= min([queue.next_offset, *unsettled])
+        peeked, _ = await queues.peek(partition, queue.name, 0, _EVERYTHING, seen.name)
+        assert [each.offset for each in peeked] == unsettled
+        for each in peeked:
+            run = group.standings[each.offset].run
+            assert each.message.payload == run.payloads[each.offset - run.first_offset]
+
+
+def _adopt_buried(state: QueueState, queue: QueueModel, model: PartitionModel) -> None:
+    """A hand-out is free to set undeliverable messages aside that it came across."""
+    max_attempts = model.settings(queue).max_attempts
+    for group in queue.groups.values():
+        if (queue.name, group.name) not in model.took_some:
+            continue
+        for start, slice_ in state.groups[group.name].buried.items():
+            found = [group.standings.get(offset) for offset in range(start, slice_.end)]
+            if any(each is None or each.place is not Place.READY for each in found):
+                continue
+            for each in found:
+                assert each is not None
+                assert each.undeliverable(model.now_ms, max_attempts), f"{start} was deliverable"
+                each.place = Place.BURIED
+            group.buried[start] = slice_.end
+
+
+# --- one queue ------------------------------------------------------------------------------------
+
+
+def _compare_queue(state: QueueState, queue: QueueModel, where: str) -> None:
+    record = state.record
+    scheduled = sum(run.messages for _, run in queue.scheduled.values())
+    facts = (record.queue_id, record.next_offset, record.messages, record.body_bytes)
+    expected = (
+        queue.queue_id,
+        queue.next_offset,
+        sum(run.messages for run in queue.runs.values()),
+        sum(run.body_bytes for run in queue.runs.values()),
+    )
+    assert facts == expected, f"{queue.name} {where}: {facts} != {expected}"
+    assert record.scheduled == scheduled
+    assert state.groups.keys() == queue.groups.keys(), f"groups of {queue.name} {where}"
+    for name, model in queue.groups.items():
+        _compare_group(state, state.groups[name], queue, model, f"{queue.name} {name} {where}")
+
+
+def _compare_group(
+    state: QueueState, group: Group, queue: QueueModel, model: ModelGroup, where: str
+) -> None:
+    assert group.base == model.base, where
+    assert (group.owner_client_id, group.owner_epoch) == (model.owner_client_id, model.owner_epoch)
+    real = _standings(group, queue, where)
+    expected: Standings = {
+        offset: (each.place, each.attempts, each.deliveries)
+        for offset, each in model.standings.items()
+        if each.place is not Place.SETTLED
+    }
+    assert real == expected, f"{where}: {_difference(real, expected)}"
+    # Ready, reserved, delayed and buried add up with what is settled to all that was published.
+    assert len(real) + group.settled == queue.next_offset - group.base, where
+    live = {each.reservation_id: each for each in queue.live_of(model.name)}
+    assert group.live.keys() == live.keys(), where
+    for reservation_id, reservation in group.live.items():
+        assert reservation.deadline_ms == live[reservation_id].deadline_ms, where
+        assert state.reservations[reservation_id] is reservation, where
+    outstanding: dict[int, int] = {}
+    for each in model.standings.values():
+        if (each.deliveries and each.place is not Place.SETTLED) or each.place is Place.BURIED:
+            first = each.run.first_offset
+            outstanding[first] = outstanding.get(first, 0) + 1
+    assert group.outstanding == outstanding, f"{where}: {group.outstanding} != {outstanding}"
+
+
+def _standings(group: Group, queue: QueueModel, where: str) -> Standings:
+    """Where every message is that has a place, with attempts and deliveries."""
+    found: Standings = {}
+
+    def put(place: Place, slice_: Slice, start: int, end: int) -> None:
+        for offset in range(start, end):
+            assert offset not in found, f"{where}: {offset} is in two places"
+            found[offset] = (place, slice_.attempts, slice_.deliveries)
+
+    for reservation in group.live.values():
+        for start, end in reservation.open:
+            put(Place.RESERVED, reservation.slice, start, end)
+    for slice_, _ in group.delayed.values():
+        put(Place.DELAYED, slice_, slice_.start, slice_.end)
+    for slice_ in group.buried.values():
+        put(Place.BURIED, slice_, slice_.start, slice_.end)
+    for key, lane in group.lanes.items():
+        for slice_ in lane.returned:
+            put(Place.READY, slice_, slice_.start, slice_.end)
+        if not lane.drained:
+            assert key in group.ring, f"{where}: lane {key!r} has messages and no turn"
+    for run in queue.runs.values():
+        fresh = group.lanes.get(run.fairness_key)
+        if fresh is None:
+            continue
+        at_hand = any(each.first_offset == run.first_offset for each in fresh.fresh)
+        if at_hand or (fresh.unread and run.first_offset >= fresh.read_from):
+            for offset in range(max(fresh.position, run.first_offset), run.end):
+                assert offset not in found, f"{where}: {offset} is in two places"
+                found[offset] = (Place.READY, 0, 0)
+    return found
+
+
+def _difference(real: Standings, expected: Standings) -> str:
+    return ", ".join(
+        f"{offset} is {real.get(offset)} and should be {expected.get(offset)}"
+        for offset in sorted(real.keys() | expected.keys())
+        if real.get(offset) != expected.get(offset)
+    )
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+async def _keys(partition: Partition, table: Table) -> set[bytes]:
+    found = await partition.state.engine.scan(table, b"", None, limit=_EVERYTHING)
+    return {key for key, _ in found}
+
+
+async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
+    """Every row belongs to something, and everything has its rows."""
+    expected: dict[Table, set[bytes]] = {table: set() for table in _COMPARED}
+    forgettable: set[bytes] = set()
+    for queue in model.queues.values():
+        queue_id = queue.queue_id
+        expected[Table.CATALOG].add(rows.catalog_key(queue.name))
+        expected[Table.QUEUES].add(u64(queue_id))
+        for run in queue.runs.values():
+            first = run.first_offset
+            expected[Table.RUN_HEADERS].add(rows.run_key_of(queue_id, run.fairness_key, first))
+            expected[Table.RUN_BODIES].add(u64x2(queue_id, first))
+            if run.dead_deadline_ms:
+                expected[Table.TTL].add(u64x3(run.dead_deadline_ms, queue_id, first))
+        for schedule_id, (due_ms, _) in queue.scheduled.items():
+            expected[Table.SCHEDULE].add(u64x2(due_ms, schedule_id))
+            expected[Table.SCHEDULED].add(u64x2(queue_id, schedule_id))
+            expected[Table.SCHEDULE_BODIES].add(u64(schedule_id))
+        for each in queue.reservations.values():
+            key = rows.reservation_key(queue_id, each.reservation_id)
+            if not each.forgotten:
+                (forgettable if each.fading else expected[Table.RESERVATIONS]).add(key)
+            if each.live:
+                deadline = rows.deadline_key_of(each.deadline_ms, queue_id, each.reservation_id)
+                expected[Table.DEADLINES].add(deadline)
+        for group in queue.groups.values():
+            expected[Table.GROUPS].add(rows.group_key(queue_id, group.name))
+            came_back = [o for o in group.in_place(Place.READY) if group.standings[o].deliveries]
+            for start, _ in group.slices(came_back):
+                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
+            for start, (_, at_ms) in group.delayed.items():
+                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
+                expected[Table.DELAYS].add(rows.delay_key(queue_id, group.name, start, at_ms))
+            for start in group.buried:
+                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
+                expected[Table.BURIED].add(rows.returned_key(queue_id, group.name, start))
+    for table, keys in expected.items():
+        real = await _keys(partition, table)
+        if table is Table.RESERVATIONS:
+            real -= forgettable
+        surplus, missing = sorted(real - keys), sorted(keys - real)
+        assert not surplus, f"{table.value} has rows that belong to nothing: {surplus}"
+        assert not missing, f"{table.value} lacks rows: {missing}"
+    for key in await _keys(partition, Table.LANES):
+        group_key = key[: read_text(key, 8)[1]]
+        assert group_key in expected[Table.GROUPS], f"a lane is left of a group: {key.hex()}"
+
+
+_COMPARED = (
+    Table.CATALOG,
+    Table.QUEUES,
+    Table.RUN_HEADERS,
+    Table.RUN_BODIES,
+    Table.GROUPS,
+    Table.RETURNED,
+    Table.BURIED,
+    Table.DELAYS,
+    Table.RESERVATIONS,
+    Table.DEADLINES,
+    Table.SCHEDULE,
+    Table.SCHEDULED,
+    Table.SCHEDULE_BODIES,
+    Table.TTL,
+)
+
+
+async def _compare_records(partition: Partition, model: PartitionModel) -> None:
+    """Outbox, history and consumption say what left, each message once."""
+    engine = partition.state.engine
+    entries = await engine.scan(Table.OUTBOX, b"", None, limit=_EVERYTHING)
+    stored = await engine.scan(Table.OUTBOX_BODIES, b"", None, limit=_EVERYTHING)
+    assert len(entries) == len(stored) == len(model.outbox)
+    for (key, value), (body_key, body) in zip(entries, stored, strict=True):
+        assert key == body_key
+        entry = outbox.decode(key, value, body)
+        dead = model.outbox[entry.sequence]
+        messages = MessageBatch.FromString(entry.body).messages
+        assert tuple(each.payload for each in messages) == dead.payloads
+        assert (entry.reason, entry.fairness_key) == (dead.reason, dead.fairness_key)
+        for offset, message in enumerate(messages, dead.first_offset):
+            assert message.headers[HEADER_QUEUE] == dead.lmq_name
+            assert message.headers[HEADER_OFFSET] == str(offset)
+    deleted: dict[str, int] = {}
+    for row in await engine.scan(Table.HISTORY, b"", None, limit=_EVERYTHING):
+        left = history.read(*row)
+        deleted[left.lmq_name] = deleted.get(left.lmq_name, 0) + left.messages
+    assert deleted == model.deleted
+    consumed: dict[tuple[int, str, int], int] = {}
+    for _, value in await engine.scan(Table.CONSUMED, b"", None, limit=_EVERYTHING):
+        queue_id, start, end = read_u64x3(value)
+        group = read_text(value, 24)[0].decode()
+        for offset in range(start, end):
+            row_of = (queue_id, group, offset)
+            consumed[row_of] = consumed.get(row_of, 0) + 1
+    assert consumed == model.consumed
+
+
+# --- counts and events ----------------------------------------------------------------------------
+
+
+def _compare_deadlines(partition: Partition, model: PartitionModel) -> None:
+    deadlines = [
+        *(each.deadline_ms for queue in model.queues.values() for each in queue.live),
+        *(
+            at_ms
+            for queue in model.queues.values()
+            for group in queue.groups.values()
+            for _, at_ms in group.delayed.values()
+        ),
+    ]
+    assert partition.reservations == len(deadlines)
+    next_ms = partition.next_deadline_ms
+    if not deadlines:
+        assert next_ms is None
+    else:
+        assert next_ms is not None
+        assert min(deadlines) <= next_ms <= min(deadlines) + BUCKET_MS
+
+
+def _nobody_waits_in_vain(model: PartitionModel) -> None:
+    """Whoever asked for more than there was hears of it when there is more."""
+    for queue in model.queues.values():
+        max_attempts = model.settings(queue).max_attempts
+        for group in queue.groups.values():
+            if (queue.name, group.name) in model.told:
+                group.waits = False
+            ready = group.deliverable(model.now_ms, max_attempts)
+            assert not (group.waits and ready), f"{queue.name} {group.name} was not told of {ready}"

@@ -1,0 +1,102 @@
+"""A partition, as simple as it can be told: what every operation must answer and change.
+
+`perform` carries an operation out on the model and compares the real answer with its own. Where an
+answer was lost with a failed commit the model goes by itself. Where storage is free to
+choose (which messages a hand-out takes, which of them are set aside as undeliverable) the model
+checks what was chosen instead of choosing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from storage_svc.operations.dead_letters import Bury
+from storage_svc.operations.expire import ExpireDue, ExpireReservation, ReadyDelayed
+from storage_svc.operations.groups import PlaceGroup, RemoveGroup
+from storage_svc.operations.loading import Materialize, RunHousekeeping, Unmaterialize
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
+from storage_svc.operations.ownership import ConfirmOwnership, DropOwnership, TakeOwnership
+from storage_svc.operations.publish import Append
+from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.reserve import Reserve, Reserved
+from storage_svc.operations.schedule import PromoteScheduled, Unschedule
+from storage_svc.operations.settle import Extend, Settle
+from storage_svc.operations.topics import PutTopic
+from tests.model.reference import (
+    administration,
+    dead_letters,
+    loading,
+    outbox,
+    ownership,
+    publish,
+    reservations,
+)
+from tests.model.reference.state import ModelState, Refused
+
+Handler = Callable[[ModelState, Any, Any], object]
+
+HANDLERS: dict[type, Handler] = {
+    Materialize: loading.materialize,
+    Unmaterialize: loading.unmaterialize,
+    RunHousekeeping: loading.run_housekeeping,
+    Append: publish.append,
+    Reserve: reservations.reserve,
+    Settle: reservations.settle,
+    Extend: reservations.extend,
+    ExpireDue: reservations.expire_due,
+    ExpireReservation: reservations.expire_reservation,
+    ReadyDelayed: reservations.ready_delayed,
+    PromoteScheduled: publish.promote,
+    Unschedule: publish.unschedule,
+    Bury: dead_letters.bury,
+    AppendFromOutbox: outbox.append_from,
+    ClearOutbox: outbox.clear,
+    TakeOwnership: ownership.take,
+    ConfirmOwnership: ownership.confirm,
+    DropOwnership: ownership.drop,
+    PlaceGroup: administration.place_group,
+    RemoveGroup: administration.remove_group,
+    RemoveQueue: administration.remove_queue,
+    Purge: administration.purge,
+    PutTopic: administration.put_topic,
+}
+
+
+class PartitionModel(ModelState):
+    """What a partition must know and, operation by operation, what it must answer."""
+
+    def begin(self, now_ms: int, told: set[tuple[str, str]]) -> None:
+        """A commit begins."""
+        self.now_ms = now_ms
+        self.told = told
+        self.took_some.clear()
+        self.left_behind.clear()
+        self.touched.clear()
+        self.expired.clear()
+
+    def perform(self, operation: Operation[object], answer: object, *, lost: bool = False) -> None:
+        """Carry an operation out and check its answer.
+
+        Where the answer was lost there is None, but for a hand-out: that is read back from storage,
+        which does not tell a refused one from an empty one.
+        """
+        self.lost = lost
+        try:
+            expected = HANDLERS[type(operation)](self, operation, answer)
+        except Refused as refused:
+            empty = lost and answer in (None, Reserved(()))
+            if not empty and not isinstance(answer, refused.kinds):
+                raise AssertionError(f"{operation}: {answer!r}, not {refused.kinds}") from None
+        else:
+            assert lost or answer == expected, f"{operation}: {answer!r} != {expected!r}"
+
+    def conclude(self) -> None:
+        """A commit ends: what is due expires, because a broker listens."""
+        assert not self.left_behind, self.left_behind
+        if reservations.is_due(self):
+            reservations.expire_due(self, ExpireDue(), None)
+
+    def reloaded(self) -> None:
+        """The partition was opened again: nothing is materialized, nobody is known to wait."""
+        for queue in self.queues.values():
+            queue.unload()

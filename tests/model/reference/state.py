@@ -1,0 +1,129 @@
+"""What the model of a partition knows, and how its operations find their queues."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from storage_svc.operations.operation import Acted, ActionOutcome
+from storage_svc.operations.outbox import DeadReason
+from storage_svc.operations.publish import Append, Appended
+from tests.model.reference.queue import ModelGroup, Published, QueueModel
+from tidemark.errors import Fenced, GroupNotFound, QueueNotFound, TidemarkError
+from tidemark.names import LmqName
+from tidemark.topics import TopicSettings
+
+DAY_MS = 24 * 60 * 60 * 1000
+STALE = Acted(ActionOutcome.STALE)
+
+
+class Refused(Exception):
+    """The operation must fail with one of these."""
+
+    def __init__(self, *kinds: type[TidemarkError]) -> None:
+        super().__init__(kinds)
+        self.kinds = kinds
+
+
+class Dead(NamedTuple):
+    """A slice that left for the dead-letter topic."""
+
+    payloads: tuple[bytes, ...]
+    lmq_name: str
+    first_offset: int
+    reason: DeadReason
+    fairness_key: str
+
+
+@dataclass(slots=True)
+class ModelProducer:
+    """What one producer published."""
+
+    answers: dict[int, tuple[Append, Appended]] = field(default_factory=dict)
+    last_day: int = 0
+
+
+class ModelState:
+    """Everything that a partition must know; its operations are functions of this."""
+
+    def __init__(self, topics: Mapping[str, TopicSettings], remembered_max: int) -> None:
+        self.topics = dict(topics)
+        self.queues: dict[str, QueueModel] = {}
+        self.outbox: dict[int, Dead] = {}
+        self.producers: dict[str, ModelProducer] = {}
+        self.consumed: dict[tuple[int, str, int], int] = {}
+        """(queue_id, group, offset) -> how often it was recorded as consumed."""
+        self.deleted: dict[str, int] = {}
+        """Queue -> messages that left for good, by a sweep or a purge."""
+        self.now_ms = 0
+        self.time_is_suspicious = False
+        self.reservation_id = 0
+        self.expired: list[int] = []
+        """Reservations that the last commit has ended, and nobody settled."""
+        self.told: set[tuple[str, str]] = set()
+        """(queue, group) that the last commit has told of ready messages."""
+        self.left_behind: dict[tuple[str, str], str] = {}
+        """What the last reserve of a (queue, group) in the commit should have handed out."""
+        self.took_some: set[tuple[str, str]] = set()
+        """(queue, group) that the commit handed out of: undeliverable messages may be buried."""
+        self.remembered_max = remembered_max
+        self.schedule_id = self.owner_epoch = self.outbox_sequence = self.high_water = 0
+        self.touched: set[int] = set()
+        """Ids of the queues that the commit has changed so far."""
+        self.lost = False
+        """Whether the answer to the operation was lost with a failed commit."""
+        self._queue_id = 0
+
+    def settings(self, queue: QueueModel) -> TopicSettings:
+        return self.topics[LmqName.parse(queue.name).topic]
+
+    def by_id(self, queue_id: int) -> QueueModel | None:
+        return next((each for each in self.queues.values() if each.queue_id == queue_id), None)
+
+    def find(self, lmq_name: str) -> QueueModel | None:
+        """A queue, which this is a use of."""
+        queue = self.queues.get(lmq_name)
+        if queue is not None:
+            queue.loaded = True
+            queue.last_used_ms = self.now_ms
+        return queue
+
+    def get(self, lmq_name: str) -> QueueModel:
+        queue = self.find(lmq_name)
+        if queue is None:
+            raise Refused(QueueNotFound)
+        return queue
+
+    def get_or_create(self, lmq_name: str) -> QueueModel:
+        queue = self.find(lmq_name)
+        if queue is None:
+            self._queue_id += 1
+            queue = self.queues[lmq_name] = QueueModel(self._queue_id, lmq_name)
+            queue.last_used_ms = self.now_ms
+            self.touched.add(queue.queue_id)
+        return queue
+
+    def use_id(self, queue_id: int) -> QueueModel | None:
+        queue = self.by_id(queue_id)
+        return None if queue is None else self.find(queue.name)
+
+    def get_group(self, lmq_name: str, name: str) -> tuple[QueueModel, ModelGroup]:
+        queue = self.get(lmq_name)
+        if name not in queue.groups:
+            raise Refused(GroupNotFound)
+        return queue, queue.groups[name]
+
+    def delete_settled(self, queue: QueueModel, runs: list[Published]) -> None:
+        if not self.settings(queue).retention_enabled:
+            queue.delete_settled(runs)
+
+    def count_deleted(self, queue: QueueModel, messages: int) -> None:
+        if messages:
+            self.deleted[queue.name] = self.deleted.get(queue.name, 0) + messages
+
+
+def check_owner(group: ModelGroup, owner_epoch: int, client_id: str | None = None) -> None:
+    """Also the client that settles; None where the broker acts by itself."""
+    if group.owner_epoch and owner_epoch != group.owner_epoch:
+        raise Refused(Fenced)
+    if group.owner_epoch and client_id is not None and client_id != group.owner_client_id:
+        raise Refused(Fenced)

@@ -1,0 +1,458 @@
+"""What every engine promises: order, atomicity, durability, the fence, and reads beside the writer.
+
+The tests know the protocol only. Faults of one engine's files are tested where that engine is.
+"""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from storage_svc.engines.engine import FORMAT_VERSION, Batch, Engine, EngineClosed, Row, Table
+from storage_svc.engines.keys import prefix_end, u32, u64
+from tests.model.conftest import IDENTITY, Subject
+from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
+
+
+def puts(table: Table, *rows: Row) -> Batch:
+    batch = Batch()
+    for key, value in rows:
+        batch.put(table, key, value)
+    return batch
+
+
+async def everything(engine: Engine, table: Table) -> list[Row]:
+    return await engine.scan(table, b"", None, limit=1_000_000)
+
+
+# --- reading and writing --------------------------------------------------------------------------
+
+
+async def test_loads_values_in_the_order_of_the_keys_and_none_for_missing_ones(
+    engine: Engine,
+) -> None:
+    await engine.commit(puts(Table.QUEUES, (b"a", b"1"), (b"b", b"2")))
+
+    loaded = await engine.load(Table.QUEUES, (b"b", b"nothing", b"a", b"b"))
+
+    assert loaded == [b"2", None, b"1", b"2"]
+    assert await engine.load(Table.QUEUES, []) == []
+
+
+async def test_an_empty_value_is_a_value(engine: Engine) -> None:
+    await engine.commit(puts(Table.DEADLINES, (b"key", b"")))
+
+    assert await engine.load(Table.DEADLINES, [b"key"]) == [b""]
+    assert await everything(engine, Table.DEADLINES) == [(b"key", b"")]
+
+
+async def test_keys_of_any_bytes_sort_bytewise(engine: Engine) -> None:
+    keys = [b"\x00", b"\x00\x00", b"\x00\xff", b"\x01", b"a", b"a\x00", b"a\xff", b"b", b"\xff\xff"]
+    shuffled = random.Random(7).sample(keys, len(keys))
+
+    await engine.commit(puts(Table.CATALOG, *((key, key[::-1]) for key in shuffled)))
+
+    assert await everything(engine, Table.CATALOG) == [(key, key[::-1]) for key in keys]
+    assert await engine.load(Table.CATALOG, keys) == [key[::-1] for key in keys]
+
+
+async def test_a_scan_includes_its_start_excludes_its_end_and_keeps_its_limit(
+    engine: Engine,
+) -> None:
+    rows = [(u64(number), b"") for number in range(10)]
+    await engine.commit(puts(Table.TTL, *rows))
+
+    async def scan(start: int, end: int, limit: int) -> list[Row]:
+        return await engine.scan(Table.TTL, u64(start), u64(end), limit=limit)
+
+    assert await scan(3, 7, 100) == rows[3:7]
+    assert await scan(3, 7, 2) == rows[3:5]
+    assert await scan(3, 7, 0) == []
+    assert await scan(3, 3, 100) == []
+    assert await scan(7, 3, 100) == []
+    assert await engine.scan(Table.TTL, u64(8), None, limit=100) == rows[8:]
+    assert await engine.scan(Table.TTL, u64(10), None, limit=100) == []
+
+
+async def test_a_prefix_scan_sees_its_prefix_only(engine: Engine) -> None:
+    inside = [(b"ab", b""), (b"ab\x00", b""), (b"ab\xff\xff", b"")]
+    await engine.commit(puts(Table.GROUPS, (b"aa\xff", b""), *inside, (b"ac", b"")))
+
+    assert await engine.scan(Table.GROUPS, b"ab", prefix_end(b"ab"), limit=100) == inside
+
+
+async def test_tables_do_not_see_each_other(engine: Engine) -> None:
+    batch = Batch()
+    for table in Table:
+        batch.put(table, b"same key", table.encode())
+
+    await engine.commit(batch)
+
+    for table in Table:
+        assert await engine.load(table, [b"same key"]) == [table.encode()]
+
+
+async def test_the_last_change_to_a_key_in_a_batch_wins(engine: Engine) -> None:
+    await engine.commit(puts(Table.QUEUES, (b"deleted", b"old"), (b"gone", b"old")))
+    batch = Batch()
+    batch.put(Table.QUEUES, b"kept", b"first")
+    batch.delete(Table.QUEUES, b"kept")
+    batch.put(Table.QUEUES, b"kept", b"last")
+    batch.put(Table.QUEUES, b"deleted", b"new")
+    batch.delete(Table.QUEUES, b"deleted")
+    batch.delete_range(Table.QUEUES, b"g", b"h")
+    batch.put(Table.QUEUES, b"gap", b"after the range delete")
+
+    await engine.commit(batch)
+
+    rows = await everything(engine, Table.QUEUES)
+    assert rows == [(b"gap", b"after the range delete"), (b"kept", b"last")]
+
+
+async def test_a_range_delete_takes_its_start_and_leaves_its_end(engine: Engine) -> None:
+    rows = [(u64(number), b"x") for number in range(1_000)]
+    await engine.commit(puts(Table.RUN_HEADERS, *rows))
+    await engine.commit(puts(Table.RUN_BODIES, *rows))
+    batch = Batch()
+    batch.delete_range(Table.RUN_HEADERS, u64(10), u64(990))
+    batch.delete_range(Table.RUN_HEADERS, u64(995), u64(995))
+    batch.delete_range(Table.RUN_HEADERS, u64(995), u64(3))
+
+    await engine.commit(batch)
+
+    assert await everything(engine, Table.RUN_HEADERS) == rows[:10] + rows[990:]
+    assert await everything(engine, Table.RUN_BODIES) == rows
+
+
+async def test_values_of_4_mib_come_back_as_they_were(engine: Engine) -> None:
+    value = random.Random(4).randbytes(4 * 1024 * 1024)
+
+    await engine.commit(puts(Table.RUN_BODIES, (b"a", value), (b"b", value[::-1])))
+
+    assert await engine.load(Table.RUN_BODIES, [b"b", b"a"]) == [value[::-1], value]
+
+
+async def test_a_hundred_thousand_keys_are_all_there_in_order(engine: Engine) -> None:
+    numbers = random.Random(1).sample(range(100_000), 100_000)
+    for start in range(0, 100_000, 10_000):
+        chunk = numbers[start : start + 10_000]
+        await engine.commit(puts(Table.QUEUES, *((u64(n), b"%d" % n) for n in chunk)))
+
+    rows = await everything(engine, Table.QUEUES)
+
+    assert rows == [(u64(n), b"%d" % n) for n in range(100_000)]
+
+
+async def test_a_batch_knows_its_size_and_can_be_used_again(engine: Engine) -> None:
+    batch = puts(Table.QUEUES, (b"key", b"value"))
+    batch.delete_range(Table.QUEUES, b"x", b"y")
+    assert (len(batch), batch.bytes_approx) == (2, 10)
+
+    batch.clear()
+    assert (len(batch), batch.bytes_approx) == (0, 0)
+    await engine.commit(batch)
+
+    assert await everything(engine, Table.QUEUES) == []
+
+
+# --- commits --------------------------------------------------------------------------------------
+
+
+async def test_commits_made_at_once_take_effect_in_the_order_of_their_calls(
+    engine: Engine,
+) -> None:
+    batches = []
+    for number in range(50):
+        batch = puts(Table.QUEUES, (b"last", u64(number)), (u64(number), b""))
+        if number:
+            batch.delete(Table.QUEUES, u64(number - 1))
+        batches.append(batch)
+
+    await asyncio.gather(*(engine.commit(batch) for batch in batches))
+
+    rows = await everything(engine, Table.QUEUES)
+    assert rows == [(u64(49), b""), (b"last", u64(49))]
+
+
+async def test_a_commit_that_is_cancelled_leaves_all_of_it_or_nothing(engine: Engine) -> None:
+    async def commit(number: int) -> None:
+        batch = puts(Table.QUEUES, (u64(number), b""))
+        batch.put(Table.GROUPS, u64(number), b"")
+        await engine.commit(batch)
+
+    for number in range(20):
+        task = asyncio.ensure_future(commit(number))
+        await engine.load(Table.META, [b"x"])
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await asyncio.wait({task})
+    await commit(100)
+
+    assert await everything(engine, Table.QUEUES) == await everything(engine, Table.GROUPS)
+    assert (u64(100), b"") in await everything(engine, Table.QUEUES)
+
+
+async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(engine: Engine) -> None:
+    """L1: a disk that takes its time holds up its own partition only.
+
+    One commit shows it: during another, the machine may have no time for this thread.
+    """
+
+    async def turns_during_a_commit() -> int:
+        large = puts(Table.RUN_BODIES, (b"k", bytes(4_000_000)))
+        task = asyncio.ensure_future(engine.commit(large))
+        turns = 0
+        while not task.done():
+            turns += 1
+            await engine.load(Table.META, [b"identity"])
+            await asyncio.wait({task}, timeout=0)
+        return turns
+
+    assert max([await turns_during_a_commit() for _ in range(10)]) > 2
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+async def test_a_reader_sees_every_key_that_nobody_changes_while_the_writer_goes_on(
+    engine: Engine,
+) -> None:
+    """L2: phase one reads beside the writer, without blocking it."""
+    kept = [(u64(number), b"kept") for number in range(0, 4_000, 2)]
+    await engine.commit(puts(Table.RUN_HEADERS, *kept))
+    seen: list[Row] = []
+
+    with engine.reader() as reader:
+        written = 1
+        async for chunk in reader.scan_chunks(Table.RUN_HEADERS, b"", None, chunk_rows=100):
+            seen += chunk
+            behind, ahead = u64(written), u64(4_000 - written)
+            await engine.commit(puts(Table.RUN_HEADERS, (behind, b"new"), (ahead, b"new")))
+            batch = Batch()
+            batch.delete(Table.RUN_HEADERS, behind)
+            batch.delete(Table.RUN_HEADERS, u64(4_002 - written))
+            await engine.commit(batch)
+            written += 2
+
+    assert [row for row in seen if row[1] == b"kept"] == kept
+    assert seen == sorted(seen)
+    assert written > 30
+
+
+async def test_a_chunk_shows_one_moment(engine: Engine) -> None:
+    async def write() -> None:
+        for number in range(200):
+            await engine.commit(puts(Table.QUEUES, (b"a", u64(number)), (b"z", u64(number))))
+
+    await engine.commit(puts(Table.QUEUES, (b"a", u64(0)), (b"z", u64(0))))
+    writer = asyncio.ensure_future(write())
+
+    with engine.reader() as reader:
+        moments = 0
+        while not writer.done():
+            (_, left), (_, right) = await reader.scan(Table.QUEUES, b"a", None, limit=10)
+            loaded = await reader.load(Table.QUEUES, [b"a", b"z"])
+            assert left == right
+            assert loaded[0] == loaded[1]
+            moments += 1
+            await asyncio.wait({writer}, timeout=0)
+    await writer
+
+    assert moments > 1
+
+
+async def test_chunks_hold_what_was_asked_for_and_let_others_run(engine: Engine) -> None:
+    rows = [(u64(number), b"") for number in range(1_000)]
+    await engine.commit(puts(Table.HISTORY, *rows))
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        with engine.reader() as other:
+            async for _ in other.scan_chunks(Table.HISTORY, b"", None, chunk_rows=100):
+                turns += 1
+
+    counter = asyncio.ensure_future(count_turns())
+    with engine.reader() as reader:
+        chunks = [
+            chunk
+            async for chunk in reader.scan_chunks(Table.HISTORY, u64(5), u64(995), chunk_rows=100)
+        ]
+
+    assert [row for chunk in chunks for row in chunk] == rows[5:995]
+    assert [len(chunk) for chunk in chunks] == [100] * 9 + [90]
+    assert turns >= 8
+    await counter
+
+
+async def test_large_values_come_in_small_chunks(engine: Engine) -> None:
+    rows = [(u64(number), bytes(200_000)) for number in range(10)]
+    await engine.commit(puts(Table.RUN_BODIES, *rows))
+
+    with engine.reader() as reader:
+        chunks = [chunk async for chunk in reader.scan_chunks(Table.RUN_BODIES, b"", None)]
+
+    assert [row for chunk in chunks for row in chunk] == rows
+    assert max(len(chunk) for chunk in chunks) <= 2
+
+
+async def test_a_closed_reader_refuses_to_read(engine: Engine) -> None:
+    reader = engine.reader()
+    reader.close()
+
+    with pytest.raises(EngineClosed):
+        await reader.load(Table.QUEUES, [b"a"])
+
+
+# --- closing, opening, the fence ------------------------------------------------------------------
+
+
+async def test_what_was_committed_is_there_after_closing_and_opening(subject: Subject) -> None:
+    engine = await subject.engines().open(IDENTITY)
+    await engine.commit(puts(Table.QUEUES, (b"a", b"1"), (b"b", b"2")))
+    batch = Batch()
+    batch.delete(Table.QUEUES, b"a")
+    await engine.commit(batch)
+    await engine.close()
+
+    engine = await subject.engines().open(IDENTITY)
+
+    assert engine.identity == IDENTITY
+    assert await everything(engine, Table.QUEUES) == [(b"b", b"2")]
+    await engine.close()
+
+
+async def test_a_closed_engine_refuses_everything_and_may_be_closed_again(engine: Engine) -> None:
+    reader = engine.reader()
+
+    await engine.close()
+    await engine.close()
+
+    with pytest.raises(EngineClosed):
+        await engine.commit(puts(Table.QUEUES, (b"a", b"")))
+    with pytest.raises(EngineClosed):
+        await engine.load(Table.QUEUES, [b"a"])
+    with pytest.raises(EngineClosed):
+        await engine.scan(Table.QUEUES, b"", None, limit=1)
+    with pytest.raises(EngineClosed):
+        await reader.scan(Table.QUEUES, b"", None, limit=1)
+    with pytest.raises(EngineClosed):
+        engine.reader()
+
+
+async def test_a_reader_left_open_does_not_keep_the_partition(subject: Subject) -> None:
+    engine = await subject.engines().open(IDENTITY)
+    await engine.commit(puts(Table.QUEUES, *((u64(n), b"") for n in range(10))))
+    chunks = engine.reader().scan_chunks(Table.QUEUES, b"", None, chunk_rows=2)
+    await anext(chunks)
+    await engine.close()
+
+    engine = await subject.engines().open(IDENTITY)
+
+    with pytest.raises(EngineClosed):
+        await anext(chunks)
+    await engine.close()
+
+
+async def test_a_partition_that_is_open_in_this_process_cannot_be_opened_again(
+    subject: Subject, engine: Engine
+) -> None:
+    with pytest.raises(DataDirectoryInUse) as refused:
+        await subject.engines().open(IDENTITY)
+
+    assert subject.location in refused.value.detail
+    assert "\n" not in refused.value.detail
+    await engine.commit(puts(Table.QUEUES, (b"still", b"works")))
+
+
+async def test_a_partition_that_is_open_in_another_process_cannot_be_opened(
+    subject: Subject,
+) -> None:
+    with subject.committer(), pytest.raises(DataDirectoryInUse):
+        await subject.engines().open(IDENTITY)
+
+
+@pytest.mark.parametrize("change", [{"cluster_id": "cluster-b"}, {"partitions": 8}])
+async def test_data_of_another_cluster_or_layout_is_refused_and_stays_as_it_was(
+    subject: Subject, change: dict[str, str | int]
+) -> None:
+    engine = await subject.engines().open(IDENTITY)
+    await engine.commit(puts(Table.QUEUES, (b"a", b"1")))
+    await engine.close()
+
+    with pytest.raises(ClusterMismatch) as refused:
+        await subject.engines().open(replace(IDENTITY, **change))  # type: ignore[arg-type]
+
+    assert "'cluster-a'" in refused.value.detail
+    engine = await subject.engines().open(IDENTITY)
+    assert await everything(engine, Table.QUEUES) == [(b"a", b"1")]
+    await engine.close()
+
+
+@pytest.mark.parametrize("version", [2, FORMAT_VERSION + 1], ids=["older", "newer"])
+async def test_data_in_another_format_is_refused(subject: Subject, version: int) -> None:
+    """S2: an older one as well; what its rows mean is not guessed."""
+    engine = await subject.engines().open(IDENTITY)
+    (identity,) = await engine.load(Table.META, [b"identity"])
+    assert identity is not None
+    other = u32(version) + b"whatever another version may write here"
+    await engine.commit(puts(Table.META, (b"identity", other)))
+    await engine.close()
+
+    with pytest.raises(FormatNotSupported) as refused:
+        await subject.engines().open(IDENTITY)
+
+    assert f"format {version}, this version reads {FORMAT_VERSION}" in refused.value.detail
+
+
+async def test_partitions_of_one_data_directory_are_apart(subject: Subject) -> None:
+    engines = subject.engines()
+    first = await engines.open(replace(IDENTITY, partition=0))
+    second = await engines.open(replace(IDENTITY, partition=1))
+
+    await first.commit(puts(Table.QUEUES, (b"a", b"first")))
+    await second.commit(puts(Table.QUEUES, (b"a", b"second")))
+
+    assert await first.load(Table.QUEUES, [b"a"]) == [b"first"]
+    assert await second.load(Table.QUEUES, [b"a"]) == [b"second"]
+    await first.close()
+    await second.close()
+
+
+async def test_usage_tells_free_disk_and_the_caps(engine: Engine) -> None:
+    await engine.commit(puts(Table.RUN_BODIES, (b"a", bytes(100_000))))
+
+    usage = engine.usage()
+
+    assert 0 < usage.disk_free_bytes < usage.disk_total_bytes
+    assert usage.stored_bytes >= 100_000
+    assert usage.write_buffer_bytes <= usage.write_buffer_bytes_max
+    assert usage.cache_bytes <= usage.cache_bytes_max
+
+
+# --- crashes --------------------------------------------------------------------------------------
+
+
+async def test_kill_9_loses_no_commit_that_was_reported(subject: Subject) -> None:
+    """S2: `kill -9` at any moment loses nothing that was answered, and leaves no half commits."""
+    reported: list[int] = []
+    for round_number in range(5):
+        with subject.committer(first=len(reported) + 1) as process:
+            assert process.stdout is not None
+            reports = 20 + 37 * round_number
+            reported += [int(process.stdout.readline()) for _ in range(reports)]
+            process.kill()
+            reported += [int(line) for line in process.stdout.read().splitlines()]
+
+        engine = await subject.engines().open(IDENTITY)
+        left = await everything(engine, Table.QUEUES)
+        right = await everything(engine, Table.RUN_BODIES)
+        await engine.close()
+
+        numbers = list(range(1, len(left) + 1))
+        assert [key for key, _ in left] == [u64(number) for number in numbers]
+        assert [key for key, _ in right] == [key for key, _ in left]
+        assert reported == numbers[: len(reported)]
+        # One commit may have become durable without being reported: that is no fault.
+        assert len(left) - len(reported) <= 1
+        reported = numbers

@@ -1,0 +1,182 @@
+"""What storage did and nobody heard of: answers that were lost, commits of unknown outcome."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import pytest
+
+from storage_svc.engines.engine import Engines, Table
+from tests.service.broker.conftest import Gated, StartBroker
+from tests.support.faulty_engine import Fault, FaultyEngines
+from tests.support.local_broker import (
+    LocalBroker,
+    in_time,
+    payloads_of,
+    reason_of,
+    run_of,
+    take,
+    until,
+)
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.session import Session
+from tidemark.clock import ManualClock
+from tidemark.errors import TidemarkError, Unavailable
+
+Held: TypeAlias = tuple[Session, int]
+
+
+async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
+    gated: Gated,
+) -> None:
+    """V8: nobody has had it, so that no attempt is counted."""
+    local, gates = gated
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=10)
+    await consumer.subscribe("orders/x", "orders/held")
+    await session.publish("orders/held", [b"held"])
+    (held,) = await take(consumer, 1)
+
+    link.answers.close()
+    publishing = session.submit(run_of("orders/x", b"lost"))
+    await in_time(link.answers.until_held())  # it is stored, and reserved in the same commit
+    await link.break_now()
+    link.answers.let_go()
+
+    (delivery,) = await take(consumer, 1)
+    assert reason_of(await publishing) == "UNAVAILABLE"
+    assert payloads_of([delivery]) == [b"lost"]
+    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
+    assert (await session.settle(held.delivery_tag, Ack())).messages == 1
+
+
+async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
+    """The same services over disks that can be told to fail."""
+    disks: list[FaultyEngines] = []
+
+    def wrap(engines: Engines) -> Engines:
+        disks.append(FaultyEngines(engines))
+        return disks[-1]
+
+    await local.stop_broker()
+    await local.stop_storage()
+    local.wrap = wrap
+    await local.start_storage()
+    await local.start_broker()
+    return disks
+
+
+async def test_a_delivery_that_expired_in_a_commit_of_unknown_outcome_is_held_no_longer(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """S2, I4: nobody was told of the expiry, and the tag would keep the queue from going idle."""
+    topic = {"visibility_timeout_ms": 1000, "idle_after_ms": 1000}
+    local = await start(clock, partitions=1, topic=topic)
+    (disk,) = await with_faulty_disks(local)
+    session = await local.session()
+    consumer = session.open_consumer(credit=1)
+    await consumer.subscribe("orders/x")
+    receipt = await session.publish("orders/x", [b"1"])
+    await take(consumer, 1)
+    session.destroy_publisher(receipt.publisher_id)
+    await consumer.unsubscribe("orders/x")
+
+    disk.next_commit = Fault.AFTER_WRITING
+
+    async def is_unloaded() -> bool:
+        await clock.advance_ms(200)
+        request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name="orders/x")
+        try:
+            evicted = await local.topics.TryEvictInactiveQueue(request)
+        except TidemarkError:  # the link is not up yet
+            return False
+        return evicted.outcome in (
+            topic_pb2.EVICTION_OUTCOME_EVICTED,
+            topic_pb2.EVICTION_OUTCOME_NOT_MATERIALIZED,
+        )
+
+    await until(is_unloaded)
+    assert session.ended is None
+
+
+async def test_what_was_reserved_in_a_commit_of_unknown_outcome_is_released(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """S2, V8: nobody has it, and nobody waits for its visibility timeout."""
+    local = await start(clock, partitions=1)
+    (disk,) = await with_faulty_disks(local)
+    session = await local.session()
+    consumer = session.open_consumer(credit=10)
+    await consumer.subscribe("orders/x")
+
+    # The first reserve of the consumer makes the group in a commit of its own, now or later.
+    disk.is_meant = lambda batch: any(table is Table.RUN_BODIES for table, *_ in batch.operations)
+    disk.next_commit = Fault.AFTER_WRITING
+    publishing = session.submit(run_of("orders/x", b"1"))  # reserved in the same commit
+    assert reason_of(await in_time(publishing)) == "COMMIT_OUTCOME_UNKNOWN"
+    taking = asyncio.create_task(take(consumer, 1))
+
+    async def is_taken() -> bool:
+        await clock.advance_ms(10)
+        return taking.done()
+
+    await until(is_taken)
+    (delivery,) = await taking
+    assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
+
+
+async def settled_unheard(gated: Gated, payloads: Sequence[bytes], ranges: Sequence[Range]) -> Held:
+    """A session, and the tag of a delivery that it settled without getting an answer."""
+    local, gates = gated
+    link = gates.links[0]
+    session = await local.session()
+    consumer = session.open_consumer(credit=len(payloads))
+    await consumer.subscribe("orders/x")
+    await session.publish("orders/x", payloads)
+    (held,) = await take(consumer, len(payloads))
+    link.answers.close()
+    settling = asyncio.create_task(session.settle(held.delivery_tag, Ack(), ranges))
+    await in_time(link.answers.until_held())  # it is on disk
+    await link.break_now()
+    link.answers.let_go()
+    with pytest.raises(Unavailable):
+        await settling
+    return session, held.delivery_tag
+
+
+@pytest.mark.parametrize("ranges", [[], [(0, 1), (1, 2)]], ids=["whole", "by ranges"])
+async def test_a_settlement_that_is_repeated_after_its_answer_was_lost_ends_the_delivery(
+    gated: Gated, ranges: list[Range]
+) -> None:
+    """V6, I4: its tag would keep the queue from going idle for as long as the client stays."""
+    session, tag = await settled_unheard(gated, [b"1", b"2"], ranges)
+
+    assert await repeated(session, tag, Ack(), ranges) == ""
+    assert await repeated(session, tag, Ack(), ranges) == "UNKNOWN_DELIVERY_TAG"
+
+
+@pytest.mark.parametrize("ranges", [[], [(0, 1)]], ids=["whole", "by ranges"])
+async def test_another_settlement_after_an_answer_was_lost_ends_the_delivery(
+    gated: Gated, ranges: list[Range]
+) -> None:
+    """V6, I4."""
+    session, tag = await settled_unheard(gated, [b"1"], ())
+
+    assert await repeated(session, tag, Nack(), ranges) == "ALREADY_SETTLED"
+    assert await repeated(session, tag, Nack(), ranges) == "UNKNOWN_DELIVERY_TAG"
+
+
+async def repeated(session: Session, tag: int, action: Action, ranges: Sequence[Range] = ()) -> str:
+    """Settle once the link is up again; returns the reason of a refusal."""
+    reason = ""
+
+    async def is_answered() -> bool:
+        nonlocal reason
+        reason = reason_of(await session.submit_settlement(settlement_of(tag, action, ranges)))
+        return reason != "UNAVAILABLE"
+
+    await until(is_answered)
+    return reason

@@ -1,0 +1,54 @@
+"""Partitions that move from one broker to another, and a client that follows them."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import tidemark
+from broker_svc.app import broker
+from tests.support.local_broker import BROKER_SERVICE, SERVES_WITHIN_MS, LocalBroker, in_time
+from tidemark.clock import SystemClock
+from tidemark.rpc import open_channel, wait_until_serving
+from tidemark.settings import BrokerSettings
+
+QUEUE = "orders/a"
+
+
+async def start_second_broker(local: LocalBroker, stack: AsyncExitStack) -> str:
+    """A broker that claims every partition, so that the first one is fenced."""
+    settings = BrokerSettings(
+        broker_id="second",
+        partitions=local.partitions,
+        listen="127.0.0.1:0",
+        storage_address=local.storage_server.address,
+    )
+    server = await stack.enter_async_context(broker(settings, SystemClock()))
+    async with open_channel(server.address) as channel:
+        await wait_until_serving(channel, BROKER_SERVICE, SERVES_WITHIN_MS)
+    return server.address
+
+
+async def test_publishes_and_subscriptions_follow_their_partition_to_its_owner(
+    local: LocalBroker, client: tidemark.Client
+) -> None:
+    """S8, S11, E10: nothing is asked of the user, nothing is lost, the epoch stays."""
+    publisher = await client.publisher(QUEUE)
+    await publisher.publish(b"before")
+    async with AsyncExitStack() as stack:
+        mine = await stack.enter_async_context(client.subscribe([QUEUE]))
+        owned = await stack.enter_async_context(client.subscribe(["own/a"], group="o"))
+        (before,) = [await in_time(anext(mine))]
+        await before.ack()
+        await in_time(mine.flush())
+        moved_to = await start_second_broker(local, stack)
+
+        receipts = await in_time(
+            asyncio.gather(*(publisher.publish(b"%d" % number) for number in range(10)))
+        )
+        pulled = [await in_time(anext(mine)) for _ in range(10)]
+        await (await client.publisher("own/a")).publish(b"still mine")
+        kept = await in_time(anext(owned))
+
+        assert [receipt.offset for receipt in receipts] == list(range(1, 11))
+        assert [each.payload for each in pulled] == [b"%d" % number for number in range(10)]
+        assert (kept.payload, kept.epoch > 0) == (b"still mine", True)
+        assert moved_to in [each.address for each in client._routes._others]

@@ -1,0 +1,62 @@
+"""A real storage service for tests that speak to it over gRPC."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_svc.engines.rocksdb import RocksEngines
+from tests.support.faulty_engine import FaultyEngines
+from tests.support.storage_client import ExchangeClient, RunningStorage
+from tidemark.clock import ManualClock
+
+StartStorage = Callable[..., Awaitable[RunningStorage]]
+
+
+@pytest.fixture
+async def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def start_storage(tmp_path: Path, clock: ManualClock) -> AsyncIterator[StartStorage]:
+    """Starts a storage service with the given settings; stopped after the test."""
+    async with AsyncExitStack() as running:
+
+        async def start(**settings: Any) -> RunningStorage:
+            started = RunningStorage(tmp_path / "data", clock, **settings)
+            running.push_async_callback(started.stop)
+            await started.start()
+            return started
+
+        yield start
+
+
+@pytest.fixture
+async def storage(start_storage: StartStorage) -> RunningStorage:
+    """One partition, a manual clock, and the shared topic `jobs`."""
+    started = await start_storage()
+    await started.create_topic("jobs")
+    return started
+
+
+@pytest.fixture
+async def exchange(storage: RunningStorage) -> AsyncIterator[ExchangeClient]:
+    """The exchange of the broker that owns the partition."""
+    async with storage.exchange() as bound:
+        yield bound
+
+
+@pytest.fixture
+def faulty_disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
+    """The disks of every storage started from now on: they can be told to wait or to fail."""
+    disks: list[FaultyEngines] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyEngines:
+        disks.append(FaultyEngines(RocksEngines(*args, **options)))
+        return disks[-1]
+
+    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
+    return disks

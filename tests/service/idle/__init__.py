@@ -1,0 +1,1 @@
+"""Idle queues: activity leases, cleanup, and waking up."""

@@ -1,0 +1,1 @@
+"""The RPC layer that all services share."""

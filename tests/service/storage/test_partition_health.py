@@ -1,0 +1,167 @@
+"""The health of a partition, by what sweeps report and what its disk does (L4, S2)."""
+
+from typing import Any
+
+import pytest
+
+from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.partition.partition import HOUSEKEEPING_MS
+from tests.service.conftest import StartStorage
+from tests.support.faulty_engine import Fault, FaultyEngines
+from tests.support.storage_client import ExchangeClient, RunningStorage, append, reserved, settle
+from tidemark import errors
+from tidemark.api.broker.v1.topic_pb2 import (
+    PARTITION_STATE_FAULTY,
+    PARTITION_STATE_SERVING,
+    PARTITION_STATE_STARTING,
+)
+from tidemark.api.storage.v1.storage_pb2 import (
+    ConfirmPartitionTimeRequest,
+    LeaseSweepRequest,
+    ReportSweepRequest,
+)
+from tidemark.clock import ManualClock, SystemClock
+
+
+async def report(storage: RunningStorage, succeeded: bool, detail: str = "") -> Any:
+    lease = LeaseSweepRequest(sweeper_id="s", address="127.0.0.1:1", lease_ms=60_000)
+    await storage.storage.LeaseSweep(lease)
+    request = ReportSweepRequest(sweeper_id="s", succeeded=succeeded, detail=detail)
+    return (await storage.storage.ReportSweep(request)).health
+
+
+async def test_a_partition_takes_no_publishes_before_its_first_sweep(
+    start_storage: StartStorage,
+) -> None:
+    """L4: STARTING; everything else goes on."""
+    storage = await start_storage(await_sweep=True)
+    await storage.create_topic("jobs")
+    async with storage.exchange() as exchange:
+        first = await exchange.healths.get()
+        (refused,) = await exchange.ask_all(append("jobs", b"x"))
+
+        await report(storage, succeeded=True)
+
+        second = await exchange.healths.get()
+        await exchange.ask(append("jobs", b"x"))
+    assert first.state == PARTITION_STATE_STARTING
+    assert [fault.reason for fault in first.faults] == ["AWAITING_SWEEP"]
+    assert isinstance(refused, errors.LifecycleUnavailable)
+    assert refused.retry_after_ms is not None
+    assert (second.state, len(second.faults)) == (PARTITION_STATE_SERVING, 0)
+
+
+async def test_a_failed_sweep_makes_the_partition_faulty_until_one_succeeds(
+    start_storage: StartStorage, clock: ManualClock
+) -> None:
+    """L4."""
+    storage = await start_storage(await_sweep=True)
+    await storage.create_topic("jobs")
+    async with storage.exchange() as exchange:
+        await exchange.healths.get()
+
+        failed = await report(storage, succeeded=False, detail="cannot read")
+        told = await exchange.healths.get()
+        (refused,) = await exchange.ask_all(append("jobs", b"x"))
+        since = clock.wall_ms()
+        await clock.advance_ms(1000)
+        still = await report(storage, succeeded=False, detail="cannot read yet")
+        mended = await report(storage, succeeded=True)
+        await exchange.ask(append("jobs", b"x"))
+
+    assert failed.state == told.state == PARTITION_STATE_FAULTY
+    assert [fault.reason for fault in failed.faults] == ["AWAITING_SWEEP", "SWEEP_FAILED"]
+    assert failed.faults[1].detail == "cannot read"
+    assert isinstance(refused, errors.PartitionFaulty)
+    assert "SWEEP_FAILED" in refused.metadata["reasons"]
+    assert still.faults[1].since_time.ToMilliseconds() == since
+    assert mended.state == PARTITION_STATE_SERVING
+
+
+async def test_settles_go_on_while_publishes_are_refused(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """L4."""
+    await exchange.ask(append("jobs", b"x"))
+    await report(storage, succeeded=False)
+
+    got = await reserved(exchange, "jobs")
+
+    assert (await exchange.ask(settle(got.receipt))).messages == 1
+
+
+async def test_a_report_for_a_partition_elsewhere_is_refused(storage: RunningStorage) -> None:
+    with pytest.raises(errors.PartitionNotFound):
+        await storage.storage.ReportSweep(ReportSweepRequest(partition=1))
+    with pytest.raises(errors.InvalidArgument, match="names its sweeper"):
+        await storage.storage.ReportSweep(ReportSweepRequest())
+    with pytest.raises(errors.PartitionNotFound):
+        await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=1))
+
+
+@pytest.fixture
+async def disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
+    """The disks of the services that start from now on; they can be told to fail."""
+    disks: list[FaultyEngines] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyEngines:
+        disks.append(FaultyEngines(RocksEngines(*args, **options)))
+        return disks[-1]
+
+    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
+    return disks
+
+
+async def until_serving(storage: RunningStorage, clock: ManualClock) -> None:
+    """Let time pass until the partition has healed; fails if it does not."""
+
+    async def healing() -> None:
+        while (await storage.info()).state != PARTITION_STATE_SERVING:
+            await clock.advance_ms(100)
+
+    await SystemClock().wait_for(healing(), 60_000)
+
+
+@pytest.mark.parametrize("why", [OSError("no such device"), RuntimeError("never heard of")])
+@pytest.mark.parametrize("when", ["opening", "looking"])
+async def test_a_partition_heals_whatever_kept_it_from_opening_again(
+    start_storage: StartStorage,
+    clock: ManualClock,
+    disks: list[FaultyEngines],
+    why: Exception,
+    when: str,
+) -> None:
+    """S2: a writer that ended would leave everybody waiting for ever."""
+    storage = await start_storage()
+    await storage.create_topic("jobs")
+    (disk,) = disks
+    async with storage.exchange() as exchange:
+        await exchange.ask(append("jobs", b"x"))
+        disk.next_commit = Fault.BEFORE_WRITING
+        faults = disk.next_openings if when == "opening" else disk.next_looks
+        faults += [why, why]
+
+        (failed,) = await exchange.ask_all(append("jobs", b"y"))
+
+    assert isinstance(failed, errors.CommitOutcomeUnknown)
+    await until_serving(storage, clock)
+    async with storage.exchange() as exchange:
+        assert (await reserved(exchange, "jobs")).first_offset == 0
+
+
+async def test_housekeeping_goes_on_whatever_one_round_of_it_met(
+    start_storage: StartStorage, clock: ManualClock, disks: list[FaultyEngines]
+) -> None:
+    """I9, S3: without it no idle queue is unloaded, and nobody watches the disk."""
+    storage = await start_storage()
+    (disk,) = disks
+    disk.next_looks += [OSError("no such device"), RuntimeError("never heard of")]
+
+    async def looking() -> None:
+        while disk.next_looks:
+            await clock.advance_ms(HOUSEKEEPING_MS)
+
+    await SystemClock().wait_for(looking(), 10_000)
+    disk.next_looks.append(OSError("no such device"))
+    await SystemClock().wait_for(looking(), 10_000)
+    assert (await storage.info()).state == PARTITION_STATE_SERVING

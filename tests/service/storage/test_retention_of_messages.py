@@ -1,0 +1,255 @@
+"""Retention of messages: deletions that are checked again in their commit (R1, R2, R5, R9)."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.retention_calls import UNKNOWN_TABLE, apply, history, run, settled, table
+from tests.support.storage_client import (
+    ExchangeClient,
+    RunningStorage,
+    append,
+    operation,
+    reserve,
+    settle,
+)
+from tidemark import errors, limits
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
+from tidemark.api.storage.v1.exchange_pb2 import RemoveQueue
+from tidemark.api.storage.v1.retention_pb2 import (
+    RETENTION_TYPE_COMPLETED,
+    RETENTION_TYPE_EXPIRED,
+    RETENTION_TYPE_MAX_WAIT_TIME_EVICTION,
+    RETENTION_TYPE_PURGE,
+    RETENTION_TYPE_UNSPECIFIED,
+    SCAN_TABLE_NAME_RUNS,
+    ApplyRetentionRequest,
+    RetentionRow,
+    RetentionType,
+)
+from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX
+from tidemark.clock import ManualClock
+
+
+async def test_expired_messages_leave_once_they_are_old_enough(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R1, R6, R9: checked again in the commit; a repeat deletes and counts nothing more."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=10)
+    queue_id = (await exchange.ask(append("kept", b"1", b"2"))).queue_id
+    await clock.advance_ms(9_999)
+    row = run(queue_id, 0, 2)
+
+    early = await apply(storage, RETENTION_TYPE_EXPIRED, row)
+    await clock.advance_ms(1)
+    done = await apply(storage, RETENTION_TYPE_EXPIRED, row)
+    repeated = await apply(storage, RETENTION_TYPE_EXPIRED, row)
+
+    assert (early, done, repeated) == ((0, 0, 1), (2, 0, 0), (0, 0, 1))
+    assert await history(storage) == [("kept", 2, RETENTION_TYPE_EXPIRED, "pass-1")]
+    assert not (await exchange.ask(reserve("kept"))).slices
+    assert (await storage.queue("kept")).queue.messages == 0
+
+
+async def test_completed_messages_leave_when_every_group_has_settled_them(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R2."""
+    await storage.create_topic("kept", retention_enabled=True, completed_retention_seconds=1)
+    queue_id = (await exchange.ask(append("kept", b"x"))).queue_id
+    await clock.advance_ms(1000)
+
+    without_group = await apply(storage, RETENTION_TYPE_COMPLETED, run(queue_id))
+    await exchange.ask(reserve("kept", group="slow", visibility_ms=50))
+    await settled(exchange, "kept")
+    not_by_all = await apply(storage, RETENTION_TYPE_COMPLETED, run(queue_id))
+
+    assert without_group == not_by_all == (0, 0, 1)
+
+
+async def test_the_rows_of_one_pass_and_queue_are_counted_in_one_row_of_history(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R6: per (queue, type, pass); it outlives its queue and a restart."""
+    await storage.create_topic("kept", retention_enabled=True, completed_retention_seconds=1)
+    first, _, _, last = await exchange.ask_all(
+        *(append(name, b"x") for name in ("kept/a", "kept/a", "kept/a", "kept/b"))
+    )
+    await settled(exchange, "kept/a")
+    await settled(exchange, "kept/b")
+    await clock.advance_ms(1000)
+    rows = [run(first.queue_id, at, at + 1, "kept/a") for at in range(3)]
+
+    await apply(storage, RETENTION_TYPE_COMPLETED, *rows[:2], run(last.queue_id, 0, 1, "kept/b"))
+    await storage.restart()
+    await apply(storage, RETENTION_TYPE_COMPLETED, rows[2])
+    async with storage.exchange() as after:
+        await after.ask(operation(remove_queue=RemoveQueue(lmq_name="kept/a")))
+
+    assert sorted(await history(storage)) == [
+        ("kept/a", 3, RETENTION_TYPE_COMPLETED, "pass-1"),
+        ("kept/b", 1, RETENTION_TYPE_COMPLETED, "pass-1"),
+    ]
+
+
+async def test_no_rule_touches_messages_under_a_live_reservation(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    await storage.create_topic(
+        "kept", retention_enabled=True, retention_seconds=1, max_wait_time_seconds=1
+    )
+    queue_id = (await exchange.ask(append("kept", b"x"))).queue_id
+    (held,) = (await exchange.ask(reserve("kept"))).slices
+    await clock.advance_ms(2000)
+
+    expired = await apply(storage, RETENTION_TYPE_EXPIRED, run(queue_id))
+    evicted = await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, run(queue_id))
+
+    assert expired == evicted == (0, 0, 1)
+    assert (await exchange.ask(settle(held.receipt))).messages == 1
+
+
+async def test_rules_that_are_off_delete_nothing(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R9: unconsumed messages are only deleted by an explicit time limit of their topic."""
+    await storage.create_topic("off", retention_seconds=1, completed_retention_seconds=1)
+    queue_id = (await exchange.ask(append("off", b"x"))).queue_id
+    await clock.advance_ms(2000)
+
+    kinds = (
+        RETENTION_TYPE_EXPIRED,
+        RETENTION_TYPE_COMPLETED,
+        RETENTION_TYPE_MAX_WAIT_TIME_EVICTION,
+    )
+    answers = [await apply(storage, kind, run(queue_id, 0, 1, "off")) for kind in kinds]
+
+    assert answers == [(0, 0, 1)] * 3
+
+
+async def test_messages_that_waited_too_long_are_evicted_also_without_retention(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R5: without a group everything waits; what is settled is left to the other rules."""
+    await storage.create_topic("kept", retention_enabled=True, max_wait_time_seconds=1)
+    queue_id = (await exchange.ask(append("kept", b"done"))).queue_id
+    await settled(exchange, "kept")
+    await exchange.ask(append("kept", b"waits", b"too"))
+    await clock.advance_ms(1000)
+
+    rows = [run(queue_id, 0, 1), run(queue_id, 1, 3)]
+    evicted = await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, *rows)
+
+    assert evicted == (2, 0, 1)
+    assert await history(storage) == [("kept", 2, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, "pass-1")]
+
+
+async def test_messages_that_waited_too_long_are_dead_lettered_where_the_topic_says_so(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R5."""
+    await storage.create_topic(
+        "slow",
+        max_wait_time_seconds=1,
+        max_wait_action=MAX_WAIT_ACTION_DEAD_LETTER,
+        dead_letter_topic="jobs",
+    )
+    queue_id = (await exchange.ask(append("slow", b"x"))).queue_id
+    await clock.advance_ms(1000)
+
+    await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, run(queue_id, 0, 1, "slow"))
+
+    (entry,) = await storage.due(SCAN_KIND_OUTBOX)
+    (message,) = MessageBatch.FromString(entry.append_from_outbox.entry.body).messages
+    assert message.headers["tidemark-dead-reason"] == "max_wait_time_eviction"
+    assert (await storage.queue("slow")).queue.messages == 0
+
+
+async def test_a_row_about_a_queue_that_was_deleted_and_created_again_is_stale(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R9."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
+    old = await exchange.ask(append("kept", b"x"))
+    await exchange.ask(operation(remove_queue=RemoveQueue(lmq_name="kept")))
+    await exchange.ask(append("kept", b"y"))
+    await clock.advance_ms(2000)
+
+    assert await apply(storage, RETENTION_TYPE_EXPIRED, run(old.queue_id)) == (0, 0, 1)
+
+
+async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R1, R9: what is too young or held stays, in the middle of the range, too."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=10)
+    queue_id = (await exchange.ask(append("kept", b"held"))).queue_id
+    await exchange.ask(reserve("kept"))
+    await exchange.ask(append("kept", b"1", b"2"))
+    await exchange.ask(append("kept", b"3"))
+    await clock.advance_ms(10_000)
+    await exchange.ask(append("kept", b"young"))
+
+    applied = await apply(storage, RETENTION_TYPE_EXPIRED, run(queue_id, 0, 5))
+    repeated = await apply(storage, RETENTION_TYPE_EXPIRED, run(queue_id, 0, 5))
+
+    assert (applied, repeated) == ((3, 0, 0), (0, 0, 1))
+    assert [row["first_offset"] for row in await table(storage, SCAN_TABLE_NAME_RUNS)] == [0, 4]
+    assert await history(storage) == [("kept", 3, RETENTION_TYPE_EXPIRED, "pass-1")]
+
+
+async def test_a_call_with_many_rows_is_done_in_several_commits(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R7: others get their turn at the writer in between."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
+    appended = await exchange.ask_all(*(append(f"kept/{n}", b"x") for n in range(65)))
+    await clock.advance_ms(1000)
+    commits = (await storage.info()).commits
+
+    rows = [run(each.queue_id, 0, 1, f"kept/{n}") for n, each in enumerate(appended)]
+    applied = await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
+
+    assert applied == (65, 0, 0)
+    assert (await storage.info()).commits == commits + 3
+
+
+UNKNOWN_TYPE = RetentionType.ValueType(99)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"pass_id": ""}, "INVALID_ARGUMENT"),
+        ({"pass_id": "p" * (limits.PRODUCER_ID_BYTES_MAX + 1)}, "INVALID_ARGUMENT"),
+        ({"type": RETENTION_TYPE_UNSPECIFIED}, "INVALID_ARGUMENT"),
+        pytest.param({"type": UNKNOWN_TYPE}, "INVALID_ARGUMENT"),
+        pytest.param({"rows": [RetentionRow(table=UNKNOWN_TABLE)]}, "INVALID_ARGUMENT"),
+        pytest.param(
+            {"type": RETENTION_TYPE_PURGE, "rows": [RetentionRow(queue_id=1)]},
+            "INVALID_ARGUMENT",
+        ),
+        pytest.param(
+            {"rows": []},
+            "INVALID_ARGUMENT",
+        ),
+        ({"rows": [RetentionRow(queue_id=1)]}, "INVALID_ARGUMENT"),
+        ({"rows": [run(1)] * 10_001}, "BATCH_TOO_LARGE"),
+        ({"partition": 1}, "PARTITION_NOT_FOUND"),
+    ],
+)
+async def test_a_plan_that_cannot_be_is_refused(
+    storage: RunningStorage, fields: dict[str, Any], reason: str
+) -> None:
+    plan: dict[str, Any] = {
+        "pass_id": "p" * limits.PRODUCER_ID_BYTES_MAX,
+        "type": RETENTION_TYPE_EXPIRED,
+        "rows": [run(1)] * 10_000,
+    }
+    assert (await storage.retention.ApplyRetention(ApplyRetentionRequest(**plan))).stale == 10_000
+
+    with pytest.raises(errors.TidemarkError) as refused:
+        await storage.retention.ApplyRetention(ApplyRetentionRequest(**{**plan, **fields}))
+
+    assert refused.value.reason == reason

@@ -1,0 +1,133 @@
+"""Retention of inactive queues and of old records (R3, R4)."""
+
+import pytest
+
+from tests.support.retention_calls import FOREVER_MS, apply, figure, history, settled, table
+from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation
+from tidemark import errors
+from tidemark.api.storage.v1.exchange_pb2 import Purge
+from tidemark.api.storage.v1.retention_pb2 import (
+    RETENTION_TYPE_INACTIVE_QUEUE,
+    RETENTION_TYPE_OLD_RECORDS,
+    SCAN_TABLE_NAME_HISTORY,
+    SCAN_TABLE_NAME_MESSAGES_CONSUMED,
+    SCAN_TABLE_NAME_QUEUES,
+    SCAN_TABLE_NAME_RUNS,
+    SCAN_TABLE_NAME_SYSTEM_METRICS,
+    ApplyRetentionRequest,
+    RecordMetricsRequest,
+    RetentionRow,
+)
+from tidemark.clock import ManualClock
+
+
+async def test_an_inactive_queue_is_removed_unless_something_happened_since(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R3: checked again at the moment of deletion."""
+    await exchange.ask_all(append("jobs/idle", b"x"), append("jobs/used", b"x"))
+    await settled(exchange, "jobs/idle")
+    await settled(exchange, "jobs/used")
+    planned = [
+        RetentionRow(
+            queue_id=row["queue_id"],
+            lmq_name=row["lmq_name"],
+            before_ms=int(row["last_activity"].timestamp() * 1000),
+        )
+        for row in await table(storage, SCAN_TABLE_NAME_QUEUES)
+    ]
+    await clock.advance_ms(10)
+    await exchange.ask(append("jobs/used", b"y"))
+    await settled(exchange, "jobs/used")
+
+    applied = await apply(storage, RETENTION_TYPE_INACTIVE_QUEUE, *planned)
+
+    assert applied == (0, 1, 1)
+    assert (await history(storage))[0][0] == "jobs/idle"
+    with pytest.raises(errors.QueueNotFound):
+        await storage.queue("jobs/idle")
+
+
+async def test_a_queue_with_messages_is_never_inactive(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """R3, R9: scheduled ones count."""
+    full = await exchange.ask(append("jobs/full", b"x"))
+    waiting = await exchange.ask(append("jobs/waiting", b"x", delay_ms=1000))
+    rows = [
+        RetentionRow(queue_id=each.queue_id, lmq_name="jobs", before_ms=FOREVER_MS)
+        for each in (full, waiting)
+    ]
+
+    assert await apply(storage, RETENTION_TYPE_INACTIVE_QUEUE, *rows) == (0, 0, 2)
+
+
+async def test_old_records_leave_by_their_time(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R4."""
+    await exchange.ask(append("jobs", b"x"))
+    await settled(exchange, "jobs")
+    old_ms = clock.wall_ms() + 1
+    await clock.advance_ms(1000)
+    await exchange.ask(append("jobs", b"y"))
+    await settled(exchange, "jobs")
+    row = RetentionRow(table=SCAN_TABLE_NAME_MESSAGES_CONSUMED, before_ms=old_ms)
+
+    applied = await apply(storage, RETENTION_TYPE_OLD_RECORDS, row)
+    repeated = await apply(storage, RETENTION_TYPE_OLD_RECORDS, row)
+
+    assert (applied, repeated) == ((1, 0, 0), (0, 0, 1))
+    (left,) = await table(storage, SCAN_TABLE_NAME_MESSAGES_CONSUMED)
+    assert left["start"] == 1
+    assert await history(storage) == [
+        ("messages_consumed", 1, RETENTION_TYPE_OLD_RECORDS, "pass-1")
+    ]
+
+
+async def test_old_history_leaves_too(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R4."""
+    await exchange.ask(append("jobs", b"x"))
+    await exchange.ask(operation(purge=Purge(lmq_name="jobs")))
+    await clock.advance_ms(1000)
+    row = RetentionRow(table=SCAN_TABLE_NAME_HISTORY, before_ms=clock.wall_ms())
+
+    assert await apply(storage, RETENTION_TYPE_OLD_RECORDS, row) == (1, 0, 0)
+    assert await history(storage) == [("history", 1, RETENTION_TYPE_OLD_RECORDS, "pass-1")]
+
+
+async def test_more_old_records_than_one_commit_takes_are_told_of(
+    storage: RunningStorage, clock: ManualClock
+) -> None:
+    """R4: a pass repeats its row until nothing is left."""
+    figures = [figure(f"figure-{number}") for number in range(1000)]
+    for _ in range(2):
+        await storage.retention.RecordMetrics(RecordMetricsRequest(rows=figures))
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=figures[:1]))
+    await clock.advance_ms(1)
+    row = RetentionRow(table=SCAN_TABLE_NAME_SYSTEM_METRICS, before_ms=clock.wall_ms())
+    plan = ApplyRetentionRequest(pass_id="p", type=RETENTION_TYPE_OLD_RECORDS, rows=[row])
+
+    applied = [await storage.retention.ApplyRetention(plan) for _ in range(2)]
+
+    assert [(each.messages, each.more) for each in applied] == [(2000, True), (1, False)]
+    assert await table(storage, SCAN_TABLE_NAME_SYSTEM_METRICS) == []
+
+
+async def test_a_refused_call_changes_nothing(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S3, R6: no deletion without its row of history."""
+    await exchange.ask(append("jobs", b"x"))
+    await settled(exchange, "jobs")
+    rows = [
+        RetentionRow(table=name, before_ms=FOREVER_MS)
+        for name in (SCAN_TABLE_NAME_MESSAGES_CONSUMED, SCAN_TABLE_NAME_RUNS)
+    ]
+
+    with pytest.raises(errors.InvalidArgument):
+        await apply(storage, RETENTION_TYPE_OLD_RECORDS, *rows)
+
+    assert len(await table(storage, SCAN_TABLE_NAME_MESSAGES_CONSUMED)) == 1

@@ -1,0 +1,1 @@
+"""Retention on a real local Spark."""

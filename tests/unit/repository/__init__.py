@@ -1,0 +1,1 @@
+"""The repository as a whole: protos, documents, the Makefile, what programs import."""

@@ -1,0 +1,1 @@
+"""Parts of storage without a connection."""

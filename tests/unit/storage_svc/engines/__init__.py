@@ -1,0 +1,1 @@
+"""Keys, rows and formats, and how RocksDB fails."""

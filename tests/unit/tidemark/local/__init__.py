@@ -1,0 +1,1 @@
+"""Helpers of a cluster on one machine."""

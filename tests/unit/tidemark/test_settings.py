@@ -1,0 +1,259 @@
+"""Settings: defaults, every way to get a value wrong, and what the operator then reads."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.repository import ROOT
+from tidemark.settings import (
+    SERVICES,
+    BrokerSettings,
+    LifecycleSettings,
+    ServiceSettings,
+    StorageSettings,
+    TelemetrySettings,
+    load_or_exit,
+    unknown_variables,
+)
+from tidemark.settings.variables import SettingsError, split_address
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert StorageSettings.from_environment({}) == StorageSettings()
+    assert BrokerSettings.from_environment({}) == BrokerSettings()
+    assert LifecycleSettings.from_environment({}) == LifecycleSettings()
+
+
+def test_the_defaults_let_the_services_find_each_other() -> None:
+    storage, broker, lifecycle = StorageSettings(), BrokerSettings(), LifecycleSettings()
+
+    assert broker.storage_address == lifecycle.storage_address == storage.listen
+    assert storage.lifecycle_address == lifecycle.listen
+
+
+def test_values_come_from_the_environment() -> None:
+    """S5: configured by environment."""
+    storage = StorageSettings.from_environment(
+        {
+            "TIDEMARK_CLUSTER_ID": "blue",
+            "TIDEMARK_PARTITIONS": "16",
+            "TIDEMARK_STORAGE_LISTEN": "[::1]:0",
+            "TIDEMARK_STORAGE_DATA_DIR": "some/where",
+            "TIDEMARK_SHUTDOWN_GRACE_MS": "0",
+            "TIDEMARK_LOG_FORMAT": "TEXT",
+        }
+    )
+
+    assert storage == StorageSettings(
+        cluster_id="blue",
+        partitions=16,
+        listen="[::1]:0",
+        data_dir=Path("some/where"),
+        shutdown_grace_ms=0,
+        telemetry=TelemetrySettings(log_format="text"),
+    )
+
+
+def test_the_process_environment_is_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMARK_BROKER_ID", "broker-7")
+
+    assert BrokerSettings.from_environment().broker_id == "broker-7"
+
+
+@pytest.mark.parametrize("value", ["", "   "])
+def test_an_empty_variable_counts_as_unset(value: str) -> None:
+    assert StorageSettings.from_environment({"TIDEMARK_PARTITIONS": value}).partitions == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "values"),
+    [
+        ("TIDEMARK_PARTITIONS", ["1", "1024"]),
+        ("TIDEMARK_SHUTDOWN_GRACE_MS", ["0", "600000"]),
+        ("TIDEMARK_CLUSTER_ID", ["x" * 128, "7", "_a.B-c"]),
+        ("TIDEMARK_BROKER_LISTEN", ["0.0.0.0:0", "broker.example:65535", "[::]:1"]),
+        ("TIDEMARK_STORAGE_ADDRESS", ["storage-0.storage:1", "[fe80::1]:65535"]),
+    ],
+)
+def test_values_at_the_edge_are_taken(variable: str, values: list[str]) -> None:
+    for value in values:
+        BrokerSettings.from_environment({variable: value})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TIDEMARK_PARTITIONS", "0"),
+        ("TIDEMARK_PARTITIONS", "1025"),
+        ("TIDEMARK_PARTITIONS", "-1"),
+        ("TIDEMARK_PARTITIONS", "four"),
+        ("TIDEMARK_PARTITIONS", "4.0"),
+        ("TIDEMARK_PARTITIONS", "1_0"),
+        ("TIDEMARK_PARTITIONS", "٤"),
+        ("TIDEMARK_PARTITIONS", "9" * 5000),
+        ("TIDEMARK_SHUTDOWN_GRACE_MS", "600001"),
+        ("TIDEMARK_CLUSTER_ID", "x" * 129),
+        ("TIDEMARK_CLUSTER_ID", "-rf"),
+        ("TIDEMARK_CLUSTER_ID", "../up"),
+        ("TIDEMARK_BROKER_ID", "a\nb"),
+        ("TIDEMARK_BROKER_LISTEN", "7400"),
+        ("TIDEMARK_BROKER_LISTEN", ":7400"),
+        ("TIDEMARK_BROKER_LISTEN", "localhost"),
+        ("TIDEMARK_BROKER_LISTEN", "localhost:"),
+        ("TIDEMARK_BROKER_LISTEN", "localhost:65536"),
+        ("TIDEMARK_BROKER_LISTEN", "localhost:-1"),
+        ("TIDEMARK_BROKER_LISTEN", "::1:7400"),
+        ("TIDEMARK_BROKER_LISTEN", "http://localhost:7400"),
+        ("TIDEMARK_STORAGE_ADDRESS", "localhost:0"),
+        ("TIDEMARK_LOG_LEVEL", "loud"),
+        ("TIDEMARK_LOG_FORMAT", "xml"),
+        ("TIDEMARK_METRICS_LISTEN", "off"),
+        ("OTEL_SDK_DISABLED", "perhaps"),
+        ("OTEL_TRACES_EXPORTER", "smoke"),
+        ("OTEL_TRACES_SAMPLER", "sometimes"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.01"),
+        ("OTEL_TRACES_SAMPLER_ARG", "-0.5"),
+        ("OTEL_TRACES_SAMPLER_ARG", "nan"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1e-2"),
+    ],
+)
+def test_a_wrong_value_gets_one_line_with_variable_value_and_what_is_allowed(
+    variable: str, value: str
+) -> None:
+    """S3: bad input is refused with its reason."""
+    known = {each.name: each for each in BrokerSettings.variables()}
+
+    with pytest.raises(SettingsError) as caught:
+        BrokerSettings.from_environment({variable: value})
+
+    message = str(caught.value)
+    assert message.startswith(f"{variable}={ascii(value)[:50]}")
+    assert message.endswith(f"must be {known[variable].kind.allowed}")
+    assert message.isprintable()
+    assert len(message) < 300
+
+
+def test_a_directory_with_unprintable_characters_is_refused() -> None:
+    with pytest.raises(SettingsError):
+        StorageSettings.from_environment({"TIDEMARK_STORAGE_DATA_DIR": "a\x00b"})
+
+
+def test_a_service_ignores_the_variables_of_others() -> None:
+    LifecycleSettings.from_environment({"TIDEMARK_BROKER_LISTEN": "nonsense"})
+
+
+def test_a_service_with_wrong_settings_exits_with_2_and_one_line() -> None:
+    """S5: what `python -m broker_svc` does with a wrong value."""
+    program = "from tidemark.settings import *; load_or_exit(BrokerSettings); print('not reached')"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"TIDEMARK_PARTITIONS": "many"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "TIDEMARK_PARTITIONS='many': must be a whole number from 1 to 1024\n"
+
+
+def test_right_settings_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEMARK_PARTITIONS", "9")
+
+    assert load_or_exit(BrokerSettings).partitions == 9
+
+
+def test_misspelt_variables_are_found() -> None:
+    environ = {
+        "TIDEMARK_PARTITONS": "8",
+        "TIDEMARK_BROKER_PORT": "7400",
+        "TIDEMARK_PARTITIONS": "8",
+        "TIDEMARK_STORAGE_LISTEN": "127.0.0.1:0",
+        "PATH": "/bin",
+    }
+
+    assert unknown_variables(environ) == ("TIDEMARK_BROKER_PORT", "TIDEMARK_PARTITONS")
+
+
+def test_what_kubernetes_adds_is_not_taken_for_a_misspelling() -> None:
+    environ = {
+        "TIDEMARK_BROKER_SERVICE_HOST": "10.0.0.1",
+        "TIDEMARK_BROKER_SERVICE_PORT": "7400",
+        "TIDEMARK_BROKER_SERVICE_PORT_GRPC": "7400",
+        "TIDEMARK_BROKER_PORT": "tcp://10.0.0.1:7400",
+        "TIDEMARK_BROKER_PORT_7400_TCP": "tcp://10.0.0.1:7400",
+        "TIDEMARK_BROKER_PORT_7400_TCP_ADDR": "10.0.0.1",
+        "TIDEMARK_BROKER_PORT_7400_TCP_PORT": "7400",
+        "TIDEMARK_BROKER_PORT_7400_TCP_PROTO": "tcp",
+    }
+
+    assert unknown_variables(environ) == ()
+
+
+def test_every_known_variable_is_declared_the_same_way_everywhere() -> None:
+    declared: dict[str, object] = {}
+    for service in SERVICES:
+        for variable in service.variables():
+            assert declared.setdefault(variable.name, variable) == variable
+            assert variable.doc.endswith("."), variable.name
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_default_is_itself_allowed(service: type[ServiceSettings]) -> None:
+    environ = {
+        variable.name: str(variable.default).lower()
+        for variable in service.variables()
+        if variable.default != ""
+    }
+
+    assert service.from_environment(environ) == service()
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BrokerSettings().partitions = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [("localhost:7400", "localhost", 7400), ("[::1]:0", "::1", 0), ("10.0.0.1:1", "10.0.0.1", 1)],
+)
+def test_an_address_splits_into_host_and_port(address: str, host: str, port: int) -> None:
+    assert split_address(address) == (host, port)
+
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://both:4317"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "traces", "metrics"),
+    [
+        ({}, "", ""),
+        (ENDPOINT, "http://both:4317", "http://both:4317"),
+        (ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, "", ""),
+        (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, "http://both:4317", ""),
+        (ENDPOINT | {"OTEL_TRACES_EXPORTER": "none"}, "", "http://both:4317"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t:1"}, "http://t:1", ""),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m:1"}, "", "http://m:1"),
+        (
+            ENDPOINT | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t:1"},
+            "http://t:1",
+            "http://both:4317",
+        ),
+    ],
+)
+def test_the_standard_variables_decide_what_is_exported(
+    environ: Mapping[str, str], traces: str, metrics: str
+) -> None:
+    """S4: traces and metrics with OpenTelemetry."""
+    settings = TelemetrySettings.from_environment(environ)
+
+    assert (settings.traces_endpoint, settings.metrics_endpoint) == (traces, metrics)
