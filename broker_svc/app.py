@@ -19,6 +19,7 @@ from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.evictions import Evictions
 from broker_svc.exclusive.markers import EvictionMarkers
+from broker_svc.exclusive.owner_checks import OwnerChecks
 from broker_svc.exclusive.ownership import Ownerships
 from broker_svc.exclusive.registry import Subscribers
 from broker_svc.exclusive.subscriptions import Subscriptions
@@ -44,7 +45,7 @@ from tidemark.system_metrics.sampler import Sampler, recorder
 
 EXPIRE_EVERY_MS = 1_000
 LINK_DRAIN_TIMEOUT_MS = 5_000
-"""How long a broker that stops waits for storage to hear what its sessions gave back."""
+"""How long a stopping broker waits for storage to receive what its sessions gave back."""
 
 _log = logging.getLogger(__name__)
 _BROKER_SERVICE = "tidemark.api.broker.v1.BrokerService"
@@ -60,7 +61,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         clients = UnaryClients(
             components.directory, components.settlements, components.subscriptions
         )
-        # Ids of an earlier life of this broker must not mean anything in this one.
+        # Ids issued before a restart of this broker must not be valid after it.
         service = BrokerService(components, clients, first_session_id=random.getrandbits(48) << 12)
         server.add(add_BrokerServiceServicer_to_server, service)
         server.add(add_TopicServiceServicer_to_server, TopicService(components, storage))
@@ -109,11 +110,12 @@ def build_components(
     topics = TopicCache(storage, links)
     leases = ActivityLeases(links, topics, tracking, clock)
     directory = DeliveryDirectory()
-    # A refused reserve may mean that an owner lost its queue, which subscriptions find out.
-    dispatcher = Dispatcher(links, lambda key, epoch: subscriptions.check_owner(key, epoch))
+    # A refused reserve may mean that an owner has lost its queue.
+    dispatcher = Dispatcher(links, lambda key, epoch: owner_checks.check_owner(key, epoch))
     markers, subscribers = EvictionMarkers(), Subscribers(settings, dispatcher)
     evictions = Evictions(markers, subscribers, dispatcher)
     ownerships = Ownerships(links, dispatcher, directory, evictions.evict)
+    owner_checks = OwnerChecks(ownerships, evictions)
     subscriptions = Subscriptions(
         settings, links, topics, leases, dispatcher, ownerships, subscribers, markers, evictions
     )
@@ -137,7 +139,7 @@ def build_components(
     listener = LinkEvents(
         leases,
         dispatcher,
-        components.subscriptions,
+        owner_checks,
         tracking,
         directory,
         components.settlements,
@@ -169,10 +171,10 @@ async def _expire(service: BrokerService, clock: Clock) -> None:
 async def _report_health(
     server: RpcServer, links: Sequence[PartitionLink], links_changed: asyncio.Event
 ) -> None:
-    """Ready while every link is up, or down for a reason that only the partition can mend.
+    """Report ready unless a link is down.
 
-    A faulty partition, or one that another broker holds, keeps no client from the others. A link
-    that is being made again is worth waiting for, and so are the calls that would fail meanwhile.
+    A faulty partition, or one that another broker holds, does not keep clients from the others. A
+    link that is reconnecting will be up soon, and calls would fail until then: not ready.
     """
     was_ready = False
     while True:

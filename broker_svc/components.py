@@ -1,4 +1,4 @@
-"""The components: what all connections of a broker share, in one place to hand around."""
+"""The components: what all connections of a broker share, passed around as one value."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""The figures that a broker keeps anyway, offered as metrics.
+"""Metrics of the broker, read from the figures that its components keep.
 
-Names them and reads them; counts nothing itself. Reading never walks over queues or clients.
+Names them and reads them; counts nothing itself. A reading never iterates over queues or clients.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tidemark.telemetry.metrics import Reading
 
 
 def offer(components: BrokerComponents, service: BrokerService) -> None:
-    """Offer the figures of a broker, for as long as the process lives."""
+    """Register the metrics of a broker, for the life of the process."""
     observe(
         "counter",
         "tidemark.broker.published_messages",
@@ -47,12 +47,12 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
     )
     _gauge(
         "tidemark.broker.idle_queues",
-        "Tracked queues without a lease, that wait to be unloaded",
+        "Tracked queues without a lease, waiting to be unloaded",
         lambda: max(0, len(components.tracking) - components.leases.busy_queues),
     )
     _gauge(
         "tidemark.broker.eviction_markers",
-        "Evictions from exclusive queues that are remembered",
+        "Eviction markers of exclusive queues",
         lambda: components.subscriptions.eviction_markers,
     )
     links = components.links.values()
@@ -69,7 +69,7 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
     )
     _gauge(
         "tidemark.broker.partitions_connected",
-        "Partitions that this broker owns and reaches",
+        "Partitions that this broker holds and reaches",
         lambda: sum(link.connected.is_set() for link in links),
     )
     _gauge(

@@ -1,6 +1,6 @@
-"""The broker API: sessions, and unary calls for clients that do not stay.
+"""The broker API: sessions, and unary calls for clients without one.
 
-Translates and checks; what the calls mean is in the modules of the components.
+Translates and checks requests; the components carry them out.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return len(self._sessions)
 
     def drain(self) -> None:
-        """The broker is stopping: tell every client, and take no new sessions."""
+        """The broker is stopping: notify every client, and accept no new sessions."""
         if self._draining:
             return
         self._draining = True
@@ -59,12 +59,12 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             session.drain(_DRAIN_MS)
 
     def partition_moved(self, link: PartitionLink) -> None:
-        """Another broker has taken a partition: tell every client where to go."""
+        """Another broker has claimed a partition: notify every client where it is."""
         for session in self._sessions.values():
             session.partition_moved(link)
 
     def expire(self, now_ms: int) -> None:
-        """Drop what was idle or silent for too long. Called now and then."""
+        """Drop what was idle or silent for too long. Called periodically."""
         settings = self._components.settings
         self._unary_publishers.expire(now_ms, settings.unary_publisher_idle_timeout_ms)
         self._clients.expire(now_ms, settings.client_timeout_ms)
@@ -76,7 +76,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[broker_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[broker_pb2.SessionResponse]:
-        leave_trace()  # it was opened in one, perhaps, but what it carries belongs to others
+        leave_trace()  # what a session carries belongs to other traces than its opening
         if self._draining:
             raise ShuttingDown("the broker is stopping")
         if len(self._sessions) >= limits.OPEN_STREAMS_MAX:
@@ -124,7 +124,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 raise InvalidArgument(
                     f"at least {limits.VISIBILITY_TIMEOUT_MS_MIN} ms", field="visibility_ms"
                 )
-        # The answer must be out before the call is cut off.
+        # The answer must be sent before the deadline cancels the call.
         left_ms = remaining_ms(context)
         wait_ms = request.wait_ms
         if left_ms is not None:
@@ -197,7 +197,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
 
 class _Collected(Generic[R]):
-    """Results that come one by one, awaited together and kept in order."""
+    """Results that arrive one by one, awaited together and kept in order."""
 
     def __init__(self, count: int) -> None:
         self._results: list[R | None] = [None] * count

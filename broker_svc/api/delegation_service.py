@@ -1,6 +1,7 @@
-"""Delegated actions: what a sweep asks of the broker that owns a partition (L2, L3).
+"""Delegated actions: what a sweep asks of the broker that holds a partition (L2, L3).
 
-Each action joins whatever else is on its way over the link, and is answered after its commit.
+Each action shares frames and commits with the other operations of the link, and is answered after
+its commit.
 """
 
 import asyncio

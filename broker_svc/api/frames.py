@@ -1,6 +1,6 @@
-"""Fitting: a frame to a client that has gathered more than one may carry leaves as several.
+"""Frames to clients: a response that is too large for gRPC is split into several.
 
-Parts stay in the order in which clients take those of one frame.
+The parts keep the order in which a client processes those of one frame.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from tidemark.api.broker.v1 import broker_pb2
 from tidemark.limits import FRAME_BYTES_MAX
 
 _PART_BYTES: Final = 16
-"""What a part takes besides itself: its field and its length."""
+"""The overhead of a part: its field tag and its length."""
 
 
 def split_to_fit(
     frame: broker_pb2.SessionResponse, frame_bytes: int
 ) -> Iterator[broker_pb2.SessionResponse]:
-    """The frame as it is, or in pieces that gRPC takes; at least one part in each."""
+    """The frame unchanged, or in pieces that gRPC accepts, with at least one part each."""
     if frame_bytes <= FRAME_BYTES_MAX:
         yield frame
         return

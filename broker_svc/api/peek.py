@@ -1,7 +1,7 @@
-"""Peeking: pages of stored messages of a queue, from one partition after the other.
+"""Peek: pages of stored messages of a queue, from one partition after the other.
 
 Reserves nothing and loads no queue. A page token names the partition and the offset at which the
-next page begins, so that the broker keeps nothing between two pages.
+next page begins, so that the broker keeps no state between two pages.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +26,7 @@ class Peek:
         look: Look,
         has_group: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`look` asks storage; `has_group` is asked whether the group is known anywhere."""
+        """`look` reads from storage; `has_group` returns whether any partition knows the group."""
         self._request = request
         self._partitions = sorted(partitions)
         self._look = look
@@ -52,7 +52,7 @@ class Peek:
             else:
                 found = True
             response.messages.extend(part.messages)
-            if part.HasField("next_offset"):  # storage has read enough for one answer
+            if part.HasField("next_offset"):  # the limit of one answer is reached
                 response.next_page_token = f"{self._partitions[at]}:{part.next_offset}"
                 return response
             at, offset = at + 1, self._request.offset
@@ -71,8 +71,8 @@ class Peek:
             raise InvalidArgument("not a page token of this call", field="page_token") from None
 
     async def _peek(self, at: int, offset: int, max_messages: int) -> storage_pb2.PeekQueueResponse:
-        """Look into one partition. A group that is known in another one only has settled nothing
-        here; one that is known in none is an error."""
+        """Read from one partition. A group that only another partition knows has settled nothing
+        here; a group that no partition knows is an error."""
         page = storage_pb2.PeekQueueRequest(
             partition=self._partitions[at],
             lmq_name=self._request.lmq_name,

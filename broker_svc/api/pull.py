@@ -1,7 +1,7 @@
-"""Pulling: a long poll is a consumer that lives for one call.
+"""Pull: a long poll is a consumer that lives for one call.
 
-It draws from the same feeds as sessions do, so that a pull and a session share a queue fairly. What
-arrives too late for its call, or for a call that was given up, goes back untouched.
+It draws from the same feeds as sessions, so that pulls and sessions share a queue fairly. Messages
+that arrive after the call has ended or was cancelled are released untried.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Pull:
         wait_ms: int,
         left_ms: int | None,
     ) -> tuple[list[message_pb2.Delivery], State]:
-        """Reserved messages; none if there were none for as long as the call may wait.
+        """Reserve messages; an empty answer means that none became ready within the wait.
 
         The call ends after `left_ms` with the messages that were reserved by then. On an exclusive
         queue, a client that is not the owner gets the same empty answer after the same wait (E3).
@@ -69,7 +69,7 @@ class Pull:
         consumer.credit = messages_max
         self._components.dispatcher.subscribe(consumer, lease, epoch)
         try:
-            await self._hear_all(consumer, left_ms)
+            await self._until_all_replied(consumer, left_ms)
             with suppress(TimeoutError):
                 await self._components.clock.wait_for(self._answered.wait(), wait_ms)
         except asyncio.CancelledError:
@@ -87,18 +87,15 @@ class Pull:
             self._client.subscriber, key
         )
 
-    async def _hear_all(self, consumer: Consumer, left_ms: int | None) -> None:
-        """Whatever the wait, every partition is heard first: "none" must be true.
-
-        Something is true without those that do not answer in time.
-        """
+    async def _until_all_replied(self, consumer: Consumer, left_ms: int | None) -> None:
+        """An empty answer requires every partition to reply; a non-empty one does not."""
         with suppress(TimeoutError):
             await self._components.clock.wait_for(consumer.quiet.wait(), left_ms)
         if not self._deliveries:
             await consumer.quiet.wait()
 
     def _give_back(self) -> None:
-        """The client is gone before its answer: it has tried nothing."""
+        """The client is gone before it got the answer: the messages were not tried."""
         for each in self._held:
             self._client.deliveries.drop(each.key)
         self._components.settlements.give_back(self._held, failed=False)

@@ -1,6 +1,6 @@
-"""Queue views: what several partitions say of a queue, or list in pages, told as one.
+"""Queue totals: the figures, groups and pages of several partitions, combined into one answer.
 
-Pure: nothing here asks anybody.
+Pure: it sends no requests.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _SEPARATOR: Final = ":"
 
 
 def add(whole: topic_pb2.Queue, part: topic_pb2.Queue) -> None:
-    """What one more partition has of a queue: loaded anywhere is loaded."""
+    """Add the figures of one more partition. A queue that is loaded anywhere counts as loaded."""
     whole.messages += part.messages
     whole.bytes += part.bytes
     whole.inflight += part.inflight
@@ -32,22 +32,22 @@ def add(whole: topic_pb2.Queue, part: topic_pb2.Queue) -> None:
 
 
 def groups(found: Sequence[storage_pb2.GetQueueResponse]) -> list[topic_pb2.Group]:
-    """Of all partitions, in their order."""
+    """The groups of all partitions, by partition and name."""
     found_groups = [group for each in found for group in each.groups]
     return sorted(found_groups, key=lambda group: (group.partition, group.name))
 
 
 def page_token(partition: int, token: str) -> str:
-    """Where a listing over all partitions goes on."""
+    """The token at which a listing over all partitions continues."""
     return f"{partition}{_SEPARATOR}{token}"
 
 
 def read_token(token: str, partitions: int) -> tuple[int, str]:
-    """The partition to go on with, and its own token."""
+    """The partition at which a listing continues, and storage's token for it."""
     if not token:
         return 0, ""
     partition, separator, rest = token.partition(_SEPARATOR)
-    legal = separator and partition.isascii() and partition.isdigit() and len(partition) < 6
-    if not legal or int(partition) >= partitions:
+    is_valid = separator and partition.isascii() and partition.isdigit() and len(partition) < 6
+    if not is_valid or int(partition) >= partitions:
         raise InvalidArgument("not a page token of this call", field="page_token")
     return int(partition), rest

@@ -1,6 +1,7 @@
-"""Unary clients: those that call and go, known by their client id and when they were last heard.
+"""Unary clients: clients without a session, by client id, with the time of their last call.
 
-What a unary client has pulled and not settled goes back when it was silent for too long (V6).
+Messages that a unary client has pulled and not settled are returned once it has been silent for too
+long (V6).
 """
 
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory
@@ -19,12 +20,12 @@ class UnaryClient:
         self.last_heard_ms = now_ms
         self.calls = 0
         """Calls in progress: a client that waits for an answer is not silent."""
-        # It cannot be told anything by itself: its heartbeats and pulls are answered instead.
+        # It cannot be notified: the answers to its heartbeats and pulls carry the state.
         self.subscriber = Subscriber(client_id, 0, lambda _notice: None)
 
 
 class UnaryClients:
-    """The unary clients that hold something or were heard lately."""
+    """The unary clients that hold something or called recently."""
 
     def __init__(
         self, directory: DeliveryDirectory, settlements: Settlements, subscriptions: Subscriptions
@@ -38,7 +39,7 @@ class UnaryClients:
         return len(self._clients)
 
     def heard(self, client_id: str, now_ms: int) -> UnaryClient:
-        """The client is alive."""
+        """The client has called; returns its record."""
         client = self._clients.get(client_id)
         if client is None:
             client = UnaryClient(client_id, self._directory, now_ms)
@@ -48,7 +49,7 @@ class UnaryClients:
         return client
 
     def expire(self, now_ms: int, timeout_ms: int) -> int:
-        """Give back what silent clients hold, and forget them; returns how many there were."""
+        """Return what silent clients hold, and forget the clients; returns how many there were."""
         silent = [
             client_id
             for client_id, client in self._clients.items()

@@ -1,8 +1,8 @@
-"""Evictions: how a client loses an exclusive queue, and how it is told.
+"""Evictions: how a client loses an exclusive queue, and how it is notified.
 
-A client that another one preempts is marked before it is told (E2), and told again for as long as
-it reports the queue (E5). A client that another incarnation of its own id preempts was replaced: it
-is told so, and there is no marker, which would be the new incarnation's as well.
+A client that another one preempts is marked before it is notified (E2), and notified again for as
+long as it reports the queue (E5). A client that another incarnation of its own id preempts was
+replaced: it gets a notice and no marker, because a marker would block the new incarnation as well.
 """
 
 from typing import Final, TypeAlias
@@ -34,9 +34,9 @@ class Evictions:
         self._dispatcher = dispatcher
 
     def evict(self, queue: ExclusiveQueue, old: Owner, by: Subscriber | None = None) -> None:
-        """Write the marker, then end the old owner's subscription, then tell it (E2).
+        """Write the marker, then end the old owner's subscription, then notify it (E2).
 
-        `by` is the subscriber that owns now, if it is known.
+        `by` is the subscriber that is the owner now, if it is known.
         """
         owner = queue.owner
         if owner is not None and owner.client_id == old.client_id:
@@ -47,7 +47,7 @@ class Evictions:
         self.end_all(queue, old.client_id, EVICTED)
 
     def end_all(self, queue: ExclusiveQueue, client_id: str, why: State) -> None:
-        """The client has lost the queue, in every incarnation; each is told."""
+        """Every incarnation of the client has lost the queue: end and notify each."""
         owner = queue.owner
         epoch = 0 if owner is None or owner.client_id == client_id else owner.epoch
         key = (queue.group, queue.lmq_name)
@@ -59,7 +59,7 @@ class Evictions:
     def refute(
         self, subscriber: Subscriber, key: SubscriptionKey, owner_client_id: str, epoch: int
     ) -> State:
-        """A resync presented what storage does not hold: tell the client, and return why."""
+        """A resync claimed ownership that storage does not confirm: notify the client."""
         self._subscribers.end(subscriber, key)
         state = REPLACED if owner_client_id == subscriber.client_id else EVICTED
         if state == EVICTED:
@@ -71,7 +71,7 @@ class Evictions:
     def notice_again(
         self, subscriber: Subscriber, group: str, entry: subscription_pb2.SubscriptionEntry
     ) -> Notice | None:
-        """What to tell a client that reports a queue; None if it consumes it."""
+        """The notice for a client that reports a queue; None if it does consume it."""
         key = (group, entry.lmq_name)
         evicted_by = self._markers.epoch(subscriber.client_id, *key)
         if evicted_by is not None:
@@ -84,14 +84,14 @@ class Evictions:
         return _notice(key, RESYNC_REQUIRED, 0)
 
     def check_room(self, client_id: str, key: SubscriptionKey) -> None:
-        """A client gathers no evictions without end: first it says which of them still matter."""
+        """Bound the markers of a client: beyond the limit, it must do a full resync first."""
         if not self._markers.may_add(client_id, *key):
             raise QuotaExceeded(
                 "evicted from too many queues since the last full resync", quota="markers"
             )
 
     def _replace(self, queue: ExclusiveQueue, owner: Owner, by: Subscriber | None) -> None:
-        """Another incarnation of the client owns: the one that consumed is told."""
+        """Another incarnation of the client is the owner: notify the one that consumed."""
         key = (queue.group, queue.lmq_name)
         self._dispatcher.evict(queue.key)
         for subscriber in self._subscribers.of(owner.client_id):
@@ -101,7 +101,7 @@ class Evictions:
                     subscriber.notify(_notice(key, REPLACED, owner.epoch))
 
     def _mark(self, client_id: str, key: SubscriptionKey, epoch: int) -> None:
-        """Who is gone needs no marker, and nothing would remove it: its next sync compares."""
+        """A disconnected client needs no marker, and nothing would remove it."""
         if self._subscribers.of(client_id):
             self._markers.add(client_id, *key, epoch)
 

@@ -1,8 +1,9 @@
 """Eviction markers: "(client, group, lmq_name) was evicted", in broker memory (E2-E6).
 
-Pure. A marker is written before the client is told and answers at the door without asking storage.
-Markers go by exactly three paths: explicit resubscription removes one, a full resync keeps only
-what is still reported, disconnect or timeout removes all of a client. No task watches over them.
+Pure. A marker is written before the client is notified, and rejects its pulls without asking
+storage. Exactly three paths remove markers: explicit resubscription removes one, a full resync
+keeps only the names that are still reported, disconnect or timeout removes all of a client. No task
+is involved.
 """
 
 from collections.abc import Iterable
@@ -11,11 +12,11 @@ from typing import Final
 from tidemark import limits
 
 MARKERS_PER_CLIENT_MAX: Final = limits.SUBSCRIPTIONS_PER_SESSION_MAX
-"""As many as one resync can report. A client with so many gets no further queues to lose."""
+"""As many as one resync can report. A client at the limit cannot subscribe to more queues."""
 
 
 class EvictionMarkers:
-    """The markers of one broker, nested so that no choice of ids can make two of them collide."""
+    """The markers of one broker, nested so that no choice of ids makes two of them collide."""
 
     __slots__ = ("_by_client", "_count")
 
@@ -34,7 +35,7 @@ class EvictionMarkers:
         marked[group, lmq_name] = epoch
 
     def may_add(self, client_id: str, group: str, lmq_name: str) -> bool:
-        """Whether the client has room for this one, or has it already."""
+        """Whether the client is below the limit, or has this marker already."""
         marked = self._by_client.get(client_id, {})
         return len(marked) < MARKERS_PER_CLIENT_MAX or (group, lmq_name) in marked
 
@@ -51,7 +52,7 @@ class EvictionMarkers:
                 del self._by_client[client_id]
 
     def keep_only(self, client_id: str, group: str, reported: Iterable[str]) -> None:
-        """Full resync: names that the client does not report any more are forgotten."""
+        """Full resync: remove the names that the client no longer reports."""
         kept = set(reported)
         for each, lmq_name in list(self._by_client.get(client_id, ())):
             if each == group and lmq_name not in kept:

@@ -1,8 +1,8 @@
 """Exclusive ownership: drives takeovers against storage, one at a time per (group, lmq_name).
 
-Storage is the judge; what is kept here is what it last said. Between the start of a takeover and
-its answer nothing is delivered. If the answer is lost, the queue stays in transfer until storage
-has been read.
+Storage decides; this module keeps its last answer. Between the start of a takeover and its answer
+nothing is delivered. If the answer is lost, the queue stays in transfer until storage has been
+read.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ExclusiveQueue:
         self.partition, self.lmq_name, self.group = key
         self.state: State = Vacant()
         self.subscriptions = 0
-        """Subscribers that consume it: one, or none if the owner is gone."""
+        """Subscribers that consume it: one, or none if the owner is disconnected."""
         self._lock = asyncio.Lock()
         self._users = 0
         self._forget = forget
@@ -67,7 +67,7 @@ class ExclusiveQueue:
 
     @asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """One at a time changes it, or asks storage about it."""
+        """Only one task at a time changes the queue or asks storage about it."""
         self._users += 1
         try:
             async with self._lock:
@@ -77,18 +77,19 @@ class ExclusiveQueue:
             self.unused()
 
     def unused(self) -> None:
-        """Drop the record once nothing consumes the queue or waits for it: storage has the rest."""
+        """Drop the record once nothing consumes the queue or waits for it: storage has the
+        owner."""
         if not self._users and not self.subscriptions and not self.must_read:
             self._forget(self)
 
     @property
     def must_read(self) -> bool:
-        """Whether only storage knows who owns it."""
+        """Whether only storage knows the owner."""
         return isinstance(self.state, Transferring) and self.state.must_read
 
 
 class Ownerships:
-    """The exclusive queues that are consumed or being asked for."""
+    """The exclusive queues that are consumed or being taken over."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Ownerships:
         self._directory = directory
         self._queues: dict[FeedKey, ExclusiveQueue] = {}
         self._on_evicted = on_evicted
-        """Called with the client that lost a queue where only storage knew it."""
+        """Called with the owner that lost a queue in a takeover whose answer was lost."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -111,7 +112,7 @@ class Ownerships:
         return self._queues.get(key)
 
     def get(self, key: FeedKey) -> ExclusiveQueue:
-        """The record of a queue; who does not lock it at once may see it forgotten."""
+        """The record of a queue. Lock it at once: an unlocked, unused record may be dropped."""
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ExclusiveQueue(key, self._forget)
@@ -132,10 +133,10 @@ class Ownerships:
         epoch: int,
         start: subscription_pb2.StartPosition | None,
     ) -> tuple[Owner | None, Owner]:
-        """Make a client the owner; returns who owned before and who owns now.
+        """Make a client the owner; returns the owner before and the owner now.
 
-        The caller holds the lock of the queue. `epoch` is what the incarnation of the client holds
-        that asks, 0 for nothing: re-subscribing by the owner changes nothing (E7), and another
+        The caller holds the lock of the queue. `epoch` is the one that this incarnation of the
+        client holds, 0 for none: re-subscribing by the owner changes nothing (E7), and another
         incarnation of it gets an epoch of its own.
         """
         await self.resolve(queue)
@@ -167,7 +168,7 @@ class Ownerships:
     async def confirm(
         self, queue: ExclusiveQueue, client_id: str, epoch: int
     ) -> exchange_pb2.OwnershipResult:
-        """Whether (client, epoch) is what storage holds, and what that is. Never takes it (E7)."""
+        """Compare (client, epoch) with the owner in storage. Never takes ownership (E7)."""
         await self.resolve(queue)
         found = await self._ask(queue, client_id, epoch)
         if found.matched:
@@ -177,7 +178,7 @@ class Ownerships:
     async def drop(self, queue: ExclusiveQueue, client_id: str, epoch: int) -> None:
         """End the client's ownership under `epoch`, or under any epoch for 0.
 
-        The caller holds the lock. Where the owner is not known, storage is asked: the answer to an
+        The caller holds the lock. If the owner is unknown, storage is read: the answer to an
         earlier drop may have been lost.
         """
         await self.resolve(queue)
@@ -197,14 +198,14 @@ class Ownerships:
             dropped = exchange_pb2.OwnershipResult()
         self._learn(queue, dropped)
         self._revoke(queue, dropped)
-        if not dropped.matched:  # an earlier one whose answer was lost may have been done
+        if not dropped.matched:  # an earlier drop whose answer was lost may have succeeded
             self._revoke_older(queue)
 
     async def lost(self, queue: ExclusiveQueue, epoch: int) -> Owner | None:
-        """Storage has refused the epoch: returns its owner if it is none any more.
+        """Storage has refused the epoch: returns its owner if it lost the ownership.
 
-        The caller holds the lock. A takeover has its own way to evict; this is for ownership that
-        went with its queue or its group.
+        The caller holds the lock. Takeovers evict by themselves; this is for ownership that was
+        deleted with its queue or group.
         """
         await self.resolve(queue)
         owner = queue.owner
@@ -218,7 +219,7 @@ class Ownerships:
         return owner
 
     async def resolve(self, queue: ExclusiveQueue) -> None:
-        """Read storage if only storage knows who owns the queue. The caller holds the lock."""
+        """Read storage if only storage knows the owner. The caller holds the lock."""
         state = queue.state
         if not isinstance(state, Transferring) or not state.must_read:
             return
@@ -232,19 +233,19 @@ class Ownerships:
             self._dispatcher.evict(queue.key)
 
     def _learn(self, queue: ExclusiveQueue, found: exchange_pb2.OwnershipResult) -> None:
-        """Storage was asked: the client that it names is the owner."""
-        # A queue that was deleted and created again has no owner, and no epoch to tell either.
+        """Storage was read: the client it names is the owner."""
+        # A queue that was deleted and created again has no owner and no epoch.
         known = takeover.epoch_of(queue.state)
         epoch = found.epoch if found.client_id else max(found.epoch, known)
         queue.state = takeover.read(queue.state, found.client_id, epoch)
 
     def _revoke(self, queue: ExclusiveQueue, ended: exchange_pb2.OwnershipResult) -> None:
-        """What storage took back, clients hold no longer."""
+        """Drop the deliveries of reservations that storage revoked."""
         for reservation_id in ended.revoked_reservation_ids:
             self._directory.revoked((queue.partition, reservation_id))
 
     def _revoke_older(self, queue: ExclusiveQueue) -> None:
-        """The same when the answer that named them was lost: all of earlier epochs."""
+        """The same if the answer that named them was lost: drop all of earlier epochs."""
         self._directory.revoked_below(queue.key, takeover.epoch_of(queue.state))
 
     def _forget(self, queue: ExclusiveQueue) -> None:

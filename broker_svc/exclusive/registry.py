@@ -1,7 +1,7 @@
 """Subscribers: each incarnation of each client, and the queues that it consumes, within quotas.
 
-Bookkeeping in memory: a subscription begins and ends with its lease, its feed and its place in the
-quotas. Who may subscribe to what, and who owns, is decided in `subscriptions`.
+Bookkeeping in memory: a subscription begins and ends with its lease, its feed and its share of the
+quotas. `subscriptions` decides who may subscribe and who is the owner.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ class Subscriber:
     notify: Callable[[subscription_pb2.UnsubscribeNotice], None]
     subscriptions: dict[SubscriptionKey, Subscription] = field(default_factory=dict)
     joining: int = 0
-    """Subscriptions that are being made: they count for quotas."""
+    """Subscriptions in progress: they count towards the quotas."""
 
 
 class Subscribers:
@@ -59,13 +59,13 @@ class Subscribers:
     def subscriptions(self) -> int:
         return self._per_group.total()
 
-    # --- who is there --------------------------------------------------------------------------
+    # --- incarnations --------------------------------------------------------------------------
 
     def attach(self, subscriber: Subscriber) -> None:
         self._by_client.setdefault(subscriber.client_id, {})[subscriber] = None
 
     def detach(self, subscriber: Subscriber) -> bool:
-        """It is gone, and its subscriptions end; whether it was the last of its client."""
+        """Remove it and end its subscriptions; returns whether it was the last of its client."""
         for key in list(subscriber.subscriptions):
             self.end(subscriber, key)
         others = self._by_client.get(subscriber.client_id, {})
@@ -76,18 +76,19 @@ class Subscribers:
         return True
 
     def of(self, client_id: str) -> list[Subscriber]:
-        """The incarnations of a client that are there now."""
+        """The present incarnations of a client."""
         return list(self._by_client.get(client_id, ()))
 
     def holder(self, client_id: str, key: SubscriptionKey) -> Subscriber | None:
-        """The incarnation that a client consumes the queue with."""
+        """The incarnation with which a client consumes the queue."""
         for subscriber in self._by_client.get(client_id, ()):
             if key in subscriber.subscriptions:
                 return subscriber
         return None
 
     def consuming(self, lmq_name: str) -> list[tuple[Subscriber, SubscriptionKey, Subscription]]:
-        """All subscriptions to a queue, in whatever group. Looks at every one there is."""
+        """All subscriptions to a queue, in any group. Iterates over all subscriptions of the
+        broker."""
         return [
             (subscriber, key, subscription)
             for incarnations in self._by_client.values()
@@ -106,7 +107,7 @@ class Subscribers:
             if subscription.exclusive is not None and topic_of(lmq_name) == topic
         ]
 
-    # --- what they consume ---------------------------------------------------------------------
+    # --- subscriptions -------------------------------------------------------------------------
 
     def begin(
         self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
@@ -115,7 +116,7 @@ class Subscribers:
         consumer = subscription.consumer
         closed = consumer is not None and consumer.closed
         if key in subscriber.subscriptions or not attached or closed:
-            subscription.lease.release()  # made twice, or the client or consumer is gone meanwhile
+            subscription.lease.release()  # a duplicate, or the client or consumer is gone meanwhile
             return
         subscriber.subscriptions[key] = subscription
         self._per_group[key[0]] += 1
@@ -125,7 +126,7 @@ class Subscribers:
             self._dispatcher.subscribe(consumer, subscription.lease, subscription.epoch)
 
     def end(self, subscriber: Subscriber, key: SubscriptionKey) -> None:
-        """A second time is harmless."""
+        """End a subscription; does nothing if there is none."""
         subscription = subscriber.subscriptions.pop(key, None)
         if subscription is None:
             return
@@ -143,7 +144,7 @@ class Subscribers:
 
     @contextmanager
     def joins(self, subscriber: Subscriber, key: SubscriptionKey) -> Iterator[None]:
-        """Make a subscription within the quotas: those that are made meanwhile count as well."""
+        """Subscribe within the quotas; subscriptions in progress count towards them."""
         group, _ = key
         if key in subscriber.subscriptions:
             yield

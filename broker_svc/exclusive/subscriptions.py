@@ -1,14 +1,13 @@
-"""Subscriptions: who consumes what, for shared and for exclusive topics.
+"""Subscriptions: which client consumes which queue, for shared and for exclusive topics.
 
-The registry of one broker, in memory; sessions and unary clients go through the same code. A new
-subscriber of an exclusive queue preempts the old one: its marker is written before it is told (E2).
-A full resync or a heartbeat confirms ownership and never takes it (E7). How a client learns that it
-has lost a queue is the subject of `evictions`.
+Broker-local, in memory; sessions and unary clients use the same code. A new subscriber of an
+exclusive queue preempts the old one, whose marker is written before it is notified (E2). A full
+resync or a heartbeat confirms ownership and never takes it (E7). `evictions` notifies clients that
+have lost a queue.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 from broker_svc.consume.consumer import Consumer, FeedKey
@@ -76,19 +75,18 @@ class Subscriptions:
         self._markers = markers
         self._subscribers = subscribers
         self._evictions = evictions
-        self._looking: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return self._subscribers.subscriptions
 
     @property
     def exclusive_queues(self) -> int:
-        """Exclusive queues that the broker remembers: those in use, and no others."""
+        """Exclusive queues with a record in this broker: those in use, and no others."""
         return len(self._ownerships)
 
     @property
     def eviction_markers(self) -> int:
-        """Eviction markers that stand."""
+        """Eviction markers of all clients."""
         return len(self._markers)
 
     # --- subscribers come and go ---------------------------------------------------------------
@@ -97,20 +95,20 @@ class Subscriptions:
         self._subscribers.attach(subscriber)
 
     def detach(self, subscriber: Subscriber) -> None:
-        """Disconnect or timeout: its subscriptions end, and its client's markers with the last."""
+        """Disconnect or timeout: end its subscriptions; the last one also removes the markers."""
         if self._subscribers.detach(subscriber):
             self._markers.remove_client(subscriber.client_id)
 
     def close_consumer(self, subscriber: Subscriber, consumer: Consumer) -> None:
-        """A consumer of a session is closed: what it was subscribed to ends with it."""
+        """A consumer of a session is closed: end its subscriptions."""
         for key, subscription in list(subscriber.subscriptions.items()):
             if subscription.consumer is consumer:
                 self._subscribers.end(subscriber, key)
 
     async def topic_changed(self, topic: Topic) -> None:
-        """Consumers of a plain queue that spans more partitions now draw from all of them.
+        """Let consumers of a plain queue draw from partitions that were added.
 
-        Exclusive queues live in one.
+        An exclusive queue has only one.
         """
         partitions = partitions_of(topic.name, topic, self._settings.partitions)
         for subscriber, key, narrow in self._subscribers.consuming(topic.name):
@@ -123,39 +121,9 @@ class Subscriptions:
                 self._subscribers.begin(subscriber, key, Subscription(lease, narrow.consumer))
 
     def topic_deleted(self, name: str) -> None:
-        """Ownership goes with the queues; who still has one, after half a deletion, confirms it."""
+        """Ownership is deleted with the queues. After half a deletion, owners resync to confirm."""
         for client_id, queue in self._subscribers.owning(name):
             self._evictions.end_all(queue, client_id, RESYNC_REQUIRED)
-
-    # --- what storage says ---------------------------------------------------------------------
-
-    def link_up(self, partition: int) -> None:
-        """Takeovers whose answer was lost can be read now."""
-        for key in self._ownerships.unresolved(partition):
-            self._look(self._resolve(key))
-
-    def check_owner(self, key: FeedKey, epoch: int) -> None:
-        """A reserve of the owner was refused: its queue or its group may have been deleted."""
-        self._look(self._check(key, epoch))
-
-    def _look(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._looking.add(task)
-        task.add_done_callback(self._looking.discard)
-
-    async def _resolve(self, key: FeedKey) -> None:
-        queue = self._ownerships.get(key)
-        async with queue.lock():
-            with suppress(TidemarkError):  # the link is gone again; the next one tries
-                await self._ownerships.resolve(queue)
-
-    async def _check(self, key: FeedKey, epoch: int) -> None:
-        queue = self._ownerships.get(key)
-        async with queue.lock():
-            with suppress(TidemarkError):  # the next reserve is refused again
-                lost_by = await self._ownerships.lost(queue, epoch)
-                if lost_by is not None:
-                    self._evictions.end_all(queue, lost_by.client_id, RESYNC_REQUIRED)
 
     # --- syncs ---------------------------------------------------------------------------------
 
@@ -194,14 +162,14 @@ class Subscriptions:
     def heartbeat(
         self, subscriber: Subscriber, group: str, entries: Iterable[Entry]
     ) -> list[subscription_pb2.UnsubscribeNotice]:
-        """What the client reports and does not own (E5): told again, whether it listens or not."""
+        """Notices for queues that the client reports and does not own (E5)."""
         notices = (self._evictions.notice_again(subscriber, group, entry) for entry in entries)
         return [notice for notice in notices if notice is not None]
 
     def access_state(self, subscriber: Subscriber, key: FeedKey) -> State:
-        """Whether a client may consume an exclusive queue, answered without storage (E3).
+        """Whether a client may consume an exclusive queue, decided without storage (E3).
 
-        It may in the incarnation that has subscribed: an earlier or another one has to resync.
+        Only the incarnation that has subscribed may; another one has to resync.
         """
         client_id = subscriber.client_id
         _, lmq_name, group = key
@@ -236,7 +204,7 @@ class Subscriptions:
         result = subscription_pb2.SubscriptionResult(lmq_name=entry.lmq_name)
         try:
             topic = await self._topics.get(LmqName.parse(entry.lmq_name).topic)
-            # Carried through also if the client goes meanwhile: half a takeover would block others.
+            # Completed even if the client disconnects: half a takeover would block others.
             changing = asyncio.ensure_future(change(subscriber, group, entry, consumer, topic))
             result.state, result.epoch = await asyncio.shield(changing)
         except TidemarkError as error:
@@ -264,7 +232,7 @@ class Subscriptions:
                     self._subscribers.begin(subscriber, key, Subscription(lease, consumer))
                 current = self._topics.known(topic.name)
                 if current is not None and current.version != topic.version:
-                    await self.topic_changed(current)  # it was not there to be widened
+                    await self.topic_changed(current)  # the update missed this new subscription
             return ACTIVE, 0
         self._evictions.check_room(subscriber.client_id, key)
         queue = self._exclusive(entry.lmq_name, group, topic)
@@ -294,7 +262,7 @@ class Subscriptions:
             self._evictions.evict(queue, before, by=subscriber)
         held = subscriber.subscriptions.get(key)
         if held is not None and held.epoch == owner.epoch and held.consumer is consumer:
-            lease.release()  # it was the owner already: its waiting consumers keep waiting
+            lease.release()  # already the owner: its waiting consumers keep waiting
             self._dispatcher.resume(queue.key)
         else:
             self._own(subscriber, key, Subscription(lease, consumer, queue, owner.epoch))
@@ -308,7 +276,7 @@ class Subscriptions:
         consumer: Consumer | None,
         topic: Topic,
     ) -> tuple[State, int]:
-        """Part of a full resync: ownership is compared, never taken."""
+        """One entry of a full resync: ownership is compared, never taken."""
         key = (group, entry.lmq_name)
         if not topic.settings.exclusive:
             return await self._add(subscriber, group, entry, consumer, topic)
@@ -342,7 +310,7 @@ class Subscriptions:
                 # Another incarnation of the client that consumes the queue keeps it.
                 if self._subscribers.holder(subscriber.client_id, key) in (None, subscriber):
                     await self._ownerships.drop(queue, subscriber.client_id, entry.epoch)
-                self._subscribers.end(subscriber, key)  # only now: what failed can be repeated
+                self._subscribers.end(subscriber, key)  # only now: a failed drop can be repeated
         self._subscribers.end(subscriber, key)
         return NOT_SUBSCRIBED, 0
 
@@ -354,9 +322,9 @@ class Subscriptions:
         *,
         ignore_unavailable: bool = False,
     ) -> None:
-        """`ignore_unavailable`: end the subscription even where storage cannot be reached.
+        """`ignore_unavailable`: end the subscription even if storage cannot be reached.
 
-        The client stays its owner there until another takes it, or it comes back itself.
+        There the client stays the owner until another client takes over, or it returns itself.
         """
         kept = set(except_for)
         for held_group, lmq_name in list(subscriber.subscriptions):
@@ -369,7 +337,7 @@ class Subscriptions:
                         raise
                     self._subscribers.end(subscriber, (group, lmq_name))
 
-    # --- inside --------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------
 
     def _exclusive(self, lmq_name: str, group: str, topic: Topic) -> ExclusiveQueue:
         (partition,) = partitions_of(lmq_name, topic, self._settings.partitions)
@@ -378,7 +346,7 @@ class Subscriptions:
     async def _place(
         self, lease: Lease, group: str, start: subscription_pb2.StartPosition | None
     ) -> None:
-        """Let a shared group begin where the subscription says."""
+        """Place a shared group at the start position of the subscription."""
         if start is None:
             return
         for queue in lease.queues:
@@ -395,7 +363,7 @@ class Subscriptions:
     def _own(
         self, subscriber: Subscriber, key: SubscriptionKey, subscription: Subscription
     ) -> None:
-        """The subscriber is the owner: earlier consumers no longer draw from the queue."""
+        """Begin the owner's subscription; earlier consumers no longer draw from the queue."""
         assert subscription.exclusive is not None, "only exclusive queues are owned"
         for other in self._subscribers.of(subscriber.client_id):
             self._subscribers.end(other, key)

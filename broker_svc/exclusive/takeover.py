@@ -1,8 +1,8 @@
 """The takeover of an exclusive queue as a state machine: OWNED, TRANSFERRING, OWNED (E9).
 
 Pure: events in, a new state out; an event that a state does not allow raises and changes nothing.
-While a transfer is under way nothing is delivered to anybody. A claim whose outcome is unknown
-stays TRANSFERRING until storage has been read.
+During a transfer nothing is delivered. A claim whose outcome is unknown stays TRANSFERRING until
+storage has been read.
 
     state         event                        next
     VACANT        transfer_began(B)            TRANSFERRING(to B)
@@ -10,7 +10,7 @@ stays TRANSFERRING until storage has been read.
     OWNED(A, n)   transfer_began(B)            TRANSFERRING(to B, from A, n)
     OWNED(A, n)   confirmed(A, n)              OWNED(A, n)
     TRANSFERRING  transferred(B, m > n)        OWNED(B, m)
-    TRANSFERRING  refused()                    what was before
+    TRANSFERRING  refused()                    the state before
     TRANSFERRING  outcome_unknown()            TRANSFERRING, to be read
     any           read(X, m >= n)              OWNED(X, m), or VACANT(m) without an X
 """
@@ -19,30 +19,30 @@ from typing import NamedTuple
 
 
 class IllegalEvent(Exception):
-    """The state does not allow the event: a mistake of the program."""
+    """The state does not allow the event: a bug."""
 
 
 class Owner(NamedTuple):
-    """A client and the epoch under which it owns."""
+    """A client and the epoch of its ownership."""
 
     client_id: str
     epoch: int
 
 
 class Vacant(NamedTuple):
-    """No owner; `epoch` is the last one known, 0 if none is."""
+    """No owner; `epoch` is the last known one, 0 if there is none."""
 
     epoch: int = 0
 
 
 class Owned(NamedTuple):
-    """One client owns."""
+    """One client is the owner."""
 
     owner: Owner
 
 
 class Transferring(NamedTuple):
-    """Ownership is on its way; `before` is what it was, `must_read` that only storage knows."""
+    """A takeover is in progress; with `must_read` its outcome is unknown until storage is read."""
 
     to_client_id: str
     before: Vacant | Owned
@@ -82,7 +82,8 @@ def confirmed(state: State, owner: Owner) -> Owned:
 
 
 def transferred(state: State, epoch: int) -> Owned:
-    """Storage has raised the epoch for the new owner, or said that it owned already."""
+    """Storage has raised the epoch for the new owner, or confirmed that it already was the
+    owner."""
     match state:
         case Transferring(to_client_id, before, _) if epoch >= epoch_of(before):
             return Owned(Owner(to_client_id, epoch))
@@ -90,23 +91,23 @@ def transferred(state: State, epoch: int) -> Owned:
 
 
 def refused(state: State) -> Vacant | Owned:
-    """Storage has said no, and nothing was changed."""
+    """Storage refused the takeover and changed nothing."""
     match state:
         case Transferring(_, before, False):
             return before
-    raise IllegalEvent(f"nothing was asked in {state}")
+    raise IllegalEvent(f"no takeover is pending in {state}")
 
 
 def outcome_unknown(state: State) -> Transferring:
-    """The link broke under the claim."""
+    """The link broke during the takeover."""
     match state:
         case Transferring():
             return state._replace(must_read=True)
-    raise IllegalEvent(f"nothing was asked in {state}")
+    raise IllegalEvent(f"no takeover is pending in {state}")
 
 
 def read(state: State, client_id: str, epoch: int) -> Vacant | Owned:
-    """Storage was read: the client that it names is the owner."""
+    """Storage was read: the client it names is the owner."""
     if epoch < epoch_of(state):
         raise IllegalEvent(f"epoch {epoch} is older than {state}")
     return Owned(Owner(client_id, epoch)) if client_id else Vacant(epoch)

@@ -1,9 +1,9 @@
 """Activity leases: "this queue is in use", in memory (I2, I3).
 
 Creating a lease is serialized with cleanup of that queue: a lease counts from the moment it is
-asked for, and one that finds a cleanup under way waits for its end. The queue is loaded before
-anything else that is asked of it, because a link keeps the order; if that fails, the lease is
-dropped and the caller gets the reason.
+requested, and waits for the end of a cleanup in progress. The queue is loaded before any other
+operation on it, because a link keeps the order; if loading fails, the lease is dropped and the
+caller gets the reason.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ class Lease:
 
     @property
     def failed(self) -> bool:
-        """Whether no partition has the queue loaded, or all may have forgotten it since."""
+        """Whether no partition has the queue loaded, or all may have unloaded it since."""
         return all(queue.loading is None or _has_failed(queue.loading) for queue in self.queues)
 
     async def loaded(self) -> None:
         """Return once storage has loaded the queue; raise if it could not, or the link broke.
 
-        A partition that is away takes no share of the queue (L4): it is loaded there once the
-        link is up again. One that is there is enough.
+        An unreachable partition takes no share of the queue (L4): the queue is loaded there once
+        the link is up again. One reachable partition is enough.
         """
-        # All of them before the first wait: a link that breaks meanwhile forgets its own.
+        # Collected before the first await: a link that breaks meanwhile resets `loading`.
         loading = [queue.loading for queue in self.queues if queue.loading is not None]
-        assert loading, "a lease begins with loading its queue, and the caller has seen no failure"
+        assert loading, "a lease loads its queue first, and the caller has seen no failure"
         away: list[TidemarkError] = []
         for answer in loading:
             try:
@@ -61,14 +61,14 @@ class Lease:
             raise away[0]
 
     def release(self) -> None:
-        """Give it up; a second time is harmless."""
+        """Release the lease; a second call does nothing."""
         leases, self._leases = self._leases, None
         if leases is not None:
             leases.drop(self.queues)
 
 
 class ActivityLeases:
-    """Makes and drops leases."""
+    """Creates and drops leases."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class ActivityLeases:
         self.active = 0
         """Publisher and subscriber leases, counted per partition."""
         self.busy_queues = 0
-        """Queues that have any."""
+        """Queues with at least one lease."""
 
     async def acquire(self, lmq_name: str, topic: Topic) -> Lease:
-        """A lease on a queue, also in partitions that do not know its topic yet."""
+        """A lease on a queue; brings the topic to partitions that do not know it yet."""
         partitions = partitions_of(lmq_name, topic, len(self._links))
         idle_after_ms = topic.settings.idle_after_ms
         try:
@@ -110,9 +110,9 @@ class ActivityLeases:
         return lease
 
     def begin(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease | None:
-        """A lease whose queue is being loaded: what is asked of it from now on comes after that.
+        """A lease whose queue is being loaded: later operations on the queue follow the loading.
 
-        None while a cleanup of the queue is under way: wait for it, or use `create`.
+        None during a cleanup of the queue: wait for it, or use `create`.
         """
         now_ms = self._clock.monotonic_ms()
         keys = [(partition, lmq_name) for partition in partitions]
@@ -128,9 +128,9 @@ class ActivityLeases:
         return Lease(self, tuple(queues))
 
     def reload(self, partition: int) -> None:
-        """Storage may have forgotten what it had loaded: load what is leased again.
+        """Storage may have unloaded its queues: load those with a lease again.
 
-        The rest is loaded on its next use.
+        The others are loaded on their next use.
         """
         for queue in self._tracking:
             if queue.partition == partition:
@@ -150,7 +150,7 @@ class ActivityLeases:
         materialize = exchange_pb2.Materialize(lmq_name=queue.lmq_name, create=True)
         operation = exchange_pb2.Operation(materialize=materialize)
         loading = self._links[queue.partition].send(operation)
-        loading.add_done_callback(_look_at)
+        loading.add_done_callback(_mark_retrieved)
         return loading
 
     async def _cleaned(self, lmq_name: str, partitions: tuple[int, ...]) -> None:
@@ -160,8 +160,8 @@ class ActivityLeases:
                 await asyncio.shield(queue.cleaning)
 
 
-def _look_at(loading: Answer) -> None:
-    """Mark the error as seen: its waiter may be gone, and asyncio would report it as lost."""
+def _mark_retrieved(loading: Answer) -> None:
+    """Mark the error as retrieved: its waiter may be gone, and asyncio would log it."""
     if not loading.cancelled():
         loading.exception()
 

@@ -1,8 +1,8 @@
 """Cleanup: unloads idle queues from storage and drops their records here (I3, I4, I6).
 
-The automatic path looks at queues whose idle window has elapsed; the direct one is a diagnostic
-that asks storage about any queue. Both keep the same guards and answer with the same closed
-outcomes; a link that breaks is UNAVAILABLE and no outcome at all.
+The automatic path checks queues whose idle window has elapsed; the direct call is a diagnostic that
+asks storage about any queue. Both apply the same guards and have the same closed outcomes. A broken
+link is UNAVAILABLE, never an outcome.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from tidemark.telemetry import counter
 
 CANDIDATES_PER_PASS_MAX = 1000
 PASS_MS_MAX = 1_000
-"""How long the next pass waits for one: a partition that does not answer holds up no other."""
+"""How long the next pass waits for this one: an unresponsive partition delays no other."""
 
 _log = logging.getLogger(__name__)
 
 
 class EvictionOutcome(Enum):
-    """What came of an attempt to unload a queue. Closed (I4)."""
+    """The outcome of an attempt to unload a queue. Closed (I4)."""
 
     NOT_TRACKED = "NOT_TRACKED"
     ACTIVE = "ACTIVE"
@@ -87,7 +87,7 @@ class Cleanup:
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def evict(self, key: QueueKey) -> EvictionOutcome:
-        """The direct call: keeps the guards, and asks storage about queues not tracked here."""
+        """The direct call: applies the guards, and asks storage about untracked queues."""
         while True:
             queue = self._tracking.find(key)
             if queue is None:
@@ -99,12 +99,13 @@ class Cleanup:
                 return outcome
 
     async def _clean(self, queue: TrackedQueue) -> EvictionOutcome | None:
-        """The automatic path: what is not unloaded is looked at again after another window."""
+        """The automatic path: a queue that was not unloaded is checked again after another
+        window."""
         outcome = None
         try:
             outcome = await self._try(queue)
         except NotOwner:
-            self._tracking.forget(queue)  # another broker sees to it
+            self._tracking.forget(queue)  # another broker holds the partition now
             return None
         except TidemarkError as error:
             _log.info("not unloaded", extra={"queue": queue.lmq_name, "why": error.reason})
@@ -124,7 +125,7 @@ class Cleanup:
         if guard is not None:
             return guard
         # No lease is granted from here until the answer (see activity_leases.py). The answer ends
-        # the cleanup, not the caller: a direct call may be cancelled after storage was asked.
+        # the cleanup, not the caller, because a direct call may be cancelled before it arrives.
         queue.cleaning = asyncio.get_running_loop().create_future()
         answer = self._ask_storage(queue.key)
         answer.add_done_callback(partial(self._answered, queue))
@@ -171,7 +172,7 @@ class Cleanup:
 
 
 def _outcome_of(result: exchange_pb2.OperationResult) -> EvictionOutcome:
-    """What storage has answered; raises its error."""
+    """The outcome in storage's answer; raises its error."""
     if result.HasField("error"):
         raise from_status(result.error)
     name = topic_pb2.EvictionOutcome.Name(result.unmaterialize.outcome)

@@ -1,7 +1,7 @@
-"""Tracking: the broker's light record of each queue in use, and nothing of any other.
+"""Tracking: the broker's light record of each queue in use, and of no other.
 
-Counts activity leases, delivery tags and settlements under way per queue, so that "may this queue
-be unloaded?" is answered in one look (I4). A queue that was unloaded is forgotten completely (I9).
+Counts activity leases, delivery tags and pending settlements per queue, so that cleanup decides
+from one record whether to unload it (I4). The record of an unloaded queue is dropped (I9).
 """
 
 import asyncio
@@ -20,6 +20,7 @@ class TrackedQueue:
     """One queue in one partition. `leases` is the number of activity leases on it."""
 
     __slots__ = (
+        "check_at_ms",
         "cleaning",
         "deliveries",
         "idle_after_ms",
@@ -27,7 +28,6 @@ class TrackedQueue:
         "leases",
         "lmq_name",
         "loading",
-        "look_at_ms",
         "partition",
         "pending_settlements",
         "place_ms",
@@ -41,10 +41,10 @@ class TrackedQueue:
         self.deliveries = 0
         self.pending_settlements = 0
         self.idle_since_ms = now_ms
-        self.look_at_ms: int | None = None
-        """When it is to be looked at; None while that is open."""
+        self.check_at_ms: int | None = None
+        """When cleanup checks it; None while no check is planned."""
         self.place_ms: int | None = None
-        """Its place in the line of candidates, never later than that; None while it has none."""
+        """Its position in the heap of candidates, never after `check_at_ms`; None without one."""
         self.loading: Answer | None = None
         """The answer to loading it in storage; None if storage must be asked (again)."""
         self.cleaning: asyncio.Future[None] | None = None
@@ -79,7 +79,7 @@ class Tracking:
         return self._queues.get(key)
 
     def get(self, key: QueueKey, idle_after_ms: int, now_ms: int) -> TrackedQueue:
-        """The record of a queue, made if there is none; settings are those of now."""
+        """The record of a queue, created if missing; it gets the given idle window."""
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = TrackedQueue(*key, idle_after_ms, now_ms)
@@ -92,12 +92,12 @@ class Tracking:
             del self._queues[queue.key]
 
     def watch(self, queue: TrackedQueue, due_ms: int) -> None:
-        """Look at the queue at that time, and not before.
+        """Check the queue at that time, and not before.
 
-        A place that comes earlier is kept until its turn: a queue that is used all the time would
-        otherwise leave a place behind with every use.
+        An earlier heap entry is kept until it is due: otherwise a busy queue would leave an entry
+        behind with every use.
         """
-        queue.look_at_ms = due_ms
+        queue.check_at_ms = due_ms
         if queue.place_ms is not None and queue.place_ms <= due_ms:
             return
         if not self._candidates or due_ms < self._candidates[0][0]:
@@ -109,20 +109,20 @@ class Tracking:
         return self._candidates[0][0] if self._candidates else None
 
     def take_candidates(self, now_ms: int, limit: int) -> list[TrackedQueue]:
-        """Queues whose window may have elapsed. Those in use will be watched when they are not."""
+        """Queues whose window may have elapsed. Queues in use are watched once they are idle."""
         due: list[TrackedQueue] = []
         while len(due) < limit:
             self._tidy_front()
             if not self._candidates or self._candidates[0][0] > now_ms:
                 break
             queue = heappop(self._candidates)[2]
-            queue.look_at_ms = queue.place_ms = None
+            queue.check_at_ms = queue.place_ms = None
             if not queue.leases:
                 due.append(queue)
         return due
 
     def topic_changed(self, topic: Topic) -> None:
-        """Queues of a topic obey its new idle window, also those that wait for theirs to end."""
+        """Apply a topic's new idle window to its queues, including those already waiting."""
         for queue in self._queues.values():
             if topic_of(queue.lmq_name) == topic.name:
                 queue.idle_after_ms = topic.settings.idle_after_ms
@@ -130,7 +130,7 @@ class Tracking:
                     self.watch(queue, queue.idle_since_ms + queue.idle_after_ms)
 
     def queue_deleted(self, lmq_name: str, partitions: Iterable[int]) -> None:
-        """Storage may have unloaded it: its next use loads it again."""
+        """Storage may have unloaded the queue: its next use loads it again."""
         for partition in partitions:
             queue = self._queues.get((partition, lmq_name))
             if queue is not None:
@@ -146,14 +146,14 @@ class Tracking:
         while self._candidates:
             place_ms, _, queue = self._candidates[0]
             current = self._queues.get(queue.key) is queue and queue.place_ms == place_ms
-            if current and queue.look_at_ms == place_ms:
+            if current and queue.check_at_ms == place_ms:
                 return
             heappop(self._candidates)
-            if current and queue.look_at_ms is not None:
-                self._line_up(queue, queue.look_at_ms)
+            if current and queue.check_at_ms is not None:
+                self._line_up(queue, queue.check_at_ms)
 
     def link_lost(self, partition: int) -> None:
-        """Storage may have forgotten what it had loaded."""
+        """Storage may have unloaded the queues of the partition."""
         for queue in self._queues.values():
             if queue.partition == partition:
                 queue.loading = None

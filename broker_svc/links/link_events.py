@@ -1,4 +1,4 @@
-"""What happens on the links, told to whom it concerns."""
+"""Passes the events of links to the components that they concern."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from broker_svc.consume.deliveries import DeliveryDirectory
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.consume.settlements import Settlements
-from broker_svc.exclusive.subscriptions import Subscriptions
+from broker_svc.exclusive.owner_checks import OwnerChecks
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
@@ -18,7 +18,7 @@ class LinkEvents:
 
     leases: ActivityLeases
     dispatcher: Dispatcher
-    subscriptions: Subscriptions
+    owner_checks: OwnerChecks
     tracking: Tracking
     directory: DeliveryDirectory
     settlements: Settlements
@@ -39,7 +39,7 @@ class LinkEvents:
 
     def link_up(self, partition: int) -> None:
         self.leases.reload(partition)
-        self.subscriptions.link_up(partition)
+        self.owner_checks.link_up(partition)
         self.settlements.link_up(partition)
         self.dispatcher.link_up(partition)
 

@@ -1,1 +1,1 @@
-"""PublishPath: publishers and the path of a run to its partition."""
+"""Publishing: publishers, and the path of a run to its partition."""

@@ -1,7 +1,7 @@
-"""PublishPath: runs from clients to the partitions of their queues.
+"""The publish path: from a client's run to the partition of its queue.
 
-Checks a run without looking at single messages where it can, finds or makes its publisher, and
-hands it to the link. Runs of one connection and queue leave in the order in which they came.
+Checks a run, without looking at single messages where it can, finds or creates its publisher, and
+sends it over the link. Runs of one connection and queue are sent in the order of arrival.
 """
 
 import asyncio
@@ -42,11 +42,12 @@ Done = Callable[[message_pb2.PublishResult], None]
 """Called exactly once for each run."""
 
 _tracer = tracer(__name__)
-_TOPIC_UNHEARD_OF = (TopicVersionMismatch, TopicNotFound)
+_TOPIC_OUTDATED = (TopicVersionMismatch, TopicNotFound)
+"""The partition does not know the topic, or not its newest version."""
 
 
 class _Attempt(NamedTuple):
-    """A run on its way, and whose it is."""
+    """A run in flight, with its publisher and the callback for its result."""
 
     run: message_pb2.PublishRun
     publisher: Publisher
@@ -57,7 +58,7 @@ class _Attempt(NamedTuple):
 
 
 class PublishPath:
-    """What all publishing of a broker shares."""
+    """Publishes the runs of all connections of a broker."""
 
     def __init__(
         self,
@@ -75,12 +76,12 @@ class PublishPath:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
         self.published = Tally()
-        """Messages that were stored, those that were stored before included."""
+        """Stored messages, including duplicates of earlier runs."""
 
     def submit(
         self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
     ) -> None:
-        """Publish a run; its result is told to `done`, after the commit that stored it."""
+        """Publish a run; `done` gets its result, after the commit that stored it."""
         try:
             check_run(run, producer_id)
             name = LmqName.parse(run.lmq_name)
@@ -98,21 +99,21 @@ class PublishPath:
             done(_refused(run, error))
 
     async def open(self, lmq_name: str, cache: PublisherCache) -> Publisher:
-        """A publisher whose queue is loaded. Raises why there can be none."""
+        """A publisher whose queue is loaded; raises if it cannot be loaded."""
         topic = await self._topics.get(LmqName.parse(lmq_name).topic)
         publisher = cache.find(lmq_name, self._clock.monotonic_ms())
         if publisher is not None:
             self._widen(publisher, topic)
             if not publisher.lease.failed:
                 with suppress(TidemarkError):  # loaded again below, or refused
-                    await publisher.lease.loaded()  # a first publish may just have begun it
+                    await publisher.lease.loaded()  # a first publish may have just started it
                     return publisher
             cache.destroy(publisher)
         lease = await self._leases.acquire(lmq_name, topic)
         return cache.add(lmq_name, lease, self._clock.monotonic_ms())
 
     def healthy(self, partitions: Sequence[int]) -> list[int]:
-        """The partitions that take their share of publishes."""
+        """The partitions that accept publishes."""
         return [number for number in partitions if self._links[number].serving]
 
     def _publisher(self, lmq_name: str, topic: Topic, cache: PublisherCache) -> Publisher | None:
@@ -139,13 +140,13 @@ class PublishPath:
         if partitions != publisher.partitions:
             idle_after_ms = topic.settings.idle_after_ms
             lease = self._leases.begin(publisher.lmq_name, partitions, idle_after_ms)
-            if lease is not None:  # else one of them is being cleaned: the next run sees to it
+            if lease is not None:  # else one is being cleaned up: the next run widens
                 publisher.widen(lease)
 
     def _open_first(
         self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
     ) -> None:
-        """The topic is not known, or the queue is being cleaned: the run waits, in its order."""
+        """The topic is unknown, or the queue is being cleaned up: the run waits, in order."""
         waiting = cache.opening.get(run.lmq_name)
         if waiting is not None:
             waiting.append((run, producer_id, done))
@@ -176,7 +177,7 @@ class PublishPath:
         span = messaging.begin_publish(_tracer, sent, run.traceparent)
         if span is not None:
             operation.traceparent = traceparent_of(span)
-            # Kept with the run, for the spans of what becomes of it.
+            # Stored with the run, for the spans of its later steps.
             run.traceparent = run.traceparent or operation.traceparent
             attempt = attempt._replace(span=span)
         elif is_sampled(run.traceparent):
@@ -211,7 +212,7 @@ class PublishPath:
             attempt.cache.destroy(publisher)
         error = answer.exception()
         if error is not None:
-            assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+            assert isinstance(error, TidemarkError), "a link fails with TidemarkErrors only"
             messaging.end(attempt.span, error.reason)
             attempt.done(_refused(run, error))
             return
@@ -220,25 +221,26 @@ class PublishPath:
         if not result.HasField("error"):
             self.published.add(run.count, run.lmq_name)
             attempt.done(_published(run, publisher, link.partition, result.append))
-        elif again and isinstance(from_status(result.error), _TOPIC_UNHEARD_OF):
+        elif again and isinstance(from_status(result.error), _TOPIC_OUTDATED):
             self._start(self._repeat(attempt, link.partition))
         else:
             refusal = message_pb2.PublishResult(request_id=run.request_id, error=result.error)
             attempt.done(refusal)
 
     async def _repeat(self, attempt: "_Attempt", partition: int) -> None:
-        """The partition had not heard of the topic, or of its newest version."""
+        """Bring the topic to a partition that did not know its newest version, and publish
+        again."""
         try:
             topic = await self._topics.renew(topic_of(attempt.run.lmq_name))
             await self._topics.bring(partition, topic)
-            # The queue could not be loaded either: then the publisher is gone, and its lease.
+            # The queue could not be loaded either, so the publisher and its lease are gone.
             publisher = await self.open(attempt.run.lmq_name, attempt.cache)
             self._append(attempt._replace(publisher=publisher), topic, again=False)
         except TidemarkError as error:
             attempt.done(_refused(attempt.run, error))
 
     def _choose(self, run: message_pb2.PublishRun, publisher: Publisher) -> int:
-        """The partition of a run: pinned, or the only one, or the next healthy one in turn."""
+        """The partition of a run: pinned, or the only one, or the next healthy one, round robin."""
         partitions = publisher.partitions
         if run.HasField("partition"):
             if run.partition not in partitions:
@@ -265,7 +267,7 @@ def check_run(run: message_pb2.PublishRun, producer_id: str) -> None:
     """Raise for a run that can never be stored. Looks at single messages only where it must."""
     messages = len(run.batch.messages)
     if not messages or run.count != messages:
-        raise InvalidArgument(f"count says {run.count}, the batch has {messages}", field="count")
+        raise InvalidArgument(f"count is {run.count}, the batch has {messages}", field="count")
     body_bytes = run.batch.ByteSize()
     if messages > limits.RUN_MESSAGES_MAX or body_bytes > limits.RUN_BYTES_MAX:
         raise BatchTooLarge(
@@ -273,7 +275,7 @@ def check_run(run: message_pb2.PublishRun, producer_id: str) -> None:
         )
     _check_messages(run, look_at_payloads=body_bytes > limits.MESSAGE_BYTES_MAX)
     if len(run.traceparent) > limits.TRACEPARENT_BYTES_MAX:
-        raise InvalidArgument("that is no trace context", field="traceparent")
+        raise InvalidArgument("not a trace context", field="traceparent")
     if run.delay_ms > limits.DELAY_MS_MAX:
         raise InvalidArgument(f"at most {limits.DELAY_MS_MAX} ms", field="delay_ms")
     if run.ttl_ms > limits.TTL_MS_MAX:

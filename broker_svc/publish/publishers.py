@@ -1,8 +1,8 @@
 """Publishers: one sink and one activity lease each, cached where they are used (I5, I7, I8).
 
-A session keeps its publishers for its own life, the least recently used leaving first when there
-are too many; publishers of unary calls live by an idle timeout. A publisher is known by an id that
-the broker issued, and can be destroyed by it at any time.
+A session keeps its publishers until it ends; beyond the limit, the least recently used is
+destroyed. Publishers of unary calls end by an idle timeout. The broker issues each publisher an id,
+by which it can be destroyed at any time.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ class Publisher:
     """The right to publish to one queue. Cannot be copied: a second publisher is a second call.
 
     Its sink is the link of the partition that a run goes to; nothing waits here, so an idle
-    publisher costs no task. `unanswered` counts the runs on their way.
+    publisher costs no task. `unanswered` counts the runs in flight.
     """
 
     __slots__ = ("last_used_ms", "lease", "lmq_name", "partitions", "publisher_id", "unanswered")
@@ -32,7 +32,7 @@ class Publisher:
         self.unanswered = 0
 
     def widen(self, lease: Lease) -> None:
-        """Its queue lives in more partitions now: it goes on as the same publisher, in all."""
+        """Its queue spans more partitions now: the same publisher uses all of them."""
         self.lease.release()
         self.lease = lease
         self.partitions = tuple(queue.partition for queue in lease.queues)
@@ -47,8 +47,8 @@ class Publisher:
         raise TypeError("a publisher owns its lease and cannot be pickled")
 
 
-Waiting = tuple[PublishRun, str, Callable[[PublishResult], None]]
-"""A run, its producer, and who waits for its result."""
+WaitingRun = tuple[PublishRun, str, Callable[[PublishResult], None]]
+"""A run, its producer id, and the callback for its result."""
 
 
 class PublisherCache:
@@ -58,7 +58,7 @@ class PublisherCache:
         self._registry = registry
         self._publishers_max = publishers_max
         self._by_name: OrderedDict[str, Publisher] = OrderedDict()
-        self.opening: dict[str, list[Waiting]] = {}
+        self.opening: dict[str, list[WaitingRun]] = {}
         """Runs that wait, in order, until their queue has a publisher."""
         self._closed = False
 
@@ -74,7 +74,7 @@ class PublisherCache:
         return publisher
 
     def add(self, lmq_name: str, lease: Lease, now_ms: int) -> Publisher:
-        """A new publisher; if another was made meanwhile, that one, and the lease is released."""
+        """A new publisher; if there is one already, that one, and the lease is released."""
         if self._closed:
             lease.release()
             raise SessionNotFound("the connection is gone")
@@ -89,7 +89,7 @@ class PublisherCache:
         return publisher
 
     def check(self, publisher_id: int, lmq_name: str) -> None:
-        """Raise unless the publisher is one of this connection, and of that queue."""
+        """Raise unless the publisher belongs to this connection and that queue."""
         publisher = self._by_name.get(lmq_name)
         if publisher is None or publisher.publisher_id != publisher_id:
             raise PublisherNotFound(
@@ -105,7 +105,7 @@ class PublisherCache:
             publisher.lease.release()
 
     def expire(self, now_ms: int, idle_ms: int) -> int:
-        """Drop those that were not used for that long; returns how many."""
+        """Destroy publishers that were not used for that long; returns how many."""
         expired = 0
         while self._by_name:
             oldest = next(iter(self._by_name.values()))
@@ -116,7 +116,7 @@ class PublisherCache:
         return expired
 
     def close(self) -> None:
-        """The connection is gone: drop all of them, and take no more."""
+        """The connection has ended: destroy all publishers, and accept no more."""
         self._closed = True
         for publisher in list(self._by_name.values()):
             self.destroy(publisher)
@@ -127,23 +127,23 @@ class PublisherRegistry:
 
     def __init__(self, first_id: int) -> None:
         self._last_id = first_id
-        self._owners: dict[int, tuple[PublisherCache, Publisher]] = {}
+        self._by_id: dict[int, tuple[PublisherCache, Publisher]] = {}
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._by_id)
 
     def issue(self, cache: PublisherCache, lmq_name: str, lease: Lease, now_ms: int) -> Publisher:
         self._last_id += 1
         publisher = Publisher(self._last_id, lmq_name, lease, now_ms)
-        self._owners[publisher.publisher_id] = (cache, publisher)
+        self._by_id[publisher.publisher_id] = (cache, publisher)
         return publisher
 
     def revoke(self, publisher: Publisher) -> None:
-        self._owners.pop(publisher.publisher_id, None)
+        self._by_id.pop(publisher.publisher_id, None)
 
     def destroy(self, publisher_id: int) -> None:
         """Destroy a publisher by its id, wherever it is cached (I8)."""
-        found = self._owners.get(publisher_id)
+        found = self._by_id.get(publisher_id)
         if found is None:
             raise PublisherNotFound(
                 f"there is no publisher {publisher_id}", publisher=str(publisher_id)

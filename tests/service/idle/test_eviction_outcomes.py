@@ -130,7 +130,7 @@ async def test_the_automatic_path_finds_a_queue_not_idle_enough_that_is_used_mea
     assert again is not None
     again.release()
     (queue,) = lease.queues
-    queue.look_at_ms = None
+    queue.check_at_ms = None
     broker.components.tracking.watch(queue, broker.clock.monotonic_ms())
 
     assert await passing == [EvictionOutcome.NOT_IDLE_ENOUGH]
