@@ -11,7 +11,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-builtin-rules
 
 BIN := .venv/bin
-CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch bench examples tests)
+CODE := $(wildcard tidemark broker_svc storage_svc lifecycle_svc spark_batch pyspark_tidemark \
+	bench examples tests)
 
 # uv uses the certificates of the system.
 export UV_SYSTEM_CERTS ?= 1

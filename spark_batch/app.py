@@ -14,11 +14,12 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import uuid4
 
+from pyspark_tidemark.storage import addresses
 from spark_batch.api.job_service import JobService
 from spark_batch.passes.findings import Finding
 from spark_batch.scheduler import Job, JobName, Outcome, Scheduler
 from spark_batch.session import start_session
-from spark_batch.storage_client import addresses, find_partitions
+from spark_batch.storage_client import find_partitions
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
+from pyspark_tidemark.filters import NO_FILTER
 from spark_batch.charts import bars, columns
 from spark_batch.passes.table_reader import read
-from spark_batch.source import NO_FILTER
 from spark_batch.storage_client import find_partitions
 from tidemark.clock import Clock
 

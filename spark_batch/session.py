@@ -1,6 +1,8 @@
 """The Spark session of the jobs, and its configuration.
 
-The session is the same on one machine (`local[*]`) and on a cluster; only the master differs.
+The jobs run in any session, on one machine (`local[*]`) and on a cluster. A session that exists,
+and the configuration that `spark-submit` gave, are respected; the options here are the defaults of
+a session that this module starts itself.
 """
 
 import os
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.python.daemon.module": "spark_batch.worker_daemon",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+)
+"""Options of a session that this module starts, unless the settings have others."""
+
 BRIEF: Final[Mapping[str, str]] = MappingProxyType(
     {
         # Optimizing its own classes costs Java more time than a short job takes.
@@ -28,6 +42,9 @@ BRIEF: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Options of a session for a few small jobs, which spends most of its time starting."""
+
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""The variable by which `spark-submit` tells a Python program where its Java listens."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -39,36 +56,52 @@ class SparkMissing(RuntimeError):
 def start_session(
     settings: RetentionSettings, options: Mapping[str, str] = _NOTHING
 ) -> "SparkSession":
-    """Start Spark, or use the running session; takes some seconds. Raises SparkMissing.
+    """The session of this process, started if there is none; takes some seconds.
 
-    Options in the settings override those given here.
+    Options in the settings override those given here. Raises SparkMissing.
     """
-    missing = why_no_spark(settings.java_home)
-    if missing:
-        raise SparkMissing(missing)
+    environment = os.environ  # noqa: TID251 - passed on to Spark, and read as Spark wrote it
+    if _SUBMITTED not in environment:
+        missing = why_no_spark(settings.java_home)
+        if missing:
+            raise SparkMissing(missing)
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    if SparkContext._active_spark_context is not None:
+        # A builder would change the configuration of a session that others use.
+        return SparkSession.getActiveSession() or SparkSession(SparkContext.getOrCreate())
+    explicit = split_pairs(settings.spark_options)
+    if _SUBMITTED in environment:
+        return _submitted(explicit)
     # Spark's scripts and workers read these variables.
-    environment = os.environ  # noqa: TID251 - passed on, not read
     environment["JAVA_HOME"] = str(find_java_home(settings.java_home))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     # A Java that only computes the command line of the other one, in a second.
     environment.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     Thread(target=_import_early, daemon=True).start()
     builder = SparkSession.builder.appName("tidemark").master(settings.spark_master)
-    for key, value in {
-        "spark.ui.enabled": "false",
-        "spark.log.level": "WARN",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
-        "spark.python.daemon.module": "spark_batch.worker_daemon",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        **options,
-        **split_pairs(settings.spark_options),
-    }.items():
+    for key, value in {**DEFAULTS, **options, **explicit}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _submitted(explicit: Mapping[str, str]) -> "SparkSession":
+    """A session of the Java that `spark-submit` started: its master, name and configuration.
+
+    The defaults that a running session accepts are set where the submission has no value.
+    """
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in explicit.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    given = spark.sparkContext.getConf()
+    for key, value in DEFAULTS.items():
+        if key.startswith("spark.sql.") and not given.contains(key):
+            spark.conf.set(key, value)
+    return spark
 
 
 def _import_early() -> None:

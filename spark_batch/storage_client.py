@@ -1,18 +1,18 @@
 """The storage client of the driver and the executors: blocking gRPC, one channel per use.
 
+It has the calls that only the jobs make; tables are read by `pyspark_tidemark`.
 Spark runs Python in its own threads, so there is no event loop to share. Every failure is a
 `TidemarkError`; calls are not repeated, because a failed pass is run again.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
-import pyarrow as pa
 
+from pyspark_tidemark.storage import Described, PartitionAddress, addresses, locate
 from tidemark.api.storage.v1 import retention_pb2, storage_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
@@ -33,14 +33,6 @@ PendingApply = Callable[[], retention_pb2.ApplyRetentionResponse]
 _CALL_TIMEOUT_S: Final = 60.0
 _HOME: Final = 0
 """The home partition of topics."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionAddress:
-    """A partition and the address of the storage service that holds it."""
-
-    partition: int
-    address: str
 
 
 class StorageClient:
@@ -85,13 +77,6 @@ class StorageClient:
                 return
             request.page_token = page.next_page_token
 
-    def scan(self, request: retention_pb2.ScanTableRequest) -> Iterator[pa.RecordBatch]:
-        """The batches of one table of one partition, as they arrive."""
-        with _revived():
-            for piece in self._retention.ScanTable(request):
-                with pa.ipc.open_stream(piece.arrow) as stream:
-                    yield from stream
-
     def apply(self, request: retention_pb2.ApplyRetentionRequest) -> PendingApply:
         """Start a call; the result waits for its response."""
         begun = self._retention.ApplyRetention.future(
@@ -115,18 +100,9 @@ class StorageClient:
         return inject()
 
 
-def addresses(option: str) -> list[str]:
-    """The addresses of a comma-separated list."""
-    found = [each.strip() for each in option.split(",") if each.strip()]
-    if not found:
-        raise ValueError("no storage address given")
-    return found
-
-
 def find_partitions(storage: str) -> list[PartitionAddress]:
     """The address of every partition of the cluster; raises if one is missing."""
-    found: dict[int, PartitionAddress] = {}
-    partitions = 0
+    services = []
     for address in addresses(storage):
         with StorageClient(address) as client:
             described = client.describe()
@@ -135,13 +111,12 @@ def find_partitions(storage: str) -> list[PartitionAddress]:
                 f"storage at {address} has format {described.format_version}, "
                 f"these jobs support {FORMAT_VERSION}"
             )
-        partitions = max(partitions, described.partitions)
-        for held in described.held:
-            found.setdefault(held.partition, PartitionAddress(held.partition, address))
-    missing = [number for number in range(partitions) if number not in found]
+        held = [each.partition for each in described.held]
+        services.append(Described(address, described.partitions, held))
+    found, missing = locate(services)
     if missing or not found:
         raise PartitionNotFound(f"no storage service at {storage} holds partitions {missing}")
-    return [found[number] for number in sorted(found)]
+    return found
 
 
 def find_topics(storage: str) -> list[Topic]:

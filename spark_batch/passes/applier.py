@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
 from spark_batch.storage_client import PendingApply, StorageClient
@@ -19,8 +20,15 @@ from spark_batch.storage_client import PendingApply, StorageClient
 CALLS_IN_PROGRESS_MAX: Final = 2
 """Concurrent calls of one task, so that storage always has the next one."""
 
-OUTCOME: Final = (
-    "topic string, retention_type string, removed bigint, bytes bigint, stale bigint, calls bigint"
+OUTCOME: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("retention_type", StringType()),
+        StructField("removed", LongType()),
+        StructField("bytes", LongType()),
+        StructField("stale", LongType()),
+        StructField("calls", LongType()),
+    ]
 )
 """The report of a task per topic and type; `removed` counts messages, queues or records."""
 
@@ -62,9 +70,8 @@ def _apply(
             _finish(*each, totals)
     if totals:
         rows = [(*key, *total) for key, total in totals.items()]
-        names = [column.split()[0] for column in OUTCOME.split(", ")]
         columns = [list(column) for column in zip(*rows, strict=True)]
-        yield pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+        yield pa.RecordBatch.from_pydict(dict(zip(OUTCOME.names, columns, strict=True)))
 
 
 def _finish(call: Call, client: StorageClient, pending: PendingApply, totals: _Totals) -> None:

@@ -14,11 +14,13 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
+from pyspark_tidemark.filters import ScanFilter
+from pyspark_tidemark.storage import PartitionAddress
+from pyspark_tidemark.tables import TABLES
 from spark_batch.passes import rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
 from spark_batch.passes.findings import Counts, Finding, explain
-from spark_batch.source import TABLES, ScanFilter
-from spark_batch.storage_client import PartitionAddress, find_partitions, find_topics
+from spark_batch.storage_client import find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
 from tidemark.telemetry import LateSpan, current_traceparent, tracer
@@ -176,8 +178,9 @@ class Jobs:
             )
             for topic in topics
         ]
-        row = "(?, ?, CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT))"
-        names = ", ".join(each.split()[0] for each in rules.LIMITS.split(", "))
+        casts = [f"CAST(? AS {column.dataType.simpleString()})" for column in rules.LIMITS]
+        row = f"({', '.join(casts)})"
+        names = ", ".join(rules.LIMITS.names)
         values = ", ".join([row] * len(rows))
         return self._spark.sql(
             f"SELECT * FROM VALUES {values} AS limits({names})",

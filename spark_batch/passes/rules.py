@@ -8,6 +8,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 EXPIRED: Final = "expired"
 COMPLETED: Final = "completed"
@@ -29,9 +30,14 @@ PLAN: Final = (
 )
 """The columns of a plan: one row per run, per queue, or per table of old records."""
 
-LIMITS: Final = (
-    "topic string, retention_enabled boolean, retention_seconds bigint, "
-    "completed_retention_seconds bigint, max_wait_time_seconds bigint"
+LIMITS: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("retention_enabled", BooleanType()),
+        StructField("retention_seconds", LongType()),
+        StructField("completed_retention_seconds", LongType()),
+        StructField("max_wait_time_seconds", LongType()),
+    ]
 )
 """The columns of `topics`: the limits of the rules for runs."""
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_batch.source import TABLES, ScanFilter, StoragePartition, TidemarkReader, schema_of
-from spark_batch.storage_client import PartitionAddress
+from pyspark_tidemark.filters import ScanFilter
+from pyspark_tidemark.reader import StoragePartition, TidemarkReader
+from pyspark_tidemark.storage import PartitionAddress
+from pyspark_tidemark.tables import TABLES, schema_of
 
 
 def read(

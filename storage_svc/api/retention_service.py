@@ -19,6 +19,7 @@ from tidemark import limits
 from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
 from tidemark.clock import Clock
 from tidemark.errors import BatchTooLarge, InvalidArgument
+from tidemark.names import LmqName
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,7 +52,11 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             request.topic,
             request.after_time.ToMilliseconds(),
             request.before_time.ToMilliseconds(),
+            request.lmq_name,
+            request.prefix,
         )
+        if request.lmq_name:
+            LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
         batch_rows = request.batch_rows or BATCH_ROWS_DEFAULT
         async with aclosing(

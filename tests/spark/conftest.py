@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from spark_batch.passes.jobs import Jobs, Pass
 from spark_batch.session import start_session
-from spark_batch.source import register
 from tests.support.storage_client import RunningStorage
 from tidemark.clock import ManualClock
 from tidemark.settings import RetentionSettings
@@ -35,7 +34,6 @@ LOOPBACK = (
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     started = start_session(RetentionSettings(spark_master="local[2]", spark_options=LOOPBACK))
-    register(started)
     yield started
     started.stop()
 

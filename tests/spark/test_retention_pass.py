@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -58,13 +58,25 @@ async def taken_and_settled(exchange: Any, lmq_name: str, group: str = "default"
         await exchange.ask(settle(each.receipt))
 
 
+@pytest.fixture
+def other_zone(spark: SparkSession) -> Iterator[None]:
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
 async def test_expired_and_completed_messages_leave_and_everything_else_stays(
     storage: RunningStorage,
     clock: ManualClock,
     retention: RunPass,
+    other_zone: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """R1, R2, R6, R8: in every partition, with a row of history each and a line to grep for."""
+    """R1, R2, R6, R8: in every partition, with a row of history each and a line to grep for.
+
+    P1: the session has another time zone than ours would have.
+    """
     topics = [
         await storage.create_topic("old", retention_enabled=True, retention_seconds=10),
         await storage.create_topic("done", retention_enabled=True, completed_retention_seconds=5),

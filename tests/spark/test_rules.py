@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_batch import source
+from pyspark_tidemark.tables import TABLES
 from spark_batch.passes import rules
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
-RUNS = source.TABLES["runs"].columns
-QUEUES = source.TABLES["queues"].columns
+RUNS = TABLES["runs"].schema
+QUEUES = TABLES["queues"].schema
 
 Rule = Callable[[DataFrame, DataFrame, int], DataFrame]
 

@@ -4,15 +4,21 @@ from typing import Any
 
 import pytest
 
+from storage_svc.engines.engine import Table
+from tests.support.counted_reads import count_reads
 from tests.support.retention_calls import UNKNOWN_TABLE, settled, table
-from tests.support.storage_client import ExchangeClient, RunningStorage, append, reserve
+from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
 from tidemark import errors
+from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.api.storage.v1.retention_pb2 import (
     SCAN_TABLE_NAME_GROUPS,
+    SCAN_TABLE_NAME_HISTORY,
     SCAN_TABLE_NAME_MESSAGES_CONSUMED,
     SCAN_TABLE_NAME_QUEUES,
     SCAN_TABLE_NAME_RUNS,
+    SCAN_TABLE_NAME_SYSTEM_METRICS,
     SCAN_TABLE_NAME_UNSPECIFIED,
+    ScanTableName,
     ScanTableRequest,
 )
 from tidemark.api.storage.v1.storage_pb2 import DeleteTopicRequest
@@ -65,6 +71,68 @@ async def test_a_table_can_be_narrowed_to_columns_topic_and_time(
     assert rows == [{"start": 1}]
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"lmq_name": "jobs/a7"}, ["jobs/a7"]),
+        ({"lmq_name": "jobs"}, ["jobs"]),
+        ({"lmq_name": "jobs/a7", "topic": "jobs", "prefix": "jobs/a"}, ["jobs/a7"]),
+        ({"lmq_name": "jobs/a7", "topic": "other"}, []),
+        ({"lmq_name": "jobs/a7", "prefix": "jobs/b"}, []),
+        ({"lmq_name": "jobs/none"}, []),
+        ({"prefix": "jobs/b"}, ["jobs/b1", "jobs/b2"]),
+        ({"prefix": "jobs/b", "topic": "jobs"}, ["jobs/b1", "jobs/b2"]),
+        ({"prefix": "jobs/b", "topic": "other"}, []),
+        ({"prefix": "oth"}, ["other", "other/x"]),
+        ({"prefix": "other/"}, ["other/x"]),
+        ({"prefix": "oth", "topic": "other"}, ["other", "other/x"]),
+    ],
+)
+@pytest.mark.parametrize("name", [SCAN_TABLE_NAME_QUEUES, SCAN_TABLE_NAME_RUNS])
+async def test_a_queue_or_a_prefix_costs_what_it_holds_and_not_what_all_queues_hold(
+    storage: RunningStorage,
+    exchange: ExchangeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    name: ScanTableName.ValueType,
+    fields: dict[str, str],
+    expected: list[str],
+) -> None:
+    """P2: counted in rows that are read from the engine."""
+    await storage.create_topic("other")
+    names = [f"jobs/a{number}" for number in range(100)]
+    names += ["jobs", "jobs/b1", "jobs/b2", "other", "other/x"]
+    await exchange.ask_all(*(append(each, b"x") for each in names))
+
+    reads = count_reads(monkeypatch)
+    rows = await table(storage, name, **fields)
+
+    assert sorted(row["lmq_name"] for row in rows) == expected
+    assert reads[Table.CATALOG] <= 3
+    assert reads[Table.RUN_HEADERS] <= 3
+
+
+async def test_records_can_be_narrowed_to_a_queue_or_a_prefix(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """P2."""
+    for lmq_name in ("jobs/a", "jobs/b"):
+        await exchange.ask(append(lmq_name, b"x"))
+        await settled(exchange, lmq_name)
+        await exchange.ask(append(lmq_name, b"y"))
+        await exchange.ask(operation(purge=Purge(lmq_name=lmq_name)))
+
+    found = {
+        (name, option): [row["lmq_name"] for row in await table(storage, name, **{option: value})]
+        for name in (SCAN_TABLE_NAME_MESSAGES_CONSUMED, SCAN_TABLE_NAME_HISTORY)
+        for option, value in (("lmq_name", "jobs/a"), ("prefix", "jobs/b"), ("topic", "jobs"))
+    }
+
+    for name in (SCAN_TABLE_NAME_MESSAGES_CONSUMED, SCAN_TABLE_NAME_HISTORY):
+        assert found[name, "lmq_name"] == ["jobs/a"]
+        assert found[name, "prefix"] == ["jobs/b"]
+        assert found[name, "topic"] == ["jobs/a", "jobs/b"]
+
+
 async def test_a_queue_whose_topic_is_gone_keeps_no_table_from_being_read(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
@@ -85,6 +153,9 @@ async def test_a_queue_whose_topic_is_gone_keeps_no_table_from_being_read(
         ({"columns": ["no-such-column"]}, "INVALID_ARGUMENT"),
         ({"batch_rows": 65_537}, "INVALID_ARGUMENT"),
         ({"partition": 1}, "PARTITION_NOT_FOUND"),
+        ({"lmq_name": "a/b/c"}, "INVALID_NAME"),
+        ({"name": SCAN_TABLE_NAME_SYSTEM_METRICS, "topic": "a"}, "INVALID_ARGUMENT"),
+        ({"name": SCAN_TABLE_NAME_SYSTEM_METRICS, "prefix": "a"}, "INVALID_ARGUMENT"),
         pytest.param({"name": UNKNOWN_TABLE}, "INVALID_ARGUMENT"),
     ],
 )

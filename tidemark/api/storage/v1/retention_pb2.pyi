@@ -122,14 +122,22 @@ class ScanTableRequest(_message.Message):
     AFTER_TIME_FIELD_NUMBER: _builtins.int
     BEFORE_TIME_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     table: Global___ScanTableName.ValueType
     """The table."""
     topic: _builtins.str
-    """Only rows of this topic. Default "": all."""
+    """Only rows of this topic. Default "": all. `topic`, `lmq_name` and `prefix` are refused for
+    `system_metrics`, whose rows belong to no queue.
+    """
     batch_rows: _builtins.int
     """Maximum rows of one record batch. 1 to 65 536. Default 0: 8 192."""
+    lmq_name: _builtins.str
+    """Only rows of this queue. Default "": all."""
+    prefix: _builtins.str
+    """Only rows of queues whose name begins with this. Default "": all."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Columns. Default empty: all."""
@@ -152,10 +160,12 @@ class ScanTableRequest(_message.Message):
         after_time: _timestamp_pb2.Timestamp | None = ...,
         before_time: _timestamp_pb2.Timestamp | None = ...,
         batch_rows: _builtins.int = ...,
+        lmq_name: _builtins.str = ...,
+        prefix: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "batch_rows", b"batch_rows", "before_time", b"before_time", "columns", b"columns", "partition", b"partition", "table", b"table", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "batch_rows", b"batch_rows", "before_time", b"before_time", "columns", b"columns", "lmq_name", b"lmq_name", "partition", b"partition", "prefix", b"prefix", "table", b"table", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

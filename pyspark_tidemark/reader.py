@@ -1,0 +1,101 @@
+"""The readers: created by the driver, used by the executors, one input partition per partition.
+
+Spark imports this module in a new process for every planning step, so gRPC, which takes half a
+second to import, is imported only where storage is called.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from pyspark_tidemark.filters import NO_FILTER, ScanFilter, push
+from pyspark_tidemark.tables import TABLES
+
+if TYPE_CHECKING:
+    from pyspark_tidemark.storage import PartitionAddress
+
+
+class StoragePartition(InputPartition):
+    """One partition of storage."""
+
+    def __init__(self, target: "PartitionAddress") -> None:
+        super().__init__(target)
+        self.target = target
+
+
+class TidemarkReader(DataSourceReader):
+    """Reads one table. Works in every session: it leaves conditions of the query to Spark."""
+
+    def __init__(
+        self,
+        storage: str,
+        table: str,
+        columns: Sequence[str],
+        scan_filter: ScanFilter = NO_FILTER,
+        batch_rows: int = 0,
+    ) -> None:
+        self._storage = storage
+        self._table = table
+        self._columns = list(columns)
+        self._filter = scan_filter
+        self._batch_rows = batch_rows
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from pyspark_tidemark.storage import find_partitions
+
+        found = find_partitions(self._storage)
+        return [
+            StoragePartition(target)
+            for target in found
+            if self._filter.has_partition(target.partition)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, StoragePartition):
+            return  # Spark's stand-in where no partition is left to read
+        from pyspark_tidemark.storage import TableClient
+
+        with TableClient(partition.target.address) as client:
+            for topic, queue in self._filter.scans():
+                yield from client.scan(self._request(partition.target.partition, topic, queue))
+
+    def _request(self, partition: int, topic: str, queue: str) -> Any:
+        from pyspark_tidemark.messages import TABLE_NUMBERS, ScanTableRequest
+
+        request = ScanTableRequest(
+            partition=partition,
+            table=TABLE_NUMBERS[self._table],
+            columns=self._columns,
+            topic=topic,
+            lmq_name=queue,
+            prefix=self._filter.prefix,
+            batch_rows=self._batch_rows,
+        )
+        if self._filter.after_ms > 0:
+            _set_time(request.after_time, self._filter.after_ms)
+        if self._filter.before_ms is not None:
+            _set_time(request.before_time, self._filter.before_ms)
+        return request
+
+
+class PushingReader(TidemarkReader):
+    """Has storage evaluate the conditions of the query that it can evaluate.
+
+    Spark refuses a reader with `pushFilters` unless `spark.sql.python.filterPushdown.enabled` is
+    on, which it is not by default.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for condition in filters:
+            scan_filter = push(self._filter, TABLES[self._table], condition)
+            if scan_filter is None:
+                yield condition
+            else:
+                self._filter = scan_filter
+
+
+def _set_time(field: Any, time_ms: int) -> None:
+    field.seconds, ms = divmod(time_ms, 1000)
+    field.nanos = ms * 1_000_000

@@ -1,0 +1,123 @@
+"""The storage services as a reader calls them: blocking gRPC, one channel per use.
+
+Calls are not repeated: Spark repeats a task that failed.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import grpc
+import pyarrow as pa
+
+from pyspark_tidemark import messages
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),  # storage bounds the rows of a batch, not its bytes
+    # Detects a vanished peer within half a minute: a scan has no deadline.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_http_proxy", 0),
+)
+_CALL_TIMEOUT_S: Final = 60.0
+
+
+class StorageError(RuntimeError):
+    """A call to storage failed, or partitions are missing."""
+
+
+class PartitionAddress(NamedTuple):
+    """A partition and the address of the storage service that holds it."""
+
+    partition: int
+    address: str
+
+
+class Described(NamedTuple):
+    """A storage service: the number of partitions of its cluster, and those that it holds."""
+
+    address: str
+    partitions: int
+    held: list[int]
+
+
+class TableClient:
+    """One storage service. Close it, or use it as a context manager."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def describe(self) -> Described:
+        call: Any = self._channel.unary_unary(
+            messages.DESCRIBE_STORAGE,
+            request_serializer=messages.DescribeStorageRequest.SerializeToString,
+            response_deserializer=messages.DescribeStorageResponse.FromString,
+        )
+        with self._explained():
+            found = call(messages.DescribeStorageRequest(), timeout=_CALL_TIMEOUT_S)
+        return Described(self._address, found.partitions, [each.partition for each in found.held])
+
+    def scan(self, request: Any) -> Iterator[pa.RecordBatch]:
+        """The batches of one table of one partition, as they arrive."""
+        call: Any = self._channel.unary_stream(
+            messages.SCAN_TABLE,
+            request_serializer=messages.ScanTableRequest.SerializeToString,
+            response_deserializer=messages.ScanTableResponse.FromString,
+        )
+        with self._explained():
+            for piece in call(request):
+                with pa.ipc.open_stream(piece.arrow) as stream:
+                    yield from stream
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            code, detail = error.code().name, error.details()
+            raise StorageError(f"storage at {self._address}: {code}: {detail}") from None
+
+
+def addresses(option: str) -> list[str]:
+    """The addresses of a comma-separated list."""
+    found = [each.strip() for each in option.split(",") if each.strip()]
+    if not found:
+        raise ValueError("no storage address given")
+    return found
+
+
+def find_partitions(storage: str) -> list[PartitionAddress]:
+    """The address of every partition of the cluster; raises StorageError if one is missing."""
+    described = []
+    for address in addresses(storage):
+        with TableClient(address) as client:
+            described.append(client.describe())
+    found, missing = locate(described)
+    if missing or not found:
+        raise StorageError(f"no storage service at {storage} holds partitions {missing}")
+    return found
+
+
+def locate(described: Iterable[Described]) -> tuple[list[PartitionAddress], list[int]]:
+    """The address of each partition that is held, in order, and the partitions that are not."""
+    found: dict[int, PartitionAddress] = {}
+    partitions = 0
+    for service in described:
+        partitions = max(partitions, service.partitions)
+        for number in service.held:
+            found.setdefault(number, PartitionAddress(number, service.address))
+    missing = [number for number in range(partitions) if number not in found]
+    return [found[number] for number in sorted(found)], missing
