@@ -11,13 +11,11 @@ length first; no key uses one.)
 
 from struct import Struct
 
-_u16 = Struct(">H")
 _u32 = Struct(">I")
 _u64 = Struct(">Q")
 _u64x2 = Struct(">QQ")
 _u64x3 = Struct(">QQQ")
 
-u16 = _u16.pack
 u32 = _u32.pack
 u64 = _u64.pack
 u64x2 = _u64x2.pack
@@ -27,11 +25,6 @@ read_u64x2 = _u64x2.unpack_from
 read_u64x3 = _u64x3.unpack_from
 
 _END = b"\x00\x01"
-
-
-def read_u16(key: bytes, at: int = 0) -> int:
-    value: int = _u16.unpack_from(key, at)[0]
-    return value
 
 
 def read_u32(key: bytes, at: int = 0) -> int:

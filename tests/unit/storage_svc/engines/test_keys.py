@@ -40,9 +40,8 @@ def test_keys_give_back_their_parts(parts: tuple[bytes, int, bytes]) -> None:
     assert end == len(key)
 
 
-@given(st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), U64, U64, U64)
-def test_integers_of_every_width_round_trip(a: int, b: int, c: int, d: int, e: int) -> None:
-    assert keys.read_u16(b"#" + keys.u16(a), 1) == a
+@given(st.integers(0, 2**32 - 1), U64, U64, U64)
+def test_integers_of_every_width_round_trip(b: int, c: int, d: int, e: int) -> None:
     assert keys.read_u32(b"#" + keys.u32(b), 1) == b
     assert keys.read_u64(b"#" + keys.u64(c), 1) == c
     assert keys.read_u64x2(b"#" + keys.u64x2(c, d), 1) == (c, d)
