@@ -2,7 +2,7 @@
 
 A queue is looked at twice: as its handle has it, and as it would be recovered from the engine now.
 Both must say what the model says, so that a wrong row is found in the step that wrote it and not
-when somebody reopens the partition.
+when the partition is reopened.
 """
 
 from storage_svc.engines import rows
@@ -47,7 +47,7 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
     await _compare_tables(partition, model)
     await _compare_records(partition, model)
     _compare_deadlines(partition, model)
-    _nobody_waits_in_vain(model)
+    _no_consumer_waits_in_vain(model)
 
 
 async def compare_looks(partition: Partition, queue: QueueModel) -> None:
@@ -299,8 +299,8 @@ def _compare_deadlines(partition: Partition, model: PartitionModel) -> None:
         assert min(deadlines) <= next_ms <= min(deadlines) + BUCKET_MS
 
 
-def _nobody_waits_in_vain(model: PartitionModel) -> None:
-    """Whoever asked for more than there was hears of it when there is more."""
+def _no_consumer_waits_in_vain(model: PartitionModel) -> None:
+    """A consumer that asked for more than there was gets a notice when there is more."""
     for queue in model.queues.values():
         max_attempts = model.settings(queue).max_attempts
         for group in queue.groups.values():

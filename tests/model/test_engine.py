@@ -214,7 +214,7 @@ async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(engine: Eng
 # --- readers --------------------------------------------------------------------------------------
 
 
-async def test_a_reader_sees_every_key_that_nobody_changes_while_the_writer_goes_on(
+async def test_a_reader_sees_every_key_that_does_not_change_while_the_writer_goes_on(
     engine: Engine,
 ) -> None:
     """L2: phase one reads beside the writer, without blocking it."""

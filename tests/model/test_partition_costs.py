@@ -190,7 +190,7 @@ async def test_housekeeping_without_anything_to_do_makes_no_commit(
     assert await life.rows(Table.PRODUCERS, Table.PRODUCER_INDEX) == 0
 
 
-async def test_whoever_waits_for_room_among_what_came_back_is_told_when_runs_leave(
+async def test_a_group_that_waits_for_room_among_returned_slices_is_ready_when_runs_leave(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """V2: at the cap nothing is handed out; what leaves by its time to live makes room as well."""

@@ -97,7 +97,7 @@ class Held(NamedTuple):
 
 
 class StillClock(ManualClock):
-    """Wakes nobody: housekeeping happens when a rule asks for it, so that an example repeats."""
+    """Never wakes: housekeeping happens when a rule asks for it, so that an example repeats."""
 
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.get_running_loop().create_future()
@@ -179,8 +179,8 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(operations=st.lists(administrations, min_size=1, max_size=3), more=more)
     def administer(self, operations: list[Any], more: bool) -> None:
         for operation in operations:
-            # What a changed topic makes undeliverable, and when, must be clear; and nobody knows
-            # the number of a scheduled run before it was answered.
+            # The moment from which a changed topic makes messages undeliverable must be clear, and
+            # the id of a scheduled run is not known before it was answered.
             if isinstance(operation, (PutTopic, Unschedule)):
                 self.send()
             self.add([self._administer(operation)], more=True)
@@ -228,7 +228,7 @@ class PartitionMachine(RuleBasedStateMachine):
         confirmed=st.booleans(),
     )
     def a_strange_time_passes(self, step_ms: int, jump_ms: int, confirmed: bool) -> None:
-        """Nothing happens for long, the wall clock jumps, and then somebody keeps house."""
+        """Nothing happens for long, the wall clock jumps, and then housekeeping runs."""
         self.send()
         before_ms = self.partition.now_ms()
         self.clock.set_wall_ms(self.clock.wall_ms() + jump_ms)
@@ -300,7 +300,7 @@ class PartitionMachine(RuleBasedStateMachine):
             if written:
                 self.model.conclude()
             self.model.reloaded()
-            assert not self.events.expired, "nobody knows that they have"
+            assert not self.events.expired, "the outcome is unknown"
         self.run(audit(self.partition, self.model))
 
     async def _submit(self, operations: list[Operation[object]]) -> list[object] | None:

@@ -97,6 +97,6 @@ class PartitionModel(ModelState):
             reservations.expire_due(self, ExpireDue(), None)
 
     def reloaded(self) -> None:
-        """The partition was opened again: nothing is materialized, nobody is known to wait."""
+        """The partition was opened again: nothing is materialized, no consumer is known to wait."""
         for queue in self.queues.values():
             queue.unload()

@@ -65,7 +65,7 @@ def unschedule(model: ModelState, asked: Unschedule, _: object) -> object:
     if asked.schedule_id not in queue.scheduled:
         raise Refused(RunNotScheduled)
     if queue.scheduled[asked.schedule_id][0] <= model.now_ms:
-        raise Refused(RunNotScheduled)  # due already, though nobody has promoted it yet
+        raise Refused(RunNotScheduled)  # due already, though not promoted yet
     run = queue.scheduled.pop(asked.schedule_id)[1]
     model.touched.add(queue.queue_id)
     return Removed(run.messages)

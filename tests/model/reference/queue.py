@@ -111,7 +111,7 @@ class ModelGroup:
     owner_client_id: str = ""
     owner_epoch: int = 0
     waits: bool = False
-    """Whether somebody asked for more than there was and has not been told of more."""
+    """Whether a consumer asked for more than there was and has had no notice since."""
 
     def offer(self, run: Published) -> None:
         for offset in run.offsets:

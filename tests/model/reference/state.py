@@ -58,7 +58,7 @@ class ModelState:
         self.time_is_suspicious = False
         self.reservation_id = 0
         self.expired: list[int] = []
-        """Reservations that the last commit has ended, and nobody settled."""
+        """Reservations that the last commit has ended without a settlement."""
         self.told: set[tuple[str, str]] = set()
         """(queue, group) that the last commit has told of ready messages."""
         self.left_behind: dict[tuple[str, str], str] = {}

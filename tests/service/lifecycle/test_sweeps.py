@@ -321,7 +321,7 @@ async def test_a_replica_stands_by_while_another_sweeps_and_takes_over(
 async def test_a_replica_that_vanished_loses_its_lease(
     swept: SweptBroker, clock: ManualClock
 ) -> None:
-    """L4: nobody has to tell that a replica died."""
+    """L4: a replica that died needs no notice."""
     lease = LeaseSweepRequest(sweeper_id="dead", address="127.0.0.1:1", lease_ms=15_000)
     await swept.lifecycle.stop()
     assert (await swept.storage.LeaseSweep(lease)).granted
@@ -352,14 +352,14 @@ async def test_what_is_wrong_in_a_call_is_refused_with_its_field(swept: SweptBro
         await api.AnnouncePartition(AnnouncePartitionRequest(storage_address="nonsense"))
     with pytest.raises(PartitionNotFound):
         await api.WakePartition(WakePartitionRequest(partition=9))
-    with pytest.raises(InvalidArgument) as nobody:
+    with pytest.raises(InvalidArgument) as unnamed:
         await swept.storage.LeaseSweep(LeaseSweepRequest(lease_ms=1))
     with pytest.raises(InvalidArgument) as too_long:
         await swept.storage.LeaseSweep(
             LeaseSweepRequest(sweeper_id="a", address="a:1", lease_ms=600_001)
         )
 
-    refused = (partition, address, nobody, too_long)
+    refused = (partition, address, unnamed, too_long)
     assert [each.value.metadata["field"] for each in refused] == [
         "partition",
         "storage_address",

@@ -148,7 +148,7 @@ async def test_an_exchange_ends_when_its_broker_is_fenced_and_no_longer_drives(
     assert isinstance(await exchange.ended, errors.Fenced)
 
 
-async def test_nobody_binds_without_a_claim(storage: RunningStorage) -> None:
+async def test_no_broker_binds_without_a_claim(storage: RunningStorage) -> None:
     with pytest.raises(errors.Fenced):
         async with storage.bound(0, 0) as exchange:
             await exchange.ask(append("jobs", b"x"))

@@ -151,7 +151,7 @@ async def test_a_page_of_a_report_is_bounded(storage: RunningStorage) -> None:
         await storage.report_held(epoch, [b"not a receipt"])
 
 
-async def test_a_report_is_told_what_nobody_can_settle_any_more(
+async def test_the_answer_to_a_report_names_what_can_no_longer_be_settled(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """V6: what expired while the link was down; a settlement whose answer was lost is repeated."""

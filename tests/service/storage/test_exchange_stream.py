@@ -61,7 +61,7 @@ async def test_a_broker_that_stops_writing_gets_its_answers_and_the_end_of_the_s
     assert isinstance(await exchange.ended, errors.Unavailable)
 
 
-async def test_a_broker_that_never_reads_is_no_longer_read_from_and_holds_up_nobody(
+async def test_a_broker_that_never_reads_is_no_longer_read_from_and_delays_no_other(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
     """Its answers wait in a bounded number of frames; the exchange beside it goes on."""

@@ -163,7 +163,7 @@ async def test_a_settlement_in_the_name_of_no_client_is_fenced(
     assert isinstance(refused, errors.Fenced)
 
 
-async def test_nobody_is_served_from_an_exclusive_queue_without_owning_it(
+async def test_an_exclusive_queue_serves_no_client_that_does_not_own_it(
     exclusive: Exclusive,
 ) -> None:
     """E1."""
@@ -249,7 +249,7 @@ async def test_ownership_is_given_up_only_by_who_has_it(exclusive: Exclusive) ->
 
 
 async def test_epochs_grow_over_deletion_and_restart(exclusive: Exclusive) -> None:
-    """E10: whoever held the queue before it was deleted is fenced in the new one."""
+    """E10: the owner from before the deletion is fenced in the new queue."""
     storage, exchange = exclusive
     before = await exchange.ask(take("client-a"))
     await exchange.ask(operation(remove_queue=RemoveQueue(lmq_name="own/a")))

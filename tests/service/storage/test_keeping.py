@@ -70,7 +70,7 @@ async def test_settled_messages_go_when_retention_is_switched_off(
     monkeypatch: pytest.MonkeyPatch,
     cold: bool,
 ) -> None:
-    """R2: nobody will settle them again, and they would count towards the quota for ever."""
+    """R2: they are never settled again, and would count towards the quota without end."""
     monkeypatch.setattr(commit, "ERASED_PER_USE_MAX", 2)
     await storage.create_topic("kept", retention_enabled=True, queue_messages_max=4)
     for number in range(3):

@@ -82,7 +82,7 @@ async def test_what_is_used_in_the_same_frame_is_not_unloaded(exchange: Exchange
     assert len((await exchange.ask(reserve("jobs/a"))).slices) == 1
 
 
-async def test_a_queue_that_nobody_tracks_is_unloaded_after_twice_its_idle_window(
+async def test_a_queue_that_no_broker_tracks_is_unloaded_after_twice_its_idle_window(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """I9: what a broker tracks, or a reservation holds, stays."""

@@ -45,7 +45,7 @@ async def two_partitions(start_storage: StartStorage) -> RunningStorage:
     return storage
 
 
-async def test_a_dead_letter_reaches_its_topic_once_whoever_dies_in_between(
+async def test_a_dead_letter_reaches_its_topic_once_whichever_service_dies_in_between(
     two_partitions: RunningStorage,
 ) -> None:
     """L6: append once, clear; a repeat of either is stale; restarted between any two steps."""

@@ -152,7 +152,7 @@ async def test_a_partition_heals_whatever_kept_it_from_opening_again(
 async def test_housekeeping_goes_on_whatever_one_round_of_it_met(
     start_storage: StartStorage, clock: ManualClock, disks: list[FaultyEngines]
 ) -> None:
-    """I9, S3: without it no idle queue is unloaded, and nobody watches the disk."""
+    """I9, S3: without it no idle queue is unloaded, and the disk is not watched."""
     storage = await start_storage()
     (disk,) = disks
     disk.next_looks += [OSError("no such device"), RuntimeError("never heard of")]

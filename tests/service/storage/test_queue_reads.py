@@ -201,7 +201,7 @@ async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """V3: whoever looks reads beside the writer, and between two reads anything may go."""
+    """V3: a peek reads beside the writer, and between two reads any record may be deleted."""
     storage = await start_storage()
     await storage.create_topic("jobs")
     async with storage.exchange() as exchange:

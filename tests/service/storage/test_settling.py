@@ -175,7 +175,7 @@ async def test_an_extended_reservation_expires_later(
 async def test_every_commit_under_an_exchange_expires_what_is_due(
     exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """V1: nobody has to ask for it where anything else happens, in whatever queue."""
+    """V1: any commit expires it, whichever queue that commit is for."""
     await exchange.ask(append("jobs/a", b"x"))
     got = await reserved(exchange, "jobs/a", visibility_ms=50)
     await exchange.ask(append("jobs/b", b"x"))
@@ -191,7 +191,7 @@ async def test_every_commit_under_an_exchange_expires_what_is_due(
 async def test_a_settlement_in_the_commit_that_would_expire_it_comes_first(
     exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """V6: it is late, and nobody else has the message yet."""
+    """V6: it is late, and no other consumer has the message yet."""
     await exchange.ask(append("jobs", b"x"))
     got = await reserved(exchange, "jobs", visibility_ms=50)
     await clock.advance_ms(50 + BUCKET_MS)
@@ -205,7 +205,7 @@ async def test_a_settlement_in_the_commit_that_would_expire_it_comes_first(
 async def test_a_commit_expires_a_bounded_number_and_the_next_goes_on(
     exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """V5, S3: however many are due at once, nobody waits for all of them."""
+    """V5, S3: however many are due at once, no other operation waits for all of them."""
     limit = expire.ExpireDue().limit
     await exchange.ask(append("jobs", *[b"x"] * (limit + 1)))
     one = reserve("jobs", max_messages=1, visibility_ms=50)

@@ -44,7 +44,7 @@ from tidemark.api.storage.v1.storage_pb2 import (
 from tidemark.clock import ManualClock
 
 
-async def test_due_reservations_are_found_and_expired_by_whoever_is_asked(
+async def test_due_reservations_are_found_and_expired_by_the_service_that_is_asked(
     storage: RunningStorage, clock: ManualClock
 ) -> None:
     """V1, L2: where no broker owns the partition, sweeps do it."""

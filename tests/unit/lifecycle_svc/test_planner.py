@@ -34,7 +34,7 @@ def test_what_a_connected_broker_sees_to_is_left_to_it_unless_it_is_overdue(kind
     assert alone.actions == ["fresh", "overdue"]
 
 
-def test_schedules_and_deaths_are_planned_whoever_drives() -> None:
+def test_schedules_and_deaths_are_planned_with_and_without_a_broker() -> None:
     """L5."""
     kinds = [kind for kind in FactKind if kind not in BROKER_DRIVEN | {FactKind.OUTBOX}]
 

@@ -59,7 +59,7 @@ def test_a_jump_is_measured_beyond_what_the_monotonic_clock_explains() -> None:
     assert not time.suspicious
 
 
-def test_suspicion_stays_until_somebody_confirms() -> None:
+def test_suspicion_stays_until_an_operator_confirms() -> None:
     time = PartitionTime(0, wall_ms=1_000, monotonic_ms=0)
     jumped_ms = time.now_ms(2_000 + FORWARD_JUMP_MS_MAX, 0)
 

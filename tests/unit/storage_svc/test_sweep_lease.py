@@ -37,7 +37,7 @@ def test_a_lease_that_is_given_up_is_free_at_once() -> None:
     assert lease.ask("b", "b:1", 1_000, now_ms=1)
 
 
-def test_nobody_gives_up_what_another_holds() -> None:
+def test_a_replica_cannot_give_up_the_lease_of_another() -> None:
     lease = SweepLease(0)
     lease.ask("a", "a:1", 1_000, now_ms=0)
 
@@ -46,7 +46,7 @@ def test_nobody_gives_up_what_another_holds() -> None:
     assert lease.holder(1) is not None
 
 
-def test_whoever_asks_was_heard_of() -> None:
+def test_every_request_counts_as_a_sign_of_life() -> None:
     """L4: silence is measured from the last question."""
     lease = SweepLease(100)
     before_ms = lease.asked_ms

@@ -225,7 +225,7 @@ async def fill_up(engine: RocksEngine, committed: list[Row]) -> None:
 async def test_a_full_disk_fails_commits_until_there_is_space_and_the_engine_is_opened_again(
     tmp_path: Path,
 ) -> None:
-    """S2, S3: nobody is told success; what was committed before is all there."""
+    """S2, S3: no commit is acknowledged; everything committed before is there."""
     with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=48m", "tmpfs") as disk:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(16 * 1024 * 1024))

@@ -30,7 +30,7 @@ def serve(ring: Ring, message_bytes: dict[str, int], messages: int) -> list[str]
     return served
 
 
-def test_an_empty_ring_has_nobody_to_serve() -> None:
+def test_an_empty_ring_has_no_key_to_serve() -> None:
     empty = ring()
 
     assert empty.current() is None
@@ -156,7 +156,7 @@ def test_no_key_strays_from_its_share_by_more_than_a_quantum_and_a_message(
 def test_a_key_that_becomes_active_is_served_within_one_round(
     before: int, weights: dict[str, int], active: int
 ) -> None:
-    """V7: in the middle of a backlog, whoever's visit it is."""
+    """V7: in the middle of a backlog, whichever key has its visit."""
     message_bytes = dict.fromkeys(KEYS, 10)
     backlog = ring(*KEYS[:active], weights=weights)
     serve(backlog, message_bytes, before)

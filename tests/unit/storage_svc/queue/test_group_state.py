@@ -37,7 +37,7 @@ def test_an_empty_group_gives_nothing() -> None:
     assert group().take(10, PLENTY, NOW_MS) == ([], [], None, False, False)
 
 
-def test_nothing_is_given_to_whoever_asks_for_nothing() -> None:
+def test_a_request_for_no_messages_gets_none() -> None:
     assert taken(group(run(0, 3)), messages_max=0) == []
 
 
@@ -57,7 +57,7 @@ def test_messages_are_given_up_to_the_bytes_asked_for() -> None:
 
 
 def test_a_group_that_has_given_its_last_message_waits_for_more_at_once() -> None:
-    """However many were asked for: nobody needs to ask a second time to hear that none is left."""
+    """However many were asked for: a second request is not needed to learn that none is left."""
     one, two = group(run(0, 2)), group(run(0, 2, "a"), run(2, 1, "b"))
 
     assert spans(taken(one, 1)) == [(0, 1)]
@@ -98,7 +98,7 @@ def test_large_runs_are_sliced_where_several_keys_wait() -> None:
 
 
 def test_a_key_alone_is_not_sliced() -> None:
-    """V7: nobody waits behind it."""
+    """V7: no other key waits behind it."""
     assert spans(taken(group(run(0, 5, "a", each_bytes=QUANTUM_BYTES)))) == [(0, 5)]
 
 
@@ -171,7 +171,7 @@ def test_a_lane_that_exists_in_the_engine_is_read_before_anything_is_given() -> 
     assert spans(taken(recovered)) == [(5, 7)]
 
 
-def test_what_is_too_late_is_set_apart_and_takes_nobody_s_place() -> None:
+def test_what_is_too_late_is_set_apart_and_takes_no_place_of_others() -> None:
     """L5."""
     late = group(run(0, 2, dead_ms=NOW_MS), run(2, 2, dead_ms=NOW_MS + 1), run(4, 1))
 

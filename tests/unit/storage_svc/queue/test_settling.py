@@ -97,7 +97,7 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
 
 
 def test_queues_share_what_they_remember_beyond_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """V6: nobody has all of it, and whoever leaves gives it back."""
+    """V6: no queue may use all of it, and an unloaded queue gives its share back."""
     monkeypatch.setattr(queue_state, "SETTLED_PER_QUEUE_MIN", 2)
     monkeypatch.setattr(queue_state, "SETTLED_SHARED_MAX", 12)
     together = queue_state.SettledBudget()
