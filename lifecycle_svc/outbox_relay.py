@@ -80,9 +80,7 @@ class OutboxRelay:
                 [Action(clear_outbox=ClearOutbox(sequence=each)) for each in sequences],
             )
         for action in arrived:
-            entry = action.append_from_outbox.entry
-            self._refusals.pop(entry.destination_lmq_name, None)
-            _carried.add(entry.count)
+            _carried.add(action.append_from_outbox.entry.count)
         return Relayed(len(arrived), len(transfers) - len(arrived))
 
     async def _append(self, partition: int, bound: Sequence[Action]) -> list[Action]:
@@ -100,6 +98,8 @@ class OutboxRelay:
                 arrived.append(action)
             elif name not in refused:  # later ones are refused only because this one is missing
                 refused[name] = _error_of(result)
+        for action in arrived:  # before new refusals: a destination may take some and refuse others
+            self._refusals.pop(_destination(action), None)
         for name, reason in refused.items():
             self._refuse([name], reason)
         return arrived

@@ -24,6 +24,7 @@ from tidemark.api.storage.v1.storage_pb2 import LeaseSweepRequest
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument, PartitionNotFound
 from tidemark.rpc import open_channel
+from tidemark.settings import LifecycleSettings
 
 QUEUE = f"{TOPIC}/ada"
 DEAD = "orders-dead"
@@ -233,6 +234,32 @@ async def test_a_full_dead_letter_queue_makes_messages_wait(
     await swept.settle(first.receipt, Ack())
 
     assert payloads_of([await swept.pulled(DEAD)]) == [b"2"]
+
+
+async def test_a_dead_letter_queue_with_room_for_some_is_tried_again_soon_for_the_rest(
+    start: StartSwept, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L6: the retry of the message that did not fit comes before the next regular sweep."""
+    swept = await start()
+    await swept.create_topic(DEAD, queue_messages_max=2)
+    await swept.create_topic(TOPIC, max_attempts=1, dead_letter_topic=DEAD)
+    for number in range(5):
+        await died(swept, b"%d" % number)
+    await swept.passing(lambda: _said(caplog, "QUEUE_FULL"))
+    begin_ms = clock.monotonic_ms()
+    taken: list[bytes] = []
+
+    async def all_taken() -> bool:
+        deliveries = await swept.pull(DEAD)
+        for each in deliveries:
+            await swept.settle(each.receipt, Ack())
+        taken.extend(payloads_of(deliveries))
+        return len(taken) == 5
+
+    await swept.passing(all_taken)
+
+    assert taken == [b"0", b"1", b"2", b"3", b"4"]
+    assert clock.monotonic_ms() - begin_ms < LifecycleSettings().sweep_interval_ms_max // 2
 
 
 async def _said(caplog: pytest.LogCaptureFixture, reason: str) -> bool:
