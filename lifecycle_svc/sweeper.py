@@ -41,6 +41,7 @@ from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.rpc.channel_pool import ChannelPool
+from tidemark.rpc.statuses import from_status
 from tidemark.settings import LifecycleSettings
 from tidemark.telemetry import LateSpan, counter, leave_trace, seconds, tracer
 
@@ -81,6 +82,8 @@ class Sweep:
     done: int = 0
     stale: int = 0
     refused: int = 0
+    refusal: str = ""
+    """Why the first of those was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class Sweeper:
         took_ns = self._clock.monotonic_ns() - begin_ns
         _duration.record(took_ns / 1e9)
         sweep.duration_ms = took_ns // 1_000_000
-        self.last, self.last_error, self.state = sweep, "", SweeperState.WAITING
+        self.last, self.last_error, self.state = sweep, sweep.refusal, SweeperState.WAITING
         self._timetable.ended()
         if page.next_tokens:  # more than one page of urgent work
             self._timetable.due(self._clock.monotonic_ms())
@@ -288,6 +291,9 @@ class Sweeper:
         sweep.done += outcomes[ACTION_OUTCOME_DONE]
         sweep.stale += outcomes[ACTION_OUTCOME_STALE]
         sweep.refused += outcomes[ACTION_OUTCOME_REFUSED]
+        for result in results:
+            if result.outcome == ACTION_OUTCOME_REFUSED and not sweep.refusal:
+                sweep.refusal = _describe(from_status(result.error))
         self._count(planned.actions, [each.outcome for each in results])
         if outcomes[ACTION_OUTCOME_STALE] or outcomes[ACTION_OUTCOME_REFUSED]:
             self._leftovers_at_ms = self._clock.monotonic_ms() + LEFTOVER_RETRY_MS

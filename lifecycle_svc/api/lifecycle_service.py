@@ -52,4 +52,5 @@ def _status(sweeper: Sweeper) -> lifecycle_pb2.SweeperStatus:
         status.last_found = sweeper.last.found
         status.last_done = sweeper.last.done
         status.last_stale = sweeper.last.stale
+        status.last_refused = sweeper.last.refused
     return status

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64x3
 from storage_svc.loading.handles import Handle
@@ -20,7 +21,7 @@ from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
 from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import action_pb2
-from tidemark.errors import InvalidArgument
+from tidemark.errors import InvalidArgument, RecordUnreadable
 from tidemark.limits import RUN_BYTES_MAX
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
@@ -103,11 +104,24 @@ class Bury(NamedTuple):
         handle = await commit.queue_by_id(self.queue_id)
         if handle is None:
             if self.reason is DeadReason.TIME_TO_LIVE:
-                _remove_ttl_entry(commit, self)
+                commit.journal.batch.delete(*self.index_entry())
             return STALE
+        bury = _bury_slice if self.reason is DeadReason.ATTEMPTS_EXHAUSTED else _bury_run
+        left_out = commit.state.left_out
+        try:
+            acted = await bury(commit, handle, self)
+        except RecordUnreadable:
+            left_out.add(*self.index_entry(), commit.now_ms)
+            raise
+        left_out.discard(*self.index_entry())
+        return acted
+
+    def index_entry(self) -> tuple[Table, bytes]:
+        """The entry of the due index that a sweep found."""
         if self.reason is DeadReason.ATTEMPTS_EXHAUSTED:
-            return await _bury_slice(commit, handle, self)
-        return await _bury_run(commit, handle, self)
+            return Table.BURIED, rows.returned_key(self.queue_id, self.group, self.first_offset)
+        dead_ms = self.expected_dead_deadline_ms
+        return Table.TTL, u64x3(dead_ms, self.queue_id, self.first_offset)
 
 
 async def dispose(
@@ -155,7 +169,8 @@ async def dispose(
 async def remove_run(commit: CommitContext, handle: Handle, run: Run, reason: DeadReason) -> int:
     """Delete a run that no reservation holds, and dispose of what some group still waited for.
 
-    Returns how many messages that was.
+    Returns how many messages that was. Raises RecordUnreadable, and changes nothing, if its body
+    would be needed and cannot be read.
     """
     waiting = waiting_spans(handle, run)
     groups = ",".join(
@@ -207,7 +222,7 @@ async def _bury_run(commit: CommitContext, handle: Handle, operation: Bury) -> A
     """The time to live of a run has passed: it leaves in every group that has not settled it."""
     run = await commit.find_run(handle.queue_id, operation.fairness_key, operation.first_offset)
     if run is None:
-        _remove_ttl_entry(commit, operation)
+        commit.journal.batch.delete(*operation.index_entry())
         return STALE
     if (
         run.dead_deadline_ms != operation.expected_dead_deadline_ms
@@ -217,12 +232,6 @@ async def _bury_run(commit: CommitContext, handle: Handle, operation: Bury) -> A
         return STALE
     removed = await remove_run(commit, handle, run, DeadReason.TIME_TO_LIVE)
     return Acted(ActionOutcome.DONE, removed)
-
-
-def _remove_ttl_entry(commit: CommitContext, operation: Bury) -> None:
-    """The run is gone, its entry in the index is left over."""
-    key = u64x3(operation.expected_dead_deadline_ms, operation.queue_id, operation.first_offset)
-    commit.journal.batch.delete(Table.TTL, key)
 
 
 ACTIONS: ActionDecoders = {"bury_messages": Bury.from_proto}

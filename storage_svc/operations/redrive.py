@@ -28,7 +28,7 @@ from storage_svc.queue.reservation import Span
 from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.dead_letters import DeadLetterReason
-from tidemark.errors import InvalidArgument, InvalidName
+from tidemark.errors import InvalidArgument, InvalidName, RecordUnreadable
 from tidemark.names import LmqName, topic_of
 from tidemark.telemetry import counter
 
@@ -84,10 +84,14 @@ class Redrive(NamedTuple):
             run = rows.read_run(key, value)
             if key in commit.journal.deleted or handle.state.is_held(run):
                 continue
-            body = await commit.body(handle.queue_id, run)
+            spans = waiting_spans(handle, run)
+            try:
+                body = await commit.body(handle.queue_id, run)
+            except RecordUnreadable:  # it stays, and the others leave (V3)
+                orphans += sum(end - start for start, end in spans)
+                continue
             body_bytes += len(body)
             headers = bodies.first_headers(body)
-            spans = waiting_spans(handle, run)
             if not spans or not _matches(self, headers):
                 continue
             source = _source(commit, headers)

@@ -17,7 +17,7 @@ from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Slice
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import Fenced
+from tidemark.errors import Fenced, RecordUnreadable
 from tidemark.limits import RETURNED_SLICES_MAX, RUN_BYTES_MAX
 from tidemark.receipts import Receipt
 
@@ -27,6 +27,9 @@ ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
 HANDED_OUT_BYTES_MAX = 32 * 1024 * 1024
 """Bodies that one commit hands out; later reserves of the commit get nothing and are asked again.
 All of them are in memory until they are sent, however many consumers ask at once."""
+
+UNREADABLE_DELAY_MS = 60_000
+"""After which messages whose body could not be read are tried again."""
 
 
 class ReservedSlice(NamedTuple):
@@ -114,6 +117,7 @@ class Reserve(NamedTuple):
         state.check_owner(group, self.owner_epoch)
         commit.journal.cancel_ready(state.record, group)
         taken, too_large = await _take(commit, handle, group, self)
+        taken, taken_bodies = await _readable(commit, handle, group, taken)
         visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
         counters = commit.counters
         reservations = state.reserve(
@@ -132,7 +136,10 @@ class Reserve(NamedTuple):
         group.has_waiters = not group.ring or not (taken or too_large)
         if len(group.lanes) > group.lanes_max:
             await commit.forget_lanes(state)
-        slices = [await _reserved(commit, handle, each, visibility_ms) for each in reservations]
+        slices = [
+            _reserved(commit, handle, reservation, visibility_ms, body)
+            for reservation, body in zip(reservations, taken_bodies, strict=True)
+        ]
         commit.handed_out_bytes += sum(len(each.body) for each in slices)
         return Reserved(tuple(slices), more=not group.has_waiters)
 
@@ -171,7 +178,8 @@ async def _take(
             commit.journal.ready(handle.state.record, group)  # there may be more: ask again
         if found.answer_full and found.slices:
             for slice_ in taken[measured:]:
-                room_bytes += slice_.run.body_bytes - len(await _body(commit, handle, slice_))
+                body = await _body(commit, handle, slice_)
+                room_bytes += slice_.run.body_bytes - (0 if body is None else len(body))
             measured = len(taken)
             continue
         if found.needs_page is None:
@@ -180,8 +188,30 @@ async def _take(
     return taken, False
 
 
-async def _reserved(
-    commit: CommitContext, handle: Handle, reservation: Reservation, visibility_ms: int
+async def _readable(
+    commit: CommitContext, handle: Handle, group: Group, taken: list[Slice]
+) -> tuple[list[Slice], list[bytes]]:
+    """Those of the slices whose bodies can be read, and the bodies.
+
+    The others stay in the queue and are tried again after a delay: one unreadable record must not
+    keep its queue from being consumed, nor its partition from serving (V3).
+    """
+    found = [await _body(commit, handle, slice_) for slice_ in taken]
+    unreadable = [slice_ for slice_, body in zip(taken, found, strict=True) if body is None]
+    if unreadable:
+        not_before_ms = commit.now_ms + UNREADABLE_DELAY_MS
+        handle.state.postpone(group, unreadable, not_before_ms, commit.journal)
+        commit.journal.ready(handle.state.record, group)  # there may be more: ask again
+        taken = [slice_ for slice_, body in zip(taken, found, strict=True) if body is not None]
+    return taken, [body for body in found if body is not None]
+
+
+def _reserved(
+    commit: CommitContext,
+    handle: Handle,
+    reservation: Reservation,
+    visibility_ms: int,
+    body: bytes,
 ) -> ReservedSlice:
     slice_ = reservation.slice
     run = slice_.run
@@ -195,7 +225,7 @@ async def _reserved(
         queue_id,
         slice_.start,
         slice_.messages,
-        await _body(commit, handle, slice_),
+        body,
         slice_.attempts,
         slice_.deliveries,
         reservation.owner_epoch,
@@ -206,9 +236,13 @@ async def _reserved(
     )
 
 
-async def _body(commit: CommitContext, handle: Handle, slice_: Slice) -> bytes:
+async def _body(commit: CommitContext, handle: Handle, slice_: Slice) -> bytes | None:
+    """The messages of a slice; None if they cannot be read."""
     run = slice_.run
-    body = await commit.body(handle.state.record.queue_id, run)
+    try:
+        body = await commit.body(handle.state.record.queue_id, run)
+    except RecordUnreadable:
+        return None
     if slice_.messages == run.messages:
         return body
     return bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)

@@ -19,7 +19,7 @@ from storage_svc.operations.queues import delete_queue
 from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.run import Run
-from tidemark.errors import InvalidArgument
+from tidemark.errors import InvalidArgument, RecordUnreadable
 from tidemark.telemetry import counter
 from tidemark.topics import MaxWaitAction, TopicSettings
 
@@ -142,10 +142,16 @@ async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -
         kind is RetentionType.MAX_WAIT_TIME_EVICTION
         and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
     ):
-        for run in due:
-            await remove_run(commit, handle, run, DeadReason.MAX_WAIT_TIME)
+        for run in list(due):
+            try:
+                await remove_run(commit, handle, run, DeadReason.MAX_WAIT_TIME)
+            except RecordUnreadable:  # it stays, and the others leave (V3)
+                due.remove(run)
+                messages -= _waiting(handle, run)
     else:
         state.delete_runs(due, commit.journal)
+    if not due:
+        return None
     return messages, sum(run.body_bytes for run in due)
 
 

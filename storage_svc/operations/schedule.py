@@ -24,7 +24,7 @@ from storage_svc.operations.runs import append_run
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.record import QueueRecord
 from tidemark.api.storage.v1 import action_pb2, exchange_pb2
-from tidemark.errors import DataCorrupt, RunNotScheduled
+from tidemark.errors import RecordUnreadable, RunNotScheduled
 
 _SCHEDULED = Struct(">QIQQ")  # queue, messages, publish time, dead deadline
 
@@ -51,14 +51,21 @@ class PromoteScheduled(NamedTuple):
             return STALE
         queue_id, messages, publish_time_ms, dead_deadline_ms = _SCHEDULED.unpack_from(value)
         fairness_key, at = read_text(value, _SCHEDULED.size)
-        (body,) = await commit.engine.load(Table.SCHEDULE_BODIES, [u64(self.schedule_id)])
-        _remove(commit, queue_id, self.schedule_id, key)
         handle = await commit.queue_by_id(queue_id)
         if handle is None:  # its queue was deleted
+            _remove(commit, queue_id, self.schedule_id, key)
             return STALE
-        if body is None:
-            raise DataCorrupt(f"scheduled run {self.schedule_id} has no body")
-        handle.state.record.scheduled -= messages
+        record = handle.state.record
+        try:
+            body = await commit.readable(
+                Table.SCHEDULE_BODIES, u64(self.schedule_id), record.lmq_name
+            )
+        except RecordUnreadable:
+            commit.state.left_out.add(Table.SCHEDULE, key, commit.now_ms)
+            raise
+        commit.state.left_out.discard(Table.SCHEDULE, key)
+        _remove(commit, queue_id, self.schedule_id, key)
+        record.scheduled -= messages
         append_run(
             commit,
             handle,

@@ -6,6 +6,8 @@ engine yet, and rows that it has deleted still can. It decides nothing itself; e
 module of its own in `operations/`.
 """
 
+import logging
+
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, u64
@@ -20,12 +22,20 @@ from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Run
-from tidemark.errors import QueueNotFound, TidemarkError
+from tidemark.errors import DataCorrupt, QueueNotFound, RecordUnreadable, TidemarkError
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.names import topic_of
+from tidemark.telemetry import counter
 
 ERASED_PER_USE_MAX = 10_000
 """Kept runs that one use of a queue drops once retention is off; the next use continues."""
+
+_log = logging.getLogger(__name__)
+_unreadable = counter(
+    "tidemark.storage.unreadable_records",
+    "Attempts to read a body that is missing or corrupt",
+    zeros=[{"table": table.value} for table in (Table.RUN_BODIES, Table.SCHEDULE_BODIES)],
+)
 
 
 class CommitContext:
@@ -175,14 +185,37 @@ class CommitContext:
         return None if value is None or key in self.journal.deleted else rows.read_run(key, value)
 
     async def body(self, queue_id: int, run: Run) -> bytes:
-        """The body of a run: from this commit, the cache or the engine."""
+        """The body of a run: from this commit, the cache or the engine.
+
+        Raises RecordUnreadable: read it before anything is changed (V3).
+        """
         key = rows.body_key(queue_id, run)
         body = self.journal.bodies.get(key) or self.state.bodies.get(key)
         if body is None:
-            (body,) = await self.engine.load(Table.RUN_BODIES, [key])
-            assert body is not None, "a header is written and deleted together with its body"
+            body = await self.readable(Table.RUN_BODIES, key, self.handles.loaded_name(queue_id))
             self.state.bodies.add(key, body)
         return body
+
+    async def readable(self, table: Table, key: bytes, lmq_name: str | None) -> bytes:
+        """A row that must be there; one that is not concerns its queue and nothing else (V3)."""
+        why = "it is missing"
+        try:
+            (value,) = await self.engine.load(table, [key])
+        except DataCorrupt as error:
+            value, why = None, str(error)
+        if value is not None:
+            return value
+        _unreadable.add(1, {"table": table.value})
+        _log.warning(
+            "a record cannot be read",
+            extra={"table": table.value, "key": key.hex(), "queue": lmq_name or "", "why": why},
+        )
+        raise RecordUnreadable(
+            f"record {key.hex()} of {table.value} cannot be read: {why}",
+            table=table.value,
+            key=key.hex(),
+            queue=lmq_name or "",
+        )
 
     # --- lanes ---------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ class FaultReason(Enum):
     DATA_CORRUPT = "DATA_CORRUPT"
     LIFECYCLE_SILENT = "LIFECYCLE_SILENT"
     OPEN_FAILED = "OPEN_FAILED"
+    RECORD_UNREADABLE = "RECORD_UNREADABLE"
 
 
 class HealthState(Enum):
@@ -68,6 +69,15 @@ class Health:
         """A fault that lasts keeps the time at which it began."""
         since_ms = self._faults[reason].since_ms if reason in self._faults else now_ms
         self._faults[reason] = Fault(reason, detail, since_ms, alarm)
+
+    def set_alarm(self, reason: FaultReason, detail: str, now_ms: int) -> bool:
+        """Raise an alarm, or clear it with an empty detail; returns whether that changed it."""
+        before = self._faults.get(reason)
+        if detail:
+            self.add(reason, detail, now_ms, alarm=True)
+        else:
+            self.clear(reason)
+        return self._faults.get(reason) != before
 
     def clear(self, *reasons: FaultReason) -> None:
         for reason in reasons:

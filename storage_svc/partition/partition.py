@@ -314,11 +314,20 @@ class Partition:
         self.disk.update(self._state.engine.disk_free_bytes())
         earliest_ms = self._deadlines.earliest_ms()
         self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
-        if self.lifecycle.check_silence(self.health, self.now_ms(), self._clock.monotonic_ms()):
+        changed = self.lifecycle.check_silence(
+            self.health, self.now_ms(), self._clock.monotonic_ms()
+        )
+        if self._check_left_out(self._state) or changed:
             self._exchanges.health_changed()
         with suppress(TidemarkError):  # closing or recovering: both are reported elsewhere
             if await self._has_housekeeping():
                 await self.submit([RunHousekeeping()])
+
+    def _check_left_out(self, state: PartitionState) -> bool:
+        """Raise or clear the alarm of records that cannot be read; returns whether it changed."""
+        now_ms = self.now_ms()
+        state.left_out.forget_old(now_ms)
+        return self.health.set_alarm(FaultReason.RECORD_UNREADABLE, state.left_out.detail, now_ms)
 
     async def _has_housekeeping(self) -> bool:
         """Whether there is anything to unload or forget; usually not, which saves a commit."""

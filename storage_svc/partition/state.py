@@ -13,6 +13,7 @@ from storage_svc.loading.handles import Handles
 from storage_svc.partition.counters import Claim, Counters, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
+from storage_svc.partition.left_out import LeftOut
 from storage_svc.partition.producers import Producers
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.bodies import BodyCache
@@ -31,6 +32,7 @@ class PartitionState:
     deadlines: Deadlines
     bodies: BodyCache = field(default_factory=BodyCache)
     due: DueIndexes = field(default_factory=DueIndexes)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 async def open_state(engines: Engines, identity: Identity) -> PartitionState:

@@ -177,6 +177,22 @@ class QueueState:
         for lane in lanes.values():
             journal.lane_moved(self.record, group, lane)
 
+    def postpone(
+        self, group: Group, slices: Sequence[Slice], not_before_ms: int, journal: Journal
+    ) -> None:
+        """Delay messages that were taken but cannot be handed out now; no attempt is counted."""
+        lanes: dict[str, Lane] = {}
+        self.record.returned = True
+        journal.queue_changed(self.record)
+        for slice_ in slices:
+            self._leave_lane(group, slice_, lanes, journal)
+            # Counts as a hand-out: what was never handed out has no record of its own.
+            slice_ = slice_._replace(deliveries=max(1, slice_.deliveries))
+            group.delayed[slice_.start] = (slice_, not_before_ms)
+            journal.put_returned(self.record, group, Returned(slice_, not_before_ms))
+        for lane in lanes.values():
+            journal.lane_moved(self.record, group, lane)
+
     def find(self, reservation_id: int) -> Reservation:
         reservation = self.reservations.get(reservation_id)
         if reservation is None:

@@ -90,18 +90,21 @@ async def scan(
             )
             page = Page(due, next_token, None, now_ms)
         else:
-            page = await _scan_buried(reader, token, limit, now_ms)
+            page = await _scan_buried(partition, reader, token, limit, now_ms)
     partition.lifecycle.wakeups.scan_ended(table, page.next_due_ms)
     return page
 
 
-async def _scan_buried(reader: Reader, token: bytes, limit: int, now_ms: int) -> Page:
+async def _scan_buried(
+    partition: Partition, reader: Reader, token: bytes, limit: int, now_ms: int
+) -> Page:
     found = await reader.scan(Table.BURIED, token, None, limit=limit)
     exceptions = await reader.load(Table.RETURNED, [key for key, _ in found])
+    left_out = partition.state.left_out
     due = [
         _exhausted(key, value, now_ms)
         for (key, _), value in zip(found, exceptions, strict=True)
-        if value is not None
+        if value is not None and not left_out.includes(Table.BURIED, key, now_ms)
     ]
     return Page(due, _next_token(found, limit), None, now_ms)
 
@@ -137,7 +140,8 @@ async def _scan_index(
     due_indexes = partition.state.due
     start = token or u64(due_indexes.mark_ms(table))
     found = await reader.scan(table, start, u64(now_ms + 1), limit=limit)
-    due = [_READERS[kind](*row) for row in found]
+    left_out = partition.state.left_out
+    due = [_READERS[kind](*row) for row in found if not left_out.includes(table, row[0], now_ms)]
     next_due_ms = None
     if len(found) < limit:
         later = await reader.scan(table, u64(now_ms + 1), None, limit=1)

@@ -17,6 +17,10 @@ class FaultyReads:
     def __init__(self) -> None:
         self.failing: set[int] = set()
         self.stalled: set[int] = set()
+        self.corrupt: set[tuple[Table, bytes]] = set()
+        """Rows that fail their checksum, for the writer as well."""
+        self.lost: set[tuple[Table, bytes]] = set()
+        """Rows that are not there."""
         self._engines: Engines
 
     def around(self, engines: Engines) -> Self:
@@ -43,7 +47,13 @@ class _Engine:
         return self._engine.identity
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._engine.load(table, keys)
+        if any((table, key) in self._faults.corrupt for key in keys):
+            raise DataCorrupt("a checksum does not match, as it was told to")
+        values = await self._engine.load(table, keys)
+        lost = self._faults.lost
+        return [
+            None if (table, key) in lost else value for key, value in zip(keys, values, strict=True)
+        ]
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
         return await self._engine.scan(table, start, end, limit=limit)

@@ -48,6 +48,7 @@ module covers one subject; other packages import from here.
         ├── Internal                 INTERNAL
         ├── LifecycleUnavailable     UNAVAILABLE           retry
         ├── PartitionFaulty          UNAVAILABLE           retry
+        ├── RecordUnreadable         DATA_LOSS
         ├── ResourceExhausted        RESOURCE_EXHAUSTED    retry
         ├── ShuttingDown             UNAVAILABLE           retry
         └── Unavailable              UNAVAILABLE           retry
@@ -103,7 +104,12 @@ from tidemark.errors.requests import (
     Unimplemented,
 )
 from tidemark.errors.rights import PermissionDenied, QueueFull, QuotaExceeded, Unauthenticated
-from tidemark.errors.stored_data import DataCorrupt, DataDirectoryInUse, FormatNotSupported
+from tidemark.errors.stored_data import (
+    DataCorrupt,
+    DataDirectoryInUse,
+    FormatNotSupported,
+    RecordUnreadable,
+)
 
 __all__ = [
     "ALL",
@@ -138,6 +144,7 @@ __all__ = [
     "QueueFull",
     "QueueNotFound",
     "QuotaExceeded",
+    "RecordUnreadable",
     "ReservationExpired",
     "ReservationNotFound",
     "ResourceExhausted",

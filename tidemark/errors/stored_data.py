@@ -25,6 +25,16 @@ class DataCorrupt(ServiceError):
     code = StatusCode.DATA_LOSS
 
 
+class RecordUnreadable(ServiceError):
+    """One stored record is missing or fails its checksum; the rest of the partition goes on.
+
+    What to do: check the disk, and restore from a backup; or purge the queue named by `queue`.
+    """
+
+    reason = "RECORD_UNREADABLE"
+    code = StatusCode.DATA_LOSS
+
+
 class DataDirectoryInUse(ServiceError):
     """Another process has the data directory open.
 

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidemark/api/lifecycle/v1/lifecycle.proto\x12\x19tidemark.api.lifecycle.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"Z\n\x18\x41nnouncePartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x17\n\x0fstorage_address\x18\x02 \x01(\t\x12\x12\n\nopening_id\x18\x03 \x01(\t\"+\n\x19\x41nnouncePartitionResponse\x12\x0e\n\x06sweeps\x18\x01 \x01(\x08\"8\n\x14WakePartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05in_ms\x18\x02 \x01(\x04\"\x17\n\x15WakePartitionResponse\"\x15\n\x13ListSweepersRequest\"R\n\x14ListSweepersResponse\x12:\n\x08sweepers\x18\x01 \x03(\x0b\x32(.tidemark.api.lifecycle.v1.SweeperStatus\"\x9e\x02\n\rSweeperStatus\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x36\n\x05state\x18\x02 \x01(\x0e\x32\'.tidemark.api.lifecycle.v1.SweeperState\x12\x33\n\x0flast_sweep_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10last_duration_ms\x18\x04 \x01(\x04\x12\x12\n\nlast_found\x18\x05 \x01(\x04\x12\x11\n\tlast_done\x18\x06 \x01(\x04\x12\x12\n\nlast_stale\x18\x07 \x01(\x04\x12\x12\n\nnext_in_ms\x18\x08 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\t \x01(\r\x12\x12\n\nlast_error\x18\n \x01(\t*\xbb\x01\n\x0cSweeperState\x12\x1d\n\x19SWEEPER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SWEEPER_STATE_WAITING\x10\x01\x12\x19\n\x15SWEEPER_STATE_READING\x10\x02\x12\x18\n\x14SWEEPER_STATE_ACTING\x10\x03\x12\x1d\n\x19SWEEPER_STATE_BACKING_OFF\x10\x04\x12\x1d\n\x19SWEEPER_STATE_STANDING_BY\x10\x05\x32\xf7\x02\n\x10LifecycleService\x12~\n\x11\x41nnouncePartition\x12\x33.tidemark.api.lifecycle.v1.AnnouncePartitionRequest\x1a\x34.tidemark.api.lifecycle.v1.AnnouncePartitionResponse\x12r\n\rWakePartition\x12/.tidemark.api.lifecycle.v1.WakePartitionRequest\x1a\x30.tidemark.api.lifecycle.v1.WakePartitionResponse\x12o\n\x0cListSweepers\x12..tidemark.api.lifecycle.v1.ListSweepersRequest\x1a/.tidemark.api.lifecycle.v1.ListSweepersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidemark/api/lifecycle/v1/lifecycle.proto\x12\x19tidemark.api.lifecycle.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"Z\n\x18\x41nnouncePartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x17\n\x0fstorage_address\x18\x02 \x01(\t\x12\x12\n\nopening_id\x18\x03 \x01(\t\"+\n\x19\x41nnouncePartitionResponse\x12\x0e\n\x06sweeps\x18\x01 \x01(\x08\"8\n\x14WakePartitionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\r\n\x05in_ms\x18\x02 \x01(\x04\"\x17\n\x15WakePartitionResponse\"\x15\n\x13ListSweepersRequest\"R\n\x14ListSweepersResponse\x12:\n\x08sweepers\x18\x01 \x03(\x0b\x32(.tidemark.api.lifecycle.v1.SweeperStatus\"\xb4\x02\n\rSweeperStatus\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x36\n\x05state\x18\x02 \x01(\x0e\x32\'.tidemark.api.lifecycle.v1.SweeperState\x12\x33\n\x0flast_sweep_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10last_duration_ms\x18\x04 \x01(\x04\x12\x12\n\nlast_found\x18\x05 \x01(\x04\x12\x11\n\tlast_done\x18\x06 \x01(\x04\x12\x12\n\nlast_stale\x18\x07 \x01(\x04\x12\x12\n\nnext_in_ms\x18\x08 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\t \x01(\r\x12\x12\n\nlast_error\x18\n \x01(\t\x12\x14\n\x0clast_refused\x18\x0b \x01(\x04*\xbb\x01\n\x0cSweeperState\x12\x1d\n\x19SWEEPER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SWEEPER_STATE_WAITING\x10\x01\x12\x19\n\x15SWEEPER_STATE_READING\x10\x02\x12\x18\n\x14SWEEPER_STATE_ACTING\x10\x03\x12\x1d\n\x19SWEEPER_STATE_BACKING_OFF\x10\x04\x12\x1d\n\x19SWEEPER_STATE_STANDING_BY\x10\x05\x32\xf7\x02\n\x10LifecycleService\x12~\n\x11\x41nnouncePartition\x12\x33.tidemark.api.lifecycle.v1.AnnouncePartitionRequest\x1a\x34.tidemark.api.lifecycle.v1.AnnouncePartitionResponse\x12r\n\rWakePartition\x12/.tidemark.api.lifecycle.v1.WakePartitionRequest\x1a\x30.tidemark.api.lifecycle.v1.WakePartitionResponse\x12o\n\x0cListSweepers\x12..tidemark.api.lifecycle.v1.ListSweepersRequest\x1a/.tidemark.api.lifecycle.v1.ListSweepersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.api.lifecycle.v1.lifecycle_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SWEEPERSTATE']._serialized_start=722
-  _globals['_SWEEPERSTATE']._serialized_end=909
+  _globals['_SWEEPERSTATE']._serialized_start=744
+  _globals['_SWEEPERSTATE']._serialized_end=931
   _globals['_ANNOUNCEPARTITIONREQUEST']._serialized_start=105
   _globals['_ANNOUNCEPARTITIONREQUEST']._serialized_end=195
   _globals['_ANNOUNCEPARTITIONRESPONSE']._serialized_start=197
@@ -47,7 +47,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSWEEPERSRESPONSE']._serialized_start=348
   _globals['_LISTSWEEPERSRESPONSE']._serialized_end=430
   _globals['_SWEEPERSTATUS']._serialized_start=433
-  _globals['_SWEEPERSTATUS']._serialized_end=719
-  _globals['_LIFECYCLESERVICE']._serialized_start=912
-  _globals['_LIFECYCLESERVICE']._serialized_end=1287
+  _globals['_SWEEPERSTATUS']._serialized_end=741
+  _globals['_LIFECYCLESERVICE']._serialized_start=934
+  _globals['_LIFECYCLESERVICE']._serialized_end=1309
 # @@protoc_insertion_point(module_scope)

@@ -210,6 +210,7 @@ class SweeperStatus(_message.Message):
     NEXT_IN_MS_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_REFUSED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Its partition."""
     state: Global___SweeperState.ValueType
@@ -227,7 +228,11 @@ class SweeperStatus(_message.Message):
     failures: _builtins.int
     """Consecutive failed sweeps."""
     last_error: _builtins.str
-    """The last error. "": none."""
+    """Why the last sweep failed, or why the first of its actions was refused. "": neither."""
+    last_refused: _builtins.int
+    """Actions of the last complete sweep that were refused, such as those on a record that cannot be
+    read.
+    """
     @_builtins.property
     def last_sweep_time(self) -> _timestamp_pb2.Timestamp:
         """When its last complete sweep began. Unset: none yet."""
@@ -245,10 +250,11 @@ class SweeperStatus(_message.Message):
         next_in_ms: _builtins.int = ...,
         failures: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        last_refused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_sweep_time", b"last_sweep_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "last_done", b"last_done", "last_duration_ms", b"last_duration_ms", "last_error", b"last_error", "last_found", b"last_found", "last_stale", b"last_stale", "last_sweep_time", b"last_sweep_time", "next_in_ms", b"next_in_ms", "partition", b"partition", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "last_done", b"last_done", "last_duration_ms", b"last_duration_ms", "last_error", b"last_error", "last_found", b"last_found", "last_refused", b"last_refused", "last_stale", b"last_stale", "last_sweep_time", b"last_sweep_time", "next_in_ms", b"next_in_ms", "partition", b"partition", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -491,7 +491,9 @@ class ActionResult(_message.Message):
     """Messages concerned."""
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """With ACTION_OUTCOME_REFUSED: TOPIC_NOT_FOUND, QUEUE_FULL, DISK_FULL, PARTITION_FAULTY."""
+        """With ACTION_OUTCOME_REFUSED: TOPIC_NOT_FOUND, QUEUE_FULL, DISK_FULL, PARTITION_FAULTY,
+        RECORD_UNREADABLE.
+        """
 
     def __init__(
         self,
