@@ -1,10 +1,10 @@
 """The administrative calls of a broker: topics, queues, groups, partitions.
 
-Speaks `TopicService` over a channel of the caller and turns answers into values; everything raises
-the classes of `tidemark.errors`. It keeps no state and closes nothing.
+Calls `TopicService` over a channel of the caller and turns answers into values. Calls raise the
+classes of `tidemark.errors`. It keeps no state and closes no channel.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -13,6 +13,7 @@ import grpc
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.client.admin.pages import pages
 from tidemark.client.admin.values import (
     Eviction,
     Fault,
@@ -43,7 +44,7 @@ from tidemark.rpc.topic_codec import settings_to_proto, topic_from_proto
 from tidemark.topics import SETTING_NAMES, Topic, TopicSettings
 
 Position: TypeAlias = Literal["earliest", "latest", "last", "offset"]
-"""Where a group goes on; the last two need a number."""
+"""Where a group continues; the last two need a number."""
 
 _DEFAULTS = TopicSettings()
 
@@ -53,23 +54,23 @@ _Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Q, R]"
 
 
 class Admin:
-    """What an operator asks of a broker. A call that takes longer than the timeout fails.
+    """The administrative calls of a broker. A call that takes longer than the timeout fails.
 
-    Calls that do no harm when they are carried out twice are repeated until then: those that only
-    read, `create_topic`, `update_topic` without a version, and `evict_queue`.
+    Calls that are safe to repeat are retried until then: reads, `create_topic`, `update_topic`
+    without a version, and `evict_queue`.
     """
 
     def __init__(self, channel: Callable[[], grpc.aio.Channel], repeater: Repeater) -> None:
-        """`channel` is asked before every try: it leads to the broker to call now."""
+        """`channel` is called before every try and returns a channel to the broker to use now."""
         self._channel = channel
         self._repeater = repeater
 
     # --- topics --------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, settings: TopicSettings = _DEFAULTS) -> Topic:
-        """Create a topic. It succeeds as well if there is one with equal settings.
+        """Create a topic. It also succeeds if the topic exists with equal settings.
 
-        So a repetition after a lost answer succeeds; TopicExists means other settings.
+        So a retry after a lost answer succeeds; TopicExists means that the settings differ.
         """
         check_topic_name(name)
         check_instance("settings", settings, TopicSettings)
@@ -88,18 +89,14 @@ class Admin:
     async def list_topics(self) -> AsyncIterator[Topic]:
         """All topics by name, page by page."""
         request = topic_pb2.ListTopicsRequest(page_size=PAGE_SIZE_MAX)
-        while True:
-            page = await self._repeat(lambda topics: topics.ListTopics, request)
+        async for page in pages(self._repeated(lambda topics: topics.ListTopics), request):
             for each in page.topics:
                 yield topic_from_proto(each)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def update_topic(
         self, name: str, changes: Mapping[str, Any], *, expected_version: int = 0
     ) -> Topic:
-        """Change the named settings and no others; a zero brings a default back."""
+        """Change only the named settings; 0 restores a default."""
         check_topic_name(name)
         changes = check_settings(changes)
         request = topic_pb2.UpdateTopicRequest(
@@ -108,13 +105,14 @@ class Admin:
             expected_version=check_int("expected_version", expected_version, 0),
         )
         request.update_mask.paths.extend(changes)
-        # With an expected version, a repetition after a lost answer would refuse its own success.
+        # With an expected version, a retry after a lost answer would fail although the first try
+        # succeeded.
         call = self._once if expected_version else self._repeat
         answer = await call(lambda topics: topics.UpdateTopic, request)
         return topic_from_proto(answer.topic)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> int:
-        """Delete a topic; returns how many queues went with it."""
+        """Delete a topic; returns how many queues it had."""
         request = topic_pb2.DeleteTopicRequest(
             name=check_topic_name(name), force=check_bool("force", force)
         )
@@ -125,7 +123,7 @@ class Admin:
     def list_queues(
         self, topic: str, *, lite_prefix: str = "", page_size: int = PAGE_SIZE_MAX
     ) -> AsyncIterator[Queue]:
-        """The queues of a topic by partition and name, page by page; none is woken."""
+        """The queues of a topic by partition and name, page by page; none is loaded."""
         request = topic_pb2.ListQueuesRequest(
             topic=check_topic_name(topic, "topic"),
             lite_prefix=check_str("lite_prefix", lite_prefix, limits.LITE_NAME_BYTES_MAX),
@@ -134,13 +132,9 @@ class Admin:
         return self._queues(request)
 
     async def _queues(self, request: topic_pb2.ListQueuesRequest) -> AsyncIterator[Queue]:
-        while True:
-            page = await self._repeat(lambda topics: topics.ListQueues, request)
+        async for page in pages(self._repeated(lambda topics: topics.ListQueues), request):
             for each in page.queues:
                 yield _queue(each)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def get_queue(self, lmq_name: str) -> QueueStats:
         request = topic_pb2.GetQueueRequest(lmq_name=check_lmq_name(lmq_name))
@@ -167,33 +161,29 @@ class Admin:
             max_messages=limits.PEEK_MESSAGES_MAX,
             group=check_group(group) if group != "" else "",
         )
-        while True:
-            page = await self._repeat(lambda topics: topics.PeekQueue, request)
+        async for page in pages(self._repeated(lambda topics: topics.PeekQueue), request):
             for each in page.messages:
                 yield _stored(each)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def purge_queue(self, lmq_name: str) -> int:
-        """Delete what no live reservation holds; returns how many messages that were."""
+        """Delete all messages that are not reserved; returns how many."""
         request = topic_pb2.PurgeQueueRequest(lmq_name=check_lmq_name(lmq_name))
         return (await self._once(lambda topics: topics.PurgeQueue, request)).messages
 
     async def delete_queue(self, lmq_name: str) -> int:
-        """Delete a queue; returns how many messages went with it."""
+        """Delete a queue; returns how many messages it had."""
         request = topic_pb2.DeleteQueueRequest(lmq_name=check_lmq_name(lmq_name))
         return (await self._once(lambda topics: topics.DeleteQueue, request)).messages
 
     async def evict_queue(self, lmq_name: str) -> Eviction:
-        """Try to unload a queue now, and say what came of it (I6)."""
+        """Try to unload a queue now; returns the outcome (I6)."""
         request = topic_pb2.TryEvictInactiveQueueRequest(lmq_name=check_lmq_name(lmq_name))
         answer = await self._repeat(lambda topics: topics.TryEvictInactiveQueue, request)
         outcomes = {each.partition: _outcome(each.outcome) for each in answer.partitions}
         return Eviction(_outcome(answer.outcome), outcomes)
 
     async def cancel_scheduled(self, lmq_name: str, partition: int, schedule_id: int) -> int:
-        """Forget a run that is not yet due; returns how many messages it had."""
+        """Cancel a run that is not yet due; returns how many messages it had."""
         request = topic_pb2.CancelScheduledRequest(
             lmq_name=check_lmq_name(lmq_name),
             partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1),
@@ -241,7 +231,7 @@ class Admin:
     async def reset_group(
         self, lmq_name: str, group: str, position: Position, number: int = 0
     ) -> list[Group]:
-        """Move the progress of a group; what its consumers hold is revoked."""
+        """Move the progress of a group; reservations of its consumers are revoked."""
         if position not in get_args(Position):
             known = ", ".join(get_args(Position))
             raise InvalidArgument(f"position is one of {known}", field="position")
@@ -267,7 +257,7 @@ class Admin:
     # --- partitions ----------------------------------------------------------------------------
 
     async def list_partitions(self) -> list[Partition]:
-        """Health, owner and figures of every partition. Costs the same however many queues."""
+        """Health, holder and figures of every partition. The cost does not depend on the queues."""
         request = topic_pb2.ListPartitionsRequest()
         answer = await self._repeat(lambda topics: topics.ListPartitions, request)
         return [_partition(each) for each in answer.partitions]
@@ -276,6 +266,11 @@ class Admin:
 
     async def _repeat(self, method: Callable[[TopicServiceStub], "_Method[Q, R]"], request: Q) -> R:
         return await self._repeater.repeat(lambda left_ms: self._try(method, request, left_ms))
+
+    def _repeated(
+        self, method: Callable[[TopicServiceStub], "_Method[Q, R]"]
+    ) -> Callable[[Q], Awaitable[R]]:
+        return lambda request: self._repeat(method, request)
 
     async def _once(self, method: Callable[[TopicServiceStub], "_Method[Q, R]"], request: Q) -> R:
         return await self._repeater.once(lambda left_ms: self._try(method, request, left_ms))

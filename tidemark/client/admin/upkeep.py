@@ -1,7 +1,7 @@
-"""Sweeps and retention as operators see them, asked of the services that do them.
+"""Sweeps and retention as operators see them.
 
-Each function speaks over a channel to the service it names: sweepers to lifecycle, jobs to their
-scheduler, the history to storage. Nothing is kept, repeated or closed here.
+Each function calls the service that does the work: lifecycle for sweepers, the scheduler for jobs,
+storage for the history. It keeps no state, retries nothing and closes no channel.
 """
 
 from collections.abc import AsyncIterator
@@ -13,6 +13,7 @@ from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.api.storage.v1 import retention_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
+from tidemark.client.admin.pages import pages
 from tidemark.client.admin.values import Finding, Job, Pass, Removal, Sweeper
 from tidemark.client.arguments import check_bool, check_int, check_str
 from tidemark.errors import InvalidArgument
@@ -41,7 +42,7 @@ async def list_jobs(scheduler: grpc.aio.Channel, *, timeout_ms: int | None = Non
 async def run_job(
     scheduler: grpc.aio.Channel, name: str, *, dry_run: bool = False, timeout_ms: int | None = None
 ) -> Pass:
-    """Run a pass now and wait for its end, or only say what it would do."""
+    """Run a pass now and wait for its end; with `dry_run`, only report what it would do."""
     if name not in JOBS:
         raise InvalidArgument(f"there is no job {name!r}", field="name")
     job = jobs_pb2.JobName.Value(f"JOB_NAME_{name.upper()}")
@@ -79,13 +80,15 @@ async def list_retention_history(
             detail = f"retention_type is one of {', '.join(known)}, not {retention_type!r}"
             raise InvalidArgument(detail, field="retention_type") from None
     stub = RetentionServiceStub(storage)
-    while True:
-        page = await stub.ListRetentionHistory(request, timeout=_seconds(timeout_ms))
+
+    async def fetch(
+        request: retention_pb2.ListRetentionHistoryRequest,
+    ) -> retention_pb2.ListRetentionHistoryResponse:
+        return await stub.ListRetentionHistory(request, timeout=_seconds(timeout_ms))
+
+    async for page in pages(fetch, request):
         for each in page.rows:
             yield _removal(each)
-        if not page.next_page_token:
-            return
-        request.page_token = page.next_page_token
 
 
 def _seconds(timeout_ms: int | None) -> float | None:
