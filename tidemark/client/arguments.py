@@ -60,12 +60,12 @@ def check_ms(field: str, value: Any, low: int, high: int) -> int:
 
 
 def check_timeout_ms(field: str, value: Any) -> int:
-    """How long the client waits for something."""
+    """A timeout of the client."""
     return check_ms(field, value, 1, limits.CLIENT_TIMEOUT_MS_MAX)
 
 
 def check_visibility_ms(value: Any, *, optional: bool) -> int:
-    """A visibility timeout; where it is optional, 0 stands for that of the topic."""
+    """A visibility timeout; if it is optional, 0 means the topic's."""
     number = _milliseconds("visibility_ms", value)
     if optional and number == 0:
         return 0
@@ -83,7 +83,7 @@ def _milliseconds(field: str, value: Any) -> int:
 
 
 def _rounded_up(value: timedelta, unit: timedelta) -> int:
-    """Up, because 0 often stands for a default: a short delay is not none at all."""
+    """Rounded up, because 0 often means a default: a short delay must not become none."""
     whole, rest = divmod(value, unit)
     return whole + bool(rest)
 
@@ -103,7 +103,7 @@ def _whole(field: str, value: Any, wanted: str) -> int:
 
 
 def check_str(field: str, value: Any, bytes_max: int | None = None) -> str:
-    """A text of legal Unicode, maybe empty."""
+    """A text of valid Unicode, possibly empty."""
     if not isinstance(value, str):
         raise wrong_type(field, value, "a str")
     if not value.isascii():
@@ -167,7 +167,7 @@ def check_addresses(value: Any) -> list[str]:
 
 
 def check_message(payload: Any, headers: Any) -> int:
-    """The size of a message that can be stored; raises why it never can be."""
+    """Check a message; returns its size, raises if it can never be stored."""
     if not isinstance(payload, bytes):
         hint = ": encode it, as in text.encode()" if isinstance(payload, str) else ""
         kind = type(payload).__name__
@@ -196,9 +196,9 @@ def _headers_bytes(headers: Any) -> int:
 
 
 def check_settings(settings: Any) -> dict[str, Any]:
-    """Settings of a topic by their names, ready for `TopicSettings`.
+    """Settings of a topic by name, ready for `TopicSettings`.
 
-    A number of 0 stands for the default. Seconds may be a timedelta as well.
+    0 means the default. Seconds may also be a timedelta.
     """
     if not isinstance(settings, Mapping):
         raise wrong_type("settings", settings, "a mapping of settings by name")
@@ -230,7 +230,7 @@ def _setting(name: Any, value: Any) -> Any:
 
 
 def _amount(name: str, value: Any) -> int:
-    """A number in the unit that the name of the setting ends with."""
+    """A number in the unit with which the name of the setting ends."""
     if name.endswith("_ms"):
         return _milliseconds(name, value)
     if name.endswith("_seconds") and isinstance(value, timedelta):
@@ -270,7 +270,7 @@ def check_iterable(field: str, value: Any) -> Iterator[Any]:
 
 
 def check_callback(field: str, value: F | None) -> F | None:
-    """A function that is called in the event loop of the client, and not awaited."""
+    """A callback that is called in the event loop of the client and not awaited."""
     if value is None:
         return None
     if not callable(value):
@@ -284,7 +284,7 @@ def check_callback(field: str, value: F | None) -> F | None:
 
 
 def check_clock(value: Any) -> Clock:
-    """A clock, by what the client asks of it."""
+    """A clock: it has the methods that the client calls."""
     for method in ("monotonic_ms", "sleep_ms", "wait_for"):
         if not callable(getattr(value, method, None)):
             raise wrong_type("clock", value, "a tidemark.clock.Clock")
@@ -293,7 +293,7 @@ def check_clock(value: Any) -> Clock:
 
 
 def check_instance(field: str, value: Any, *kinds: type[T]) -> T:
-    """A value of one of some classes."""
+    """A value of one of these classes."""
     for kind in kinds:
         if isinstance(value, kind):
             return value
@@ -301,7 +301,7 @@ def check_instance(field: str, value: Any, *kinds: type[T]) -> T:
 
 
 def not_encoded(error: Exception) -> InvalidArgument:
-    """What a call fails with whose arguments passed the checks and still cannot be encoded."""
+    """The error of a call whose arguments passed the checks but cannot be encoded."""
     return InvalidArgument(f"it cannot be encoded: {error!r:.200}")
 
 

@@ -1,7 +1,7 @@
 """Telemetry: logs, traces and metrics of a service, set up once by its `__main__`.
 
-Spans and instruments are made with `tracer`, `span` and `meter` anywhere, at any time; until
-`setup` finds a destination in the settings they do nothing. No payload goes into any of them.
+Spans and instruments can be created with `tracer`, `span` and `meter` anywhere, at any time; until
+`setup` finds a destination in the settings they do nothing. They contain no payload.
 """
 
 import logging
@@ -95,7 +95,7 @@ def setup(service_name: str, settings: TelemetrySettings) -> Telemetry:
     except BaseException:
         telemetry.shutdown()
         raise
-    # Said here because this is the first moment at which a service can log.
+    # Logged here because a service cannot log earlier.
     for variable in unknown_variables():
         _log.warning("unknown variable in the environment", extra={"variable": variable})
     return telemetry

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> None:
     """Show health, brokers, figures and sweeps of the partitions.
 
-    STATE is what storage says; LINK is whether the broker that was asked can use the partition.
+    STATE is the state in storage; LINK is the link of the called broker to the partition.
     """
     from dataclasses import asdict
 

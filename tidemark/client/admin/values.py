@@ -1,6 +1,6 @@
-"""What operators are shown: queues, groups, partitions, sweepers, jobs, as frozen values.
+"""The values that administrative calls return: queues, groups, partitions, sweepers, jobs.
 
-Pure data, made from answers by `admin.admin` and `admin.upkeep`; nothing here calls anybody.
+Pure data, built by `admin.admin` and `admin.upkeep` from the answers of services.
 Durations are in milliseconds, moments in Unix milliseconds, None is not known.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """One queue; one that spans several partitions is shown by its first."""
+    """One queue; of one that spans several partitions, the identity is that of the first."""
 
     lmq_name: str
     queue_id: int
@@ -48,7 +48,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in its queue, looked at and not reserved."""
+    """A stored message, read without reserving it."""
 
     offset: int
     payload: bytes
@@ -60,20 +60,20 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What came of an attempt to unload a queue: a value of the closed set of the contract."""
+    """The outcome of an attempt to unload a queue; outcomes are a closed set (I4)."""
 
     outcome: str
     partitions: Mapping[int, str]
 
     @property
     def unloaded(self) -> bool:
-        """Whether the queue is not loaded now."""
+        """Whether the queue is unloaded now."""
         return self.outcome in ("EVICTED", "NOT_MATERIALIZED")
 
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """Dead letters that were brought back, or would be."""
+    """Dead letters that were moved back, or would be."""
 
     messages: int
     orphans: int
@@ -109,14 +109,14 @@ class Partition:
     delivered: int
     acked: int
     link_state: str
-    """Whether the broker that was asked can use it: UP, DOWN, FAULTY or MOVED."""
+    """The link of the called broker to the partition: UP, DOWN, FAULTY or MOVED."""
     link_detail: str
-    """Why its link is not up."""
+    """Why the link is not up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweeper:
-    """What looks after the deadlines of one partition."""
+    """The sweeper of one partition."""
 
     partition: int
     state: str
@@ -146,7 +146,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rule found in one topic; `why_not` says why nothing is due."""
+    """The result of one rule for one topic; `why_not` is the reason why nothing is due."""
 
     topic: str
     rule: str

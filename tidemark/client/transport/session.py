@@ -115,7 +115,7 @@ class Session:
 
     @property
     def ended(self) -> TidemarkError | None:
-        """Why the session has ended; None while it goes on."""
+        """Why the session has ended; None while it is open."""
         return self._ended
 
     async def close(self) -> None:
