@@ -11,7 +11,6 @@ from storage_svc.engines import rows
 from storage_svc.engines.engine import Engine, Reader, Table
 from storage_svc.engines.keys import prefix_end
 from storage_svc.engines.paging import scan_all
-from storage_svc.queue.group import Group
 from storage_svc.queue.queue import QueueState, SettledBudget
 from storage_svc.queue.record import QueueRecord, Rules
 from storage_svc.queue.run import Run
@@ -46,15 +45,17 @@ def ignore_orphan(table: Table, key: bytes) -> None:
 async def recover_queue(
     engine: Engine,
     lmq_name: str,
-    value: bytes,
+    catalog_value: bytes,
     topic: Topic,
     budget: SettledBudget,
     on_orphan: OnOrphan,
 ) -> QueueState:
-    """The state of a queue whose catalog record is `value`."""
-    record = rows.read_queue(lmq_name, value)
+    """The state of a queue, from its row of the catalog."""
+    record = rows.read_queue(lmq_name, catalog_value)
     state = QueueState(record, Rules.of(topic.settings), budget)
     start, end = rows.queue_range(record.queue_id)
+    # By group and fairness key: where a lane continues (`Lane.mark`). A group's row has the mark of
+    # its lane without a key.
     marks: dict[tuple[str, str], tuple[int, int]] = {}
     async for key, value in scan_all(engine, Table.GROUPS, start, end):
         group, mark = rows.read_group(key, value)
@@ -62,7 +63,7 @@ async def recover_queue(
         state.groups[group.name] = group
         marks[group.name, ""] = mark
     if not state.groups:
-        return state
+        return state  # lanes, reservations and returned slices belong to groups
     if record.keyed:
         async for key, value in scan_all(engine, Table.LANES, start, end):
             group_name, fairness_key, mark = rows.read_lane(key, value)
@@ -74,8 +75,8 @@ async def recover_queue(
             if run_start <= group.base:
                 run_start = max(0, group.base - RUN_MESSAGES_MAX)
             # An empty queue keeps its marks, and has nothing to read.
-            unread = run_start if record.messages else None
-            group.add_lane(fairness_key, position, unread)
+            read_from = run_start if record.messages else None
+            group.add_lane(fairness_key, position, read_from)
     if record.reserved:
         await _recover_reservations(engine, state, on_orphan)
     if record.returned:
@@ -100,7 +101,8 @@ async def _recover_reservations(engine: Engine, state: QueueState, on_orphan: On
             continue
         state.recover_reservation(reservation)
         if reservation.live:
-            _count_outstanding(state.groups[reservation.group], run, reservation.open_messages)
+            group = state.groups[reservation.group]
+            group.count_outstanding(run, reservation.open_messages)
 
 
 async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
@@ -117,7 +119,7 @@ async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrph
             on_orphan(Table.RETURNED, key)
             continue
         state.recover_returned(group, returned)
-        _count_outstanding(group, returned.slice.run, returned.slice.messages)
+        group.count_outstanding(returned.slice.run, returned.slice.messages)
 
 
 async def stored_fairness_keys(engine: Engine, record: QueueRecord) -> list[str]:
@@ -138,7 +140,3 @@ async def fairness_keys(
         keys.append(rows.read_run(*page[0]).fairness_key)
         start = prefix_end(rows.lane_prefix(queue_id, keys[-1]))
     return keys
-
-
-def _count_outstanding(group: Group, run: Run, messages: int) -> None:
-    group.outstanding[run.first_offset] = group.outstanding.get(run.first_offset, 0) + messages

@@ -43,7 +43,10 @@ class Ring:
             self._order.append(key)
 
     def current(self) -> str | None:
-        """The key whose turn it is. A key earns its quantum when its turn begins."""
+        """The key whose turn it is; the first call of a visit earns the key its quantum.
+
+        The methods below act on this key.
+        """
         if not self._order:
             return None
         key = self._order[0]
@@ -57,7 +60,11 @@ class Ring:
         return self._deficits[self._order[0]]
 
     def spend(self, sent_bytes: int) -> None:
-        """Charge the current key; a key that is alone is not charged."""
+        """Charge the current key.
+
+        A key that is alone has no other to share with: it keeps neither debt nor unused bytes,
+        which would delay or favour it once another key becomes active.
+        """
         key = self._order[0]
         self._deficits[key] = 0 if self.alone else self._deficits[key] - sent_bytes
 

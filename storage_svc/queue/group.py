@@ -167,8 +167,12 @@ class Group:
     def hand_out(self, slice_: Slice) -> None:
         """Count messages that leave their lane, unless they were handed out before."""
         if not slice_.deliveries:
-            first = slice_.run.first_offset
-            self.outstanding[first] = self.outstanding.get(first, 0) + slice_.messages
+            self.count_outstanding(slice_.run, slice_.messages)
+
+    def count_outstanding(self, run: Run, messages: int) -> None:
+        """Count messages of a run that are handed out and not settled."""
+        first = run.first_offset
+        self.outstanding[first] = self.outstanding.get(first, 0) + messages
 
     def settle(self, run: Run, count: int) -> bool:
         """Settle messages of a run; returns whether that settles the whole run."""

@@ -24,6 +24,7 @@ PEEK_BYTES_MAX = 4 * 1024 * 1024
 """Bodies that one peek reads; its answer must fit one frame."""
 
 _KEYS_EXAMINED_MAX = 16
+"""Fairness keys that are read to find the oldest message of a queue."""
 
 
 class QueueView(NamedTuple):
@@ -81,9 +82,9 @@ async def get_queue(partition: Partition, lmq_name: str) -> tuple[QueueView, lis
 async def peek(
     partition: Partition, lmq_name: str, offset: int, limit: int, group: str
 ) -> tuple[list[Peeked], int | None]:
-    """Messages by offset, from `offset` on; those not settled by a group, if one is named.
+    """A page of messages from `offset` on, and the offset of the next page; None after the last.
 
-    And where to look on; None if that was all.
+    With a group, only messages that it has not settled.
     """
     state = await partition.state.handles.read_state(lmq_name)
     only_for = state.group(group) if group else None
@@ -94,13 +95,11 @@ async def peek(
         async for run in _runs_from(reader, queue_id, offset):
             (body,) = await reader.load(Table.RUN_BODIES, [rows.body_key(queue_id, run)])
             if body is None:
-                continue  # deleted meanwhile
-            for number, message in enumerate(
-                MessageBatch.FromString(body).messages, run.first_offset
-            ):
-                settled = only_for is not None and only_for.has_settled_message(run, number)
-                if number >= offset and not settled:
-                    peeked.append(Peeked(number, message, run))
+                continue  # deleted between the two reads
+            for at, message in enumerate(MessageBatch.FromString(body).messages, run.first_offset):
+                settled = only_for is not None and only_for.has_settled_message(run, at)
+                if at >= offset and not settled:
+                    peeked.append(Peeked(at, message, run))
             read_bytes += len(body)
             if len(peeked) >= limit:
                 return peeked[:limit], peeked[limit - 1].offset + 1
@@ -156,7 +155,7 @@ async def _runs_from(reader: Reader, queue_id: int, offset: int) -> AsyncIterato
 
 
 async def _next_run(reader: Reader, queue_id: int, key: str, offset: int) -> list[Run]:
-    """The first run of a key that begins at an offset or later; none if there is none."""
+    """The first run of a key that begins at an offset or later, as a list of one or none."""
     start = rows.run_key_of(queue_id, key, offset)
     end = prefix_end(rows.lane_prefix(queue_id, key))
     return [
