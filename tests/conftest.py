@@ -1,7 +1,7 @@
 """How thoroughly the tests search, in which order they run, and what is run side by side.
 
 There is a short, repeatable way for every day and a long one on demand. Files run side by side,
-each by itself in order, because its tests may share a cluster; those with Spark share a session.
+each by itself in order, because its tests may share a cluster; tests of a Spark session share one.
 """
 
 import os
@@ -71,8 +71,9 @@ def pytest_terminal_summary(
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        file = item.path.relative_to(_TESTS)
-        item.add_marker(pytest.mark.xdist_group("spark" if file.parts[0] == "spark" else str(file)))
+        file = str(item.path.relative_to(_TESTS))
+        has_session = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if has_session else file))
     seed = config.option.random_order_seed
     if seed is None:
         items.sort(key=_rank)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.cli_process import Cli
+from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
 from tidemark.local.cluster import LocalCluster
 
 StartCluster = Callable[..., Any]
@@ -50,26 +51,35 @@ async def cluster(start_cluster: StartCluster) -> LocalCluster:
     return started
 
 
+@pytest.fixture
+async def receiver() -> AsyncIterator[OtlpReceiver]:
+    """Receives what services export. A cluster that needs it asks for it first: it stops last."""
+    async with otlp_receiver() as receiver:
+        yield receiver
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_cluster(request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
     """A cluster for tests that kill nothing, and delete the topics that they created."""
-    async with _shared(request) as cluster:
+    async with shared(request) as cluster:
         yield cluster
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cli(request: pytest.FixtureRequest) -> AsyncIterator[Cli]:
     """The command `tidemark`, with one cluster for all its tests: they differ in their topics."""
-    async with _shared(request) as cluster:
+    async with shared(request) as cluster:
         yield Cli.of(cluster)
 
 
 @asynccontextmanager
-async def _shared(request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+async def shared(request: pytest.FixtureRequest, **options: Any) -> AsyncIterator[LocalCluster]:
+    """A cluster for a fixture that several tests share, with the options of `LocalCluster`."""
     fixture = str(request.fixturename)
     directory = request.getfixturevalue("tmp_path_factory").mktemp(fixture)
     request.config.stash.setdefault(SHARED_LOGS, {})[fixture] = directory / "logs"
-    async with LocalCluster(directory / "data", log_dir=directory / "logs") as cluster:
+    options = {"log_dir": directory / "logs", "stop_timeout_ms": STOP_TIMEOUT_MS, **options}
+    async with LocalCluster(directory / "data", **options) as cluster:
         yield cluster
 
 

@@ -1,12 +1,10 @@
 """A cluster that nobody uses, as a collector sees it."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 import tidemark
 from tests.cluster.conftest import StartCluster
-from tests.support.otlp_receiver import OtlpReceiver, ReceivedPoint, otlp_receiver
+from tests.support.otlp_receiver import OtlpReceiver, ReceivedPoint
 from tidemark.clock import SystemClock
 from tidemark.local.cluster import SERVICES, LocalCluster
 
@@ -18,12 +16,6 @@ EXPORTS = 25
 
 COMMITS = "tidemark.storage.commits"
 DURATIONS = "tidemark.storage.commit.duration"
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[OtlpReceiver]:
-    async with otlp_receiver() as receiver:
-        yield receiver
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Metrics of real processes, pushed over OTLP and scraped by Prometheus, and their dashboard."""
+"""Metrics of real processes, pushed over OTLP and scraped by Prometheus, and their dashboard.
+
+One cluster serves all tests: its retention starts Spark.
+"""
 
 import asyncio
 import json
@@ -7,15 +10,18 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
+import pytest_asyncio
 
 import tidemark
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import shared
 from tests.support.local_broker import in_time
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
 from tests.support.repository import ROOT
 from tests.unit.tidemark.telemetry.test_metrics import names_in_the_docs
 from tidemark.local.cluster import LocalCluster, ServiceName
 from tidemark.local.ports import free_ports
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DASHBOARD = ROOT / "helm" / "tidemark" / "dashboards" / "tidemark.json"
 SCRAPED: tuple[ServiceName, ...] = ("storage", "broker", "lifecycle", "retention")
@@ -57,24 +63,20 @@ def _get(port: int) -> str:
         return text
 
 
-@pytest.fixture
-async def receiver() -> AsyncIterator[OtlpReceiver]:
-    async with otlp_receiver() as receiver:
-        yield receiver
-
-
-@pytest.fixture
-async def metrics(start_cluster: StartCluster, receiver: OtlpReceiver) -> Metrics:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def metrics(request: pytest.FixtureRequest) -> AsyncIterator[Metrics]:
     ports = dict(zip(SCRAPED, free_ports("127.0.0.1", len(SCRAPED)), strict=True))
-    environment = {
-        name: {"TIDEMARK_METRICS_LISTEN": f"127.0.0.1:{port}", **receiver.metrics_environment}
-        for name, port in ports.items()
-    }
-    cluster = await start_cluster(environment=environment, partitions=2, retention=True)
-    return Metrics(cluster, ports, receiver)
+    async with otlp_receiver() as receiver:
+        environment = {
+            name: {"TIDEMARK_METRICS_LISTEN": f"127.0.0.1:{port}", **receiver.metrics_environment}
+            for name, port in ports.items()
+        }
+        options = {"environment": environment, "partitions": 2, "retention": True}
+        async with shared(request, **options) as cluster:
+            yield Metrics(cluster, ports, receiver)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(metrics: Metrics) -> AsyncIterator[tidemark.Client]:
     address = metrics.cluster.address("broker")
     async with tidemark.connect(address, client_id="counted") as client:

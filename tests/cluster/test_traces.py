@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 import tidemark
 from tests.cluster.conftest import StartCluster
 from tests.support.local_broker import in_time
-from tests.support.otlp_receiver import OtlpReceiver, Part, ReceivedSpan, otlp_receiver
+from tests.support.otlp_receiver import OtlpReceiver, Part, ReceivedSpan
 from tidemark.local.cluster import SERVICES, LocalCluster
 
 CLIENT = "a-program"
@@ -31,12 +31,6 @@ SERVICE_SPANS = {
 
 def at(service: str, name: str) -> Part:
     return SERVICE_SPANS.get(service, service), name
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[OtlpReceiver]:
-    async with otlp_receiver() as receiver:
-        yield receiver
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -16,6 +17,14 @@ import tidemark
 from tests.support.up_process import UpProcess, ended
 from tidemark.local.ports import listening_socket
 from tidemark.rpc import open_channel
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[UpProcess]:
+    """A cluster that is ready, for tests that leave it alone."""
+    async with UpProcess(tmp_path_factory.mktemp("up") / "data") as process:
+        await process.ready()
+        yield process
 
 
 @pytest.fixture
@@ -26,9 +35,9 @@ async def up(tmp_path: Path) -> AsyncIterator[UpProcess]:
         yield process
 
 
-async def test_a_ready_cluster_answers_where_it_says_it_does(up: UpProcess) -> None:
+async def test_a_ready_cluster_answers_where_it_says_it_does(shared_up: UpProcess) -> None:
     """S1, S6."""
-    async with open_channel(up.address("broker")) as channel:
+    async with open_channel(shared_up.address("broker")) as channel:
         health: Any = HealthStub(channel)
         service = "tidemark.api.broker.v1.BrokerService"
         answer = await health.Check(HealthCheckRequest(service=service))
@@ -36,18 +45,18 @@ async def test_a_ready_cluster_answers_where_it_says_it_does(up: UpProcess) -> N
     assert answer.status == HealthCheckResponse.SERVING
 
 
-async def test_the_command_that_is_shown_can_be_typed(up: UpProcess) -> None:
+async def test_the_command_that_is_shown_can_be_typed(shared_up: UpProcess) -> None:
     """S6: also where the environment is not on the PATH."""
-    shown = next(line.split()[1:] for line in up.output if line.split()[0] == "shell")
+    shown = next(line.split()[1:] for line in shared_up.output if line.split()[0] == "shell")
     program = shutil.which(shown[0])
 
     assert program is not None
-    assert shown[1:] == ["top", "--address", up.address("broker")]
+    assert shown[1:] == ["top", "--address", shared_up.address("broker")]
 
 
-async def test_a_cluster_without_retention_says_so(up: UpProcess) -> None:
+async def test_a_cluster_without_retention_says_so(shared_up: UpProcess) -> None:
     """R11."""
-    assert any(line.split()[:2] == ["retention", "off:"] for line in up.output)
+    assert any(line.split()[:2] == ["retention", "off:"] for line in shared_up.output)
 
 
 @pytest.mark.parametrize("ask", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -95,11 +104,13 @@ async def test_services_do_not_outlive_a_supervisor_that_was_killed(up: UpProces
     await up.services_ended()
 
 
-async def test_services_are_beyond_the_reach_of_the_terminals_interrupt(up: UpProcess) -> None:
-    groups = {os.getpgid(pid) for pid in up.services().values()}
+async def test_services_are_beyond_the_reach_of_the_terminals_interrupt(
+    shared_up: UpProcess,
+) -> None:
+    groups = {os.getpgid(pid) for pid in shared_up.services().values()}
 
     assert len(groups) == 3
-    assert os.getpgid(up.process.pid) not in groups
+    assert os.getpgid(shared_up.process.pid) not in groups
 
 
 @pytest.mark.parametrize("name", ["broker", "storage", "lifecycle"])
@@ -229,16 +240,14 @@ async def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
     assert "already in use" in complaint
 
 
-async def test_a_data_directory_in_use_is_one_line_and_exit_code_2(
-    up: UpProcess, tmp_path: Path
-) -> None:
-    async with UpProcess(tmp_path / "data") as second:
+async def test_a_data_directory_in_use_is_one_line_and_exit_code_2(shared_up: UpProcess) -> None:
+    async with UpProcess(shared_up.data_dir) as second:
         complaint = await second.complaint()
 
         assert await second.exit_code() == 2
     assert complaint.count("\n") == 1
-    assert f"{tmp_path / 'data'} is in use" in complaint
-    assert f"process {up.process.pid}" in complaint
+    assert f"{shared_up.data_dir} is in use" in complaint
+    assert f"process {shared_up.process.pid}" in complaint
 
 
 async def test_a_data_directory_that_is_a_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.cluster.conftest import StartCluster
-from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
+from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan
 from tests.support.unary_client import TOPIC, UnaryClient, connected, payloads_of, run_of
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
@@ -42,12 +42,6 @@ T = TypeVar("T")
 async def client(cluster: LocalCluster) -> AsyncIterator[UnaryClient]:
     async with connected(cluster) as client:
         yield client
-
-
-@pytest.fixture
-async def receiver() -> AsyncIterator[OtlpReceiver]:
-    async with otlp_receiver() as receiver:
-        yield receiver
 
 
 @pytest.fixture
@@ -148,9 +142,15 @@ async def test_a_waiting_pull_is_woken_by_a_publish(
     assert payloads_of(await in_time(pull)) == [b"wake up"]
 
 
-async def test_a_pull_of_an_empty_queue_answers_that_there_is_nothing(client: UnaryClient) -> None:
-    assert await client.pull(f"{TOPIC}/nobody") == []
-    assert await client.pull(f"{TOPIC}/nobody", wait_ms=1) == []
+async def test_a_pull_of_an_empty_queue_answers_that_there_is_nothing(
+    shared_cluster: LocalCluster,
+) -> None:
+    async with connected(shared_cluster) as client:
+        at_once = await client.pull(f"{TOPIC}/empty")
+        after_a_wait = await client.pull(f"{TOPIC}/empty", wait_ms=1)
+        await client.delete_topic()
+
+    assert (at_once, after_a_wait) == ([], [])
 
 
 # --- faults -------------------------------------------------------------------------------------
@@ -236,10 +236,12 @@ async def test_a_receipt_is_good_across_kill_9_of_the_broker(
 # --- the surface of the services ----------------------------------------------------------------
 
 
-async def test_every_service_tells_its_health_and_describes_itself(cluster: LocalCluster) -> None:
+async def test_every_service_tells_its_health_and_describes_itself(
+    shared_cluster: LocalCluster,
+) -> None:
     """S1."""
     for name, services in GRPC_SERVICES.items():
-        async with open_channel(cluster.address(name)) as channel:
+        async with open_channel(shared_cluster.address(name)) as channel:
             health: Any = HealthStub(channel)  # published without the types of asyncio
             reflection: Any = ServerReflectionStub(channel)  # type: ignore[arg-type]
 

@@ -25,6 +25,7 @@ class UpProcess:
     """Kills what is left of itself at the end of its block; all ports are free ones by default."""
 
     def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data_dir = data_dir
         ports = [f"--{name}-port=0" for name in (*SERVICES, "retention")]
         # Retention needs Spark, which takes long to start; its tests ask for it.
         self._options = (f"--data-dir={data_dir}", *ports, "--no-retention", *options)
