@@ -71,10 +71,6 @@ class Tracking:
     def __iter__(self) -> Iterator[TrackedQueue]:
         return iter(self._queues.values())
 
-    @property
-    def leases(self) -> int:
-        return sum(queue.leases for queue in self._queues.values())
-
     def find(self, key: QueueKey) -> TrackedQueue | None:
         return self._queues.get(key)
 

@@ -1,8 +1,8 @@
-"""Expiry: a timer per partition that asks storage to expire what is due (V1).
+"""The expiry timer of a partition: makes storage expire what is due (V1).
 
-Storage keeps the deadlines, tells the next one, and expires what is due with every commit; this
-only sees to it that there is a commit when nothing else happens, 10 ms at the finest. An expiry
-that fails is tried again.
+Storage keeps the deadlines, reports the next one, and expires what is due with every commit. The
+timer only causes a commit when nothing else does, at intervals of 10 ms at least. A failed expiry
+is retried.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ExpiryTimer:
         self._changed = asyncio.Event()
 
     def next_deadline(self, in_ms: int | None) -> None:
-        """Storage says when the next deadline is; None if there is none."""
+        """Storage reported its next deadline; None if there is none."""
         self._due_ms = None if in_ms is None else self._clock.monotonic_ms() + in_ms
         self._changed.set()
 
@@ -36,7 +36,7 @@ class ExpiryTimer:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Expire what is due now. Until storage says otherwise, there may be more soon."""
+        """Expire what is due now, and try again soon unless storage reports its next deadline."""
         self._changed.clear()
         operation = exchange_pb2.Operation(expire_due=exchange_pb2.ExpireDue())
         wait_ms = FINEST_MS

@@ -1,7 +1,7 @@
-"""Topics as this broker knows them: asked once, renewed when storage says that they have changed.
+"""Topics as this broker knows them: read once, and again when storage reports a newer version.
 
-A topic that is not known is asked of its home partition; one whose version turns out to be newer
-elsewhere is brought to the partition that lacks it. Names that do not exist are not remembered.
+Unknown topics are read from their home partition; a partition that lacks a version gets it from
+here. Names that do not exist are not cached.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tidemark.topics import Topic
 
 
 class TopicCache:
-    """The topics that were used lately. All topics of a cluster fit in memory."""
+    """The topics that were used. There is no bound: all topics of a cluster fit in memory."""
 
     def __init__(
         self,
@@ -29,22 +29,19 @@ class TopicCache:
         return self._topics.get(name)
 
     async def get(self, name: str) -> Topic:
-        """Raises TopicNotFound."""
+        """The cached topic, or else that of the home partition; raises TopicNotFound."""
         topic = self._topics.get(name)
         return topic if topic is not None else await self.renew(name)
 
     async def renew(self, name: str) -> Topic:
-        """Ask the home partition."""
+        """Read the topic from its home partition; raises TopicNotFound."""
         self._topics.pop(name, None)
         found = await self._storage.GetTopic(storage_pb2.GetTopicRequest(name=name))
         topic = self._topics[name] = topic_from_proto(found.topic)
         return topic
 
-    def forget(self, name: str) -> None:
-        self._topics.pop(name, None)
-
     async def fan_out(self, topic: Topic, *, deleted: bool = False) -> None:
-        """Bring a version to every partition this broker owns."""
+        """Bring a version to every partition, and cache it."""
         if deleted:
             self._topics.pop(topic.name, None)
         else:
@@ -54,6 +51,6 @@ class TopicCache:
         )
 
     async def bring(self, partition: int, topic: Topic, *, deleted: bool = False) -> None:
-        """Bring a version to one partition; an older one than it has is ignored there."""
+        """Bring a version to one partition, which ignores it if it has a newer one."""
         apply_topic = exchange_pb2.ApplyTopic(topic=topic_to_proto(topic), deleted=deleted)
         await self._links[partition].call(exchange_pb2.Operation(apply_topic=apply_topic))

@@ -1,7 +1,7 @@
 """Handles: the cache of the queues that a partition has materialized.
 
 A queue is loaded when an operation uses it, and unloaded once it is idle; an unloaded queue leaves
-nothing in memory. `partition/commit.py` adds what the commit under way has changed.
+nothing in memory. `partition/commit.py` adds what the current commit has changed.
 """
 
 from collections import OrderedDict
@@ -51,7 +51,7 @@ class Handles:
         self._by_name: dict[str, Handle] = {}
         self._names: dict[int, str] = {}
         self._untracked: OrderedDict[str, Handle] = OrderedDict()
-        """Those that no broker will ask to unload, least recently examined first."""
+        """Queues that no broker tracks, least recently examined first."""
         self._budget = SettledBudget()
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Handles:
         return self._add(lmq_name, Handle(state, topic, now_ms))
 
     def create(self, record: QueueRecord, topic: Topic, now_ms: int) -> Handle:
-        """The handle of a queue that the commit under way creates."""
+        """The handle of a queue that the current commit creates."""
         state = QueueState(record, Rules.of(topic.settings), self._budget)
         return self._add(record.lmq_name, Handle(state, topic, now_ms))
 
@@ -116,8 +116,8 @@ class Handles:
     def untracked(self, now_ms: int) -> list[str]:
         """Queues that no broker tracks and that were not used for twice their idle window (I9).
 
-        Examines a bounded number, least recently examined first; those that must stay go to the end
-        of the line, so that the others get their turn. Tracked queues cost nothing.
+        Examines a bounded number, least recently examined first; those that must stay go to the
+        end, so that the others are examined next. Tracked queues cost nothing.
         """
         idle = []
         for lmq_name, handle in list(islice(self._untracked.items(), EXAMINED_MAX)):
@@ -130,11 +130,11 @@ class Handles:
         return idle
 
     def is_tracked(self, lmq_name: str) -> bool:
-        """Whether the queue is loaded and a broker will ask to unload it."""
+        """Whether the queue is loaded and tracked by a broker, which will ask to unload it."""
         return lmq_name in self._by_name and lmq_name not in self._untracked
 
     def track(self, lmq_name: str) -> None:
-        """A broker has asked for the queue, and will ask to unload it."""
+        """A broker has loaded the queue and will ask to unload it."""
         self._untracked.pop(lmq_name, None)
 
     def forget_trackers(self) -> None:
@@ -142,7 +142,7 @@ class Handles:
         self._untracked.update(self._by_name)
 
     def topic_changed(self, topic: Topic) -> None:
-        """Loaded queues obey the new settings from now on."""
+        """Apply the new settings to loaded queues."""
         for lmq_name, handle in self._by_name.items():
             if topic_of(lmq_name) == topic.name:
                 handle.topic = topic
@@ -155,7 +155,7 @@ class Handles:
         return value
 
     def _topic_of(self, lmq_name: str) -> Topic:
-        """A queue that outlives its topic until it is deleted obeys the default settings."""
+        """A queue that outlives its topic has the default settings until it is deleted."""
         name = topic_of(lmq_name)
         return self._topics.find(name) or Topic(name)
 

@@ -1,7 +1,7 @@
 """Claims: which broker holds the partition, and what that broker still has reserved.
 
-Storage is the judge: a claim durably raises the broker epoch, and a broker under a lower epoch is
-fenced. The epoch fences the sender; reservations and their receipts stay good.
+Storage decides: a claim durably raises the broker epoch, and a broker under a lower epoch is
+fenced. The epoch fences the sender; reservations and their receipts stay valid.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Reported(NamedTuple):
 
     released: int
     gone: tuple[int, ...]
-    """Reservations of the report that expired, or are not known any more."""
+    """Reservations of the report that have expired or are unknown."""
 
 
 class ReleaseUnreported(NamedTuple):

@@ -156,14 +156,14 @@ async def move_group(commit: CommitContext, handle: Handle, group: Group, start:
 
 
 async def erase_settled(commit: CommitContext, handle: Handle) -> None:
-    """Drop runs that no group waits for any more, after one was removed or moved on (R2)."""
+    """Drop runs that no group waits for, after a group was removed or moved on (R2)."""
     handle.state.erase_settled(await commit.runs(handle.state), commit.journal)
 
 
 async def delete_rows(commit: CommitContext, table: Table, start: bytes, end: bytes) -> None:
     """Few rows one by one; many as a range, which costs readers until it is compacted.
 
-    Rows of the commit under way cannot be read, so they are found among its puts.
+    Rows of the current commit cannot be read, so they are found among its puts.
     """
     for key, _ in commit.journal.puts_in(table, start, end):
         commit.journal.batch.delete(table, key)

@@ -1,7 +1,7 @@
 """Runs: what operations of several subjects do with one.
 
-Appending a run to a queue within its quotas, removing one that no reservation holds, and telling
-which of its messages still wait.
+Appending a run to a queue within its quotas, removing one that no reservation holds, and finding
+its unsettled messages.
 """
 
 from storage_svc.engines.engine import Table

@@ -283,7 +283,7 @@ async def test_random_frames_neither_kill_the_broker_nor_leave_anything_behind(
 
     def left() -> dict[str, int]:
         return {
-            "leases": components.tracking.leases,
+            "leases": components.leases.active,
             "deliveries": len(components.directory),
             "publishers": len(components.publishers),
             "feeds": len(components.dispatcher),

@@ -168,7 +168,7 @@ class IdleBroker:
 
 
 def leases_of(broker: IdleBroker) -> int:
-    return broker.components.tracking.leases
+    return broker.components.leases.active
 
 
 async def cleaning(broker: IdleBroker, link: GatedLink) -> asyncio.Task[EvictionOutcome]:

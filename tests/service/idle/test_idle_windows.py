@@ -43,9 +43,9 @@ async def test_releasing_a_lease_twice_releases_it_once(broker: IdleBroker) -> N
     first.release()
     first.release()
 
-    assert broker.components.tracking.leases == 1
+    assert broker.components.leases.active == 1
     second.release()
-    assert broker.components.tracking.leases == 0
+    assert broker.components.leases.active == 0
 
 
 async def test_each_topic_has_its_own_window(broker: IdleBroker) -> None:

@@ -138,11 +138,3 @@ async def test_a_record_is_light() -> None:
 
     assert not hasattr(queue, "__dict__")
     assert sys.getsizeof(queue) <= 128
-
-
-async def test_leases_are_counted_over_all_queues() -> None:
-    tracking = Tracking()
-    tracking.get((0, "t/a"), WINDOW_MS, 0).leases = 2
-    tracking.get((0, "t/b"), WINDOW_MS, 0).leases = 3
-
-    assert tracking.leases == 5
