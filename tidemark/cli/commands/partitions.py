@@ -36,7 +36,7 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
         Column("PARTITION", right=True),
         Column("STATE"),
         Column("LINK"),
-        Column("OWNER", cut=True),
+        Column("BROKER", cut=True),
         Column("EPOCH", right=True, importance=4),
         Column("QUEUES", right=True),
         Column("LOADED", right=True),

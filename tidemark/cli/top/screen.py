@@ -33,7 +33,7 @@ COLUMNS: Final = (
     Column("SWEEP", importance=2),
     Column("FOUND", right=True, importance=5),
     Column("NEXT IN", right=True, importance=6),
-    Column("OWNER", importance=7),
+    Column("BROKER", importance=7),
 )
 
 

@@ -134,7 +134,7 @@ def test_wide_screens_show_more_columns() -> None:
 
     assert "COMMITS/S" not in narrow
     assert "COMMITS/S" in wide
-    assert "OWNER" in wide
+    assert "BROKER" in wide
 
 
 def test_a_partition_that_does_not_serve_comes_first_and_in_red() -> None:
