@@ -54,7 +54,7 @@ test-bench: .venv/.dev .venv/.spark ## Run every benchmark in its quick form, to
 
 .PHONY: test-model
 test-model: .venv/.dev ## Compare the partition with its model, at random, for minutes
-	@exec $(PYTEST) --long --timeout 0 tests/model/test_*.py tests/unit/storage_svc/queue $(ARGS)
+	@exec $(PYTEST) --long --timeout 0 tests/model/test_*.py $(ARGS)
 
 .PHONY: test-crash
 test-crash: .venv/.dev ## Kill services repeatedly under load, and check for losses

@@ -15,10 +15,10 @@ from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
 from storage_svc.queue.queue import QueueState
-from storage_svc.queue.run import Slice
+from storage_svc.queue.run import Run, Slice
 from storage_svc.reads import queues
 from tests.model.reference.partition import PartitionModel
-from tests.model.reference.queue import ModelGroup, Place, QueueModel
+from tests.model.reference.queue import ModelGroup, Place, Published, QueueModel
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 
 Standings = dict[int, tuple[Place, int, int]]
@@ -129,6 +129,28 @@ def _compare_group(
             first = each.run.first_offset
             outstanding[first] = outstanding.get(first, 0) + 1
     assert group.outstanding == outstanding, f"{where}: {group.outstanding} != {outstanding}"
+    assert group.cursor(queue.next_offset) <= min([queue.next_offset, *model.unsettled]), where
+    for run in queue.runs.values():
+        _compare_run(group, run, model, where)
+
+
+def _compare_run(group: Group, published: Published, model: ModelGroup, where: str) -> None:
+    """What a group answers about a run, to those who delete runs or move them."""
+    places = {offset: model.place(offset) for offset in published.offsets}
+    run = Run(
+        published.first_offset,
+        published.messages,
+        published.body_bytes,
+        published.publish_time_ms,
+        published.dead_deadline_ms,
+        published.fairness_key,
+        traceparent="",
+    )
+    assert group.has_settled(run) == model.has_settled(published), where
+    assert group.holds(run) == (Place.RESERVED in places.values()), where
+    unsettled = [at for start, end in group.unsettled_spans(run) for at in range(start, end)]
+    free = [at for at, place in places.items() if place not in (Place.SETTLED, Place.RESERVED)]
+    assert unsettled == free, f"{where}: {unsettled} != {free}"
 
 
 def _standings(group: Group, queue: QueueModel, where: str) -> Standings:

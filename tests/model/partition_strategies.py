@@ -21,7 +21,7 @@ from tidemark.topics import Subscription, Topic, TopicSettings
 TOPICS = {
     "dead": TopicSettings(),
     "jobs": TopicSettings(dead_letter_topic="dead", max_attempts=3, visibility_timeout_ms=1000),
-    "kept": TopicSettings(retention_enabled=True),
+    "kept": TopicSettings(retention_enabled=True, fairness_weights={"b": 3}),
     "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
 }
 RUN_MESSAGES_MAX = 20

@@ -136,13 +136,17 @@ class PartitionMachine(RuleBasedStateMachine):
     @initialize(
         names=st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2, unique=True),
         backlog=st.lists(runs, min_size=2, max_size=6),
-        taken=st.lists(queues, max_size=2),
+        taken=st.lists(queues, max_size=4),
+        ended=st.lists(settlements, max_size=6),
     )
-    def begin_with_a_backlog(self, names: list[str], backlog: list[Run], taken: list[str]) -> None:
-        """So that the first operations have something to work on."""
+    def begin_with_a_backlog(
+        self, names: list[str], backlog: list[Run], taken: list[str], ended: list[Settlement]
+    ) -> None:
+        """So that the first operations find messages in every place."""
         self.names = {"first": names[0], "second": names[-1], "dead": "dead"}
         self.add([self._append(run) for run in backlog])
         self.add([Reserve(self.names[queue], "g", 10) for queue in taken])
+        self.add([self._settle(each) for each in ended if self.held])
 
     def teardown(self) -> None:
         try:

@@ -121,6 +121,11 @@ class ModelGroup:
     def in_place(self, *places: Place) -> list[int]:
         return sorted(o for o, each in self.standings.items() if each.place in places)
 
+    def place(self, offset: int) -> Place:
+        """What came before the group counts as settled."""
+        standing = self.standings.get(offset)
+        return Place.SETTLED if standing is None else standing.place
+
     @property
     def unsettled(self) -> list[int]:
         return sorted(o for o, each in self.standings.items() if each.place is not Place.SETTLED)

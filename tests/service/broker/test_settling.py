@@ -1,4 +1,7 @@
-"""Settling over sessions: tags and receipts, ranges, and what each ending does (V6, V8)."""
+"""Settling over sessions: tags, receipts, ranges and answers (V6, V8).
+
+What an ending does to messages is in the tests of storage.
+"""
 
 import asyncio
 
@@ -8,7 +11,7 @@ from tests.service.broker.conftest import StartBroker
 from tests.support.local_broker import QUEUE, LocalBroker, in_time, payloads_of, take
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release
 from tidemark.clock import ManualClock
-from tidemark.errors import AlreadySettled, InvalidArgument, TidemarkError, UnknownDeliveryTag
+from tidemark.errors import AlreadySettled, InvalidArgument, UnknownDeliveryTag
 
 
 async def test_an_ack_ends_the_delivery(local: LocalBroker) -> None:
@@ -45,6 +48,7 @@ async def test_deliveries_of_different_partitions_are_settled_each_by_its_own_ta
 
 
 async def test_ranges_of_a_delivery_are_settled_in_different_ways(local: LocalBroker) -> None:
+    """V6: a different settlement of the whole is refused afterwards."""
     session = await local.session()
     consumer = session.open_consumer(credit=10)
     await consumer.subscribe(QUEUE)
@@ -60,7 +64,7 @@ async def test_ranges_of_a_delivery_are_settled_in_different_ways(local: LocalBr
     assert [each.messages for each in (acked, nacked, rest)] == [2, 1, 2]
     assert payloads_of([second]) == [b"1"]
     assert (second.attempt_count, second.delivery_count) == (1, 2)
-    with pytest.raises(TidemarkError):
+    with pytest.raises(UnknownDeliveryTag):
         await session.settle(tag, Nack())
 
 
@@ -96,6 +100,7 @@ async def test_a_settlement_with_hostile_ranges_delays_nobody(local: LocalBroker
 
 
 async def test_a_receipt_settles_from_any_connection(local: LocalBroker) -> None:
+    """V6: and the tag of the delivery is good no longer."""
     first, second = await local.session("one"), await local.session("two")
     consumer = first.open_consumer(credit=10)
     await consumer.subscribe(QUEUE)
@@ -176,7 +181,10 @@ async def test_only_a_failure_of_a_settlement_without_a_number_is_told(local: Lo
     assert (await local.queue(QUEUE)).messages == 0
 
 
-async def test_a_nack_brings_the_messages_back_with_one_attempt_more(local: LocalBroker) -> None:
+@pytest.mark.parametrize(("ending", "attempts"), [(Nack(), 1), (Release(), 0)])
+async def test_what_is_given_back_is_delivered_again_under_a_new_tag(
+    local: LocalBroker, ending: Nack | Release, attempts: int
+) -> None:
     """V8."""
     session = await local.session()
     consumer = session.open_consumer(credit=10)
@@ -184,11 +192,11 @@ async def test_a_nack_brings_the_messages_back_with_one_attempt_more(local: Loca
     await session.publish(QUEUE, [b"1"])
     (first,) = await take(consumer, 1)
 
-    await session.settle(first.delivery_tag, Nack())
+    await session.settle(first.delivery_tag, ending)
     (second,) = await take(consumer, 1)
 
     assert (first.attempt_count, first.delivery_count) == (0, 1)
-    assert (second.attempt_count, second.delivery_count) == (1, 2)
+    assert (second.attempt_count, second.delivery_count) == (attempts, 2)
     assert second.delivery_tag != first.delivery_tag
 
 
@@ -212,20 +220,6 @@ async def test_a_nack_with_a_delay_comes_back_after_it_and_not_before(
 
     assert payloads_of([between, second]) == [b"meanwhile", b"delayed"]
     assert second.attempt_count == 1
-
-
-async def test_a_release_does_not_count_as_an_attempt(local: LocalBroker) -> None:
-    """V8."""
-    session = await local.session()
-    consumer = session.open_consumer(credit=10)
-    await consumer.subscribe(QUEUE)
-    await session.publish(QUEUE, [b"1"])
-    (first,) = await take(consumer, 1)
-
-    await session.settle(first.delivery_tag, Release())
-    (second,) = await take(consumer, 1)
-
-    assert (second.attempt_count, second.delivery_count) == (0, 2)
 
 
 async def test_a_dead_letter_leaves_the_queue(local: LocalBroker) -> None:

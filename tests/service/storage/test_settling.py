@@ -1,4 +1,4 @@
-"""Settling: how a reservation ends, early or late, and which receipts are good (V6, V8)."""
+"""Settling: what each ending does, early or late, and which receipts are good (V6, V8)."""
 
 import pytest
 
@@ -114,6 +114,7 @@ async def test_repeating_a_settlement_is_a_success_and_a_different_one_is_refuse
     assert repeated.messages == 0
     assert isinstance(different, errors.AlreadySettled)
     assert isinstance(extended, errors.AlreadySettled)
+    assert not (await exchange.ask(reserve("jobs"))).slices
 
 
 async def test_a_whole_frame_of_settlements_can_be_repeated(exchange: ExchangeClient) -> None:

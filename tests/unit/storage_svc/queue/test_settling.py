@@ -1,11 +1,11 @@
-"""How a reservation ends: settled once, extended while it lives, revoked by a takeover."""
+"""How a reservation ends: its records, what is remembered of it, revocation by a takeover."""
 
 import pytest
 
 from storage_svc.queue import queue as queue_state
 from storage_svc.queue.reservation import Ending
 from tests.support.queue_in_tables import Queue, spans_of
-from tidemark.errors import AlreadySettled, Fenced, ReservationExpired, ReservationNotFound
+from tidemark.errors import Fenced, ReservationExpired, ReservationNotFound
 
 
 def test_a_run_is_reserved_and_acknowledged_as_one_record() -> None:
@@ -41,36 +41,6 @@ def test_an_extension_moves_the_deadline_of_a_live_reservation_only() -> None:
     with pytest.raises(ReservationExpired):
         queue.state.extend(reservation, 20_000, queue.tables)
     assert queue.tables.deadlines == set()
-
-
-def test_the_same_settlement_twice_is_one_and_another_is_refused() -> None:
-    """V6."""
-    queue = Queue()
-    group = queue.add_group()
-    queue.append(2)
-    (reservation,) = queue.reserve()
-
-    assert queue.settle(reservation, Ending.ACK) == [(0, 2)]
-    assert queue.settle(reservation, Ending.ACK) == []
-
-    with pytest.raises(AlreadySettled):
-        queue.settle(reservation, Ending.NACK)
-    assert group.settled == 2
-    assert queue.reserve() == []
-
-
-def test_a_settlement_after_expiry_fails_and_changes_nothing() -> None:
-    """V6."""
-    queue = Queue()
-    queue.add_group()
-    queue.append(2)
-    (reservation,) = queue.reserve()
-    queue.settle(reservation, Ending.EXPIRED)
-
-    with pytest.raises(ReservationExpired):
-        queue.settle(reservation, Ending.ACK)
-
-    assert spans_of(queue.reserve()) == [(0, 2, 1, 2)]
 
 
 def test_a_bounded_number_of_settled_reservations_is_remembered(
