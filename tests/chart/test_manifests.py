@@ -135,7 +135,7 @@ def test_what_listens_is_probed_with_three_different_questions(values: Values) -
 
 @each_value_set
 def test_every_pod_is_confined(values: Values) -> None:
-    """S5: it runs as nobody in particular, writes to its volumes alone and has no rights."""
+    """S5: it runs without a name, writes to its volumes alone and has no rights."""
     for key, template in pods(render(values)):
         spec, only = template["spec"], container(template)
 
@@ -210,7 +210,7 @@ def test_only_its_own_services_may_call_storage() -> None:
     assert callers == {"broker", "lifecycle", "retention"}
 
 
-def test_nobody_may_call_the_driver_of_spark_while_it_runs_in_its_pod() -> None:
+def test_no_pod_may_call_the_driver_of_spark_while_it_runs_in_its_pod() -> None:
     cronjobs = render({"retention": {"mode": "cronjobs"}})[f"NetworkPolicy/{NAME}-retention"]
 
     assert not cronjobs["spec"]["ingress"]

@@ -1,4 +1,4 @@
-"""A cluster that nobody uses, as a collector sees it."""
+"""An unused cluster, as a collector sees it."""
 
 import pytest
 

@@ -56,7 +56,7 @@ class Messages:
         self._rng = rng
 
     async def publish(self) -> None:
-        """Some more, while nobody is killed: each publish has an answer."""
+        """Some more, while no process is killed: each publish has an answer."""
         for _ in range(RUNS_PER_ROUND):
             first = self.published.total()
             count = self._rng.randrange(1, RUN_MESSAGES_MAX + 1)
@@ -98,7 +98,7 @@ class Messages:
 
 async def _for_ever(step: Callable[[], Awaitable[object]]) -> None:
     while True:
-        with suppress(TidemarkError):  # whoever was asked is dead, or the reservation is
+        with suppress(TidemarkError):  # the service is dead, or the reservation is
             await step()
         await SystemClock().sleep_ms(20)
 

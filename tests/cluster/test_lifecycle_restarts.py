@@ -176,7 +176,7 @@ async def test_lifecycle_that_was_killed_finds_what_became_due_without_it(
     await client.publish("jobs/dead", b"exhausted")
     await client.nack(await client.take("jobs/dead"))
     waits = await client.pull("jobs/while", wait_ms=1_500)
-    assert waits == [], "nobody makes it ready"
+    assert waits == [], "no service makes it ready"
     await cluster.restart("lifecycle")
 
     before, meanwhile = await client.take("jobs/before"), await client.take("jobs/while")
@@ -190,7 +190,7 @@ async def test_lifecycle_that_was_killed_finds_what_became_due_without_it(
 async def test_scheduled_messages_survive_a_crash_of_any_service(
     name: ServiceName, cluster: LocalCluster, client: Client
 ) -> None:
-    """L5, L7: each arrives once, none early, whoever is killed before it is due."""
+    """L5, L7: each arrives once, none early, whichever service is killed before it is due."""
     await client.create_topic("jobs")
     clock = SystemClock()
     due_ms: dict[str, dict[bytes, int]] = {}

@@ -104,7 +104,7 @@ async def test_exhausted_messages_go_to_the_dead_letter_topic_with_all_that_is_k
 
 
 async def test_reservations_that_run_out_use_up_attempts_like_any_other(client: Client) -> None:
-    """L5, V2: nobody ever settles."""
+    """L5, V2: no consumer ever settles."""
     await client.create_topic("dead")
     await client.create_topic(
         "jobs", max_attempts=2, dead_letter_topic="dead", visibility_timeout_ms=VISIBILITY_MS
@@ -180,7 +180,7 @@ async def test_nothing_under_a_live_reservation_is_dead_lettered_or_deleted(
 ) -> None:
     """L6: what is past its time to live waits for the end of its reservation, and may be done.
 
-    A message with the same time to live that nobody holds shows that a sweep has passed.
+    A message with the same time to live that is not held shows that a sweep has passed.
     """
     await client.create_topic("dead")
     await client.create_topic("jobs", dead_letter_topic="dead", visibility_timeout_ms=HELD_MS)

@@ -135,7 +135,7 @@ async def test_every_documented_metric_arrives_over_otlp_and_over_prometheus(
     for title, query in queries():
         asked = set(re.findall(r"tidemark_\w+", query))
         assert asked, title
-        assert asked <= samples, f"{title} asks for what nobody exports"
+        assert asked <= samples, f"{title} asks for what no service exports"
     for log in metrics.cluster.log_dir.glob("*.log"):  # type: ignore[union-attr]
         assert "Traceback" not in log.read_text(), log.name
 

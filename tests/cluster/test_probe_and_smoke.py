@@ -51,17 +51,17 @@ async def test_the_probe_finds_the_service_that_the_environment_configures(
 ) -> None:
     """As in a container, where one of the services runs and listens on all addresses."""
     port = shared_cluster.address("broker").rpartition(":")[2]
-    nobody = free_address()
+    unused = free_address()
     environment = {
         "TIDEMARK_BROKER_LISTEN": f"0.0.0.0:{port}",
-        "TIDEMARK_STORAGE_LISTEN": nobody,
-        "TIDEMARK_LIFECYCLE_LISTEN": nobody,
+        "TIDEMARK_STORAGE_LISTEN": unused,
+        "TIDEMARK_LIFECYCLE_LISTEN": unused,
     }
 
     assert await run("tidemark.probe", *PATIENTLY, environment=environment) == (0, "")
 
 
-async def test_the_probe_fails_in_one_line_when_nobody_listens() -> None:
+async def test_the_probe_fails_in_one_line_when_no_service_listens() -> None:
     address = free_address()
 
     status, output = await run("tidemark.probe", address)

@@ -57,7 +57,7 @@ async def test_a_rolling_update_under_load_fails_no_publish_and_loses_and_double
     for payload, deliveries in ledger.came.items():
         places = {(queue, offset) for queue, offset, _ in deliveries}
         assert places == {ledger.answered[payload]}, "stored twice"
-        assert {attempt for *_, attempt in deliveries} == {0}, "nobody failed"
+        assert {attempt for *_, attempt in deliveries} == {0}, "no attempt failed"
         assert len(deliveries) == 1, "handled twice"
 
 

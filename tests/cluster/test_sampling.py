@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BROKER, STORAGE = "tidemark-broker", "tidemark-storage"
 COMMIT: Part = (STORAGE, "storage commit")
-SECRET = b"nobody's business"
+SECRET = b"a secret payload"
 
 CONSUMER = """
 import asyncio, sys, tidemark

@@ -18,7 +18,7 @@ from tidemark.local.cluster import SERVICES, LocalCluster
 
 CLIENT = "a-program"
 QUEUE = "orders/ada"
-SECRET = b"nobody's business"
+SECRET = b"a secret payload"
 
 DELEGATE = "tidemark.api.storage.v1.DelegationService/DelegateActions"
 
@@ -227,7 +227,7 @@ async def test_what_a_service_logs_about_a_message_names_the_trace_of_its_publis
     await (await client.publisher(QUEUE)).publish(SECRET)
 
     async with client.subscribe([QUEUE]) as deliveries:
-        await (await in_time(anext(deliveries))).dead_letter("nobody wants it")
+        await (await in_time(anext(deliveries))).dead_letter("not wanted")
 
     publish = await the_publish(receiver)
     settle = await receiver.span(

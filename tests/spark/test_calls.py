@@ -106,7 +106,7 @@ def test_queues_and_records_say_up_to_which_time() -> None:
     assert (row.table, row.before_ms) == (SCAN_TABLE_NAME_HISTORY, 99)
 
 
-def test_a_lane_that_begins_anew_is_a_row_of_its_own() -> None:
+def test_a_lane_that_starts_over_is_a_row_of_its_own() -> None:
     """Two topics' readings may meet in one batch: offsets that go back are no range."""
     assert packed([run(10), run(20), run(0), run(20)]) == [[(1, 10, 30), (1, 0, 30)]]
 

@@ -194,19 +194,19 @@ async def test_messages_that_wait_too_long_are_evicted_or_dead_lettered(
         dead_letter_topic="dead",
     )
     async with storage.exchange(0) as exchange:
-        await exchange.ask(append("slow/nobody", b"1", b"2"))
+        await exchange.ask(append("slow/unread", b"1", b"2"))
         await exchange.ask(append("slow/held", b"1"))
         await exchange.ask(reserve("slow/held", visibility_ms=3_600_000))
         await exchange.ask(append("kept/x", b"1"))
         await clock.advance_ms(5_000)
-        await exchange.ask(append("slow/nobody", b"young"))
+        await exchange.ask(append("slow/unread", b"young"))
 
         with caplog.at_level(logging.INFO, "spark_batch"):
             done = await eviction()
 
     assert done.counts == {"max_wait_time_eviction": 3}
     assert "EvictionService: Evicted 3 messages exceeding max_wait_time" in caplog.messages
-    assert (await storage.queue("slow/nobody")).queue.messages == 1
+    assert (await storage.queue("slow/unread")).queue.messages == 1
     assert (await storage.queue("slow/held")).queue.messages == 1
     (entry,) = await storage.due(SCAN_KIND_OUTBOX)
     assert entry.append_from_outbox.entry.destination_lmq_name == "dead"

@@ -95,7 +95,9 @@ def test_what_is_expired_and_completed_counts_once_as_expired(
     assert found == {0: "expired", 1: "completed"}
 
 
-def test_waiting_runs_are_unsettled_somewhere_or_nobodys(due: Callable[..., list[int]]) -> None:
+def test_waiting_runs_are_unsettled_somewhere_or_without_a_group(
+    due: Callable[..., list[int]],
+) -> None:
     """R5: needs no `retention_enabled`."""
     runs = [
         run(0, 10_000),

@@ -229,7 +229,7 @@ async def test_streams_and_writes_are_refused_by_name(
     assert "UnboundLocalError" not in str(streamed.value)
 
 
-async def test_a_partition_that_nobody_holds_is_an_error_not_an_empty_table(
+async def test_a_partition_that_no_storage_holds_is_an_error_not_an_empty_table(
     spark: SparkSession, start_storage: StartStorage
 ) -> None:
     """R9: a pass must not take absence for age."""

@@ -71,7 +71,7 @@ def _import_everything() -> None:
 
 
 def _next_command(listener: socket.socket) -> None:
-    """Serve until there is nobody to serve; returns in each copy that is to be a command."""
+    """Serve until the last client has gone; returns in each copy that is to be a command."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a copy that has ended leaves nothing behind
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])

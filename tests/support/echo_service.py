@@ -71,7 +71,7 @@ async def serving(
 ) -> AsyncIterator[Echo]:
     """A real server on a free port, with a behaviour for each kind of call that is needed.
 
-    Whoever uses its address after the end gives one that nobody else is given meanwhile.
+    A test that uses its address after the end passes one that is free all the while.
     """
     server = RpcServer(address, clock=clock, unary_deadline_ms=unary_deadline_ms)
     server.add_service(

@@ -40,7 +40,7 @@ from tidemark.rpc import from_status, open_channel
 
 WITHIN_MS: Final = 60_000
 PARTITIONS: Final = 4
-"""As many as a cluster has that nobody has configured."""
+"""The default number of partitions of a cluster."""
 
 _POLL_MS: Final = 20
 

@@ -138,7 +138,7 @@ class LocalBroker:
         return await self._clients.enter_async_context(open_channel(self.address))
 
     async def narrow_channel(self) -> grpc.aio.Channel:
-        """A connection that takes little while nobody reads: gRPC widens any other as it likes."""
+        """A connection that buffers little while it is not read: gRPC widens any other."""
         channel = grpc.aio.insecure_channel(self.address, options=[("grpc.http2.bdp_probe", 0)])
         return await self._clients.enter_async_context(channel)
 

@@ -192,7 +192,7 @@ class ExchangeClient:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(reason)
-                waiting.exception()  # looked at: nobody need wait for it
+                waiting.exception()  # looked at: it need not be awaited
         self._waiting.clear()
 
 

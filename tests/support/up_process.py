@@ -11,7 +11,7 @@ SERVICES = ("broker", "storage", "lifecycle")
 
 
 async def ended(pidfd: int) -> None:
-    """Return once the process behind the descriptor has ended, whoever its parent is."""
+    """Return once the process behind the descriptor has ended, whatever its parent is."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(pidfd, readable.set)

@@ -27,7 +27,7 @@ class Rule(StrEnum):
 
     ONE_OWNER_PER_EPOCH = "at most one owner per epoch"
     EPOCHS_GROW = "epochs only grow"
-    NO_STALE_DELIVERY = "nobody is served below the current epoch"
+    NO_STALE_DELIVERY = "no client is served below the current epoch"
     NO_STALE_SETTLE = "no settle is accepted below the current epoch"
     SETTLED_STAYS_SETTLED = "what was acknowledged does not come again"
     NOTHING_SKIPPED = "no message is skipped unsettled"
@@ -147,7 +147,7 @@ def _nothing_skipped(events: Sequence[Event]) -> Iterator[Violation]:
     newest: dict[tuple[int, str], int] = {}
     for at, event in enumerate(events):
         if isinstance(event, Published) and (event.queue, event.message) not in settled:
-            how = f"{event.message} was published, and nobody ever acknowledged it"
+            how = f"{event.message} was published and never acknowledged"
             yield Violation(Rule.NOTHING_SKIPPED, at, how)
         elif isinstance(event, Delivered) and event.delivery_count == 1:
             stream = (event.stream, event.queue)

@@ -62,7 +62,7 @@ class Delivered:
     epoch: int
     delivery_count: int
     began: int | None = None
-    """When it was asked for; None on a session, where nobody asks."""
+    """When it was asked for; None on a session, where no client asks."""
 
 
 @dataclass(frozen=True, slots=True)

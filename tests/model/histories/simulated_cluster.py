@@ -117,7 +117,7 @@ class SimulatedCluster:
             await self.start_broker()
 
     async def _fail_a_commit(self, chance: random.Random) -> None:
-        """The next one; its outcome is unknown to whoever waits for it."""
+        """The next one; its outcome is unknown to the caller."""
         self._disk.next_commit = chance.choice(list(Fault))
         for _ in range(COMMIT_WITHIN_MS):
             if self._has_failed():

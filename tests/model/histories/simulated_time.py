@@ -1,6 +1,6 @@
 """An event loop in which nothing takes time by itself, and a run can be repeated from its seed.
 
-Whenever nothing is left to do, the clock jumps to whoever sleeps next. What real code does in a
+Whenever nothing is left to do, the clock jumps to the next sleeper. What real code does in a
 thread (waiting for a disk) is done in none, after a random time of the clock. A `Process` is all
 tasks that it, or they, have started: it can be killed in the middle of anything.
 """
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Stuck(AssertionError):
-    """Everybody waits for somebody else."""
+    """Every task waits for another."""
 
 
 class SimulatedClock(ManualClock):
     """Moves by itself, when the loop says that there is nothing else to do."""
 
     def jump(self) -> bool:
-        """Wake whoever is due next, at that very time; False if nobody sleeps."""
+        """Wake the next sleeper at its time; False if none sleeps."""
         while self._sleepers:
             deadline_ms, _, wake = self._sleepers.pop(0)
             if not wake.done():
@@ -46,7 +46,7 @@ class Process:
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """A task of this process, whoever starts it."""
+        """A task of this process, started by any other."""
         context = copy_context()
         context.run(_process.set, self)
         return asyncio.get_running_loop().create_task(work, context=context)
@@ -60,7 +60,7 @@ class Process:
         task.add_done_callback(self._tasks.pop)
 
     async def kill(self) -> None:
-        """End everything that it does. Cut its wires first: nobody hears its last words."""
+        """End everything that it does. Cut its wires first, so that nothing more leaves it."""
         self.dead = True
         while self._tasks:
             for task in list(self._tasks):

@@ -143,7 +143,9 @@ def test_a_message_that_comes_again_after_its_ack_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("outcome", [None, Outcome.REFUSED])
-def test_a_published_message_that_nobody_acknowledged_is_rejected(outcome: Outcome | None) -> None:
+def test_a_published_message_that_no_client_acknowledged_is_rejected(
+    outcome: Outcome | None,
+) -> None:
     """E10: it was lost, or progress went past it."""
     refused = () if outcome is None else (acked("bob", 1, 2, 5, 2, outcome),)
 

@@ -72,7 +72,7 @@ def test_no_history_breaks_a_rule(pytestconfig: pytest.Config, directory: Path) 
 
 
 def test_a_seed_is_a_history(directory: Path) -> None:
-    """Whoever finds a fault can find it again."""
+    """A fault that was found can be found again."""
     first, second = (simulated(7, directory / name) for name in ("first", "second"))
 
     assert str(first.history) == str(second.history)
@@ -138,4 +138,4 @@ def test_services_without_a_rule_are_found_out(
         if rules & {violation.rule for violation in run.violations}:
             return
 
-    pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and nobody noticed")
+    pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and no rule was broken")

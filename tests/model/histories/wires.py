@@ -47,7 +47,7 @@ class Wire:
         self._servicer, self._server = servicer, server
 
     def cut(self) -> None:
-        """For good: whoever wants to talk again takes a new wire."""
+        """For good: the next conversation takes a new wire."""
         self._cut = True
         self.interrupt()
 
@@ -67,7 +67,7 @@ class Wire:
     ) -> "Call":
         call = Call(self._clock, self._chance)
         if self._cut or self._server.dead:
-            call.fail(Unavailable("nobody is there"))
+            call.fail(Unavailable("no server is there"))
             return call
         self._calls[call] = None
         call.ended.add_done_callback(lambda _: self._calls.pop(call, None))
@@ -179,7 +179,7 @@ class Pipe:
                 if isinstance(message, Message):
                     self._waiting.popleft()
                     return message
-                if message is None:  # the end stays for whoever asks again
+                if message is None:  # the end stays for the next read
                     raise StopAsyncIteration
                 raise message
             self._changed.clear()

@@ -230,7 +230,7 @@ async def test_credit_that_comes_back_from_a_broken_link_serves_the_other_queues
 async def test_room_that_empty_queues_give_back_serves_the_other_consumers(
     local: LocalBroker,
 ) -> None:
-    """The consumers of a session share its room: whoever found none gets what is left of it."""
+    """Consumers of a session share its room: one that found none gets what is left of it."""
     session = await local.session()
     wide, narrow = session.open_consumer(), session.open_consumer()
     await wide.subscribe(*(f"orders/{number}" for number in range(300)))

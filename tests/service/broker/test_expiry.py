@@ -51,7 +51,7 @@ async def ticking(clock: ManualClock, answer: Coroutine[Any, Any, T]) -> T:
     return await waiting
 
 
-async def test_a_reservation_that_runs_out_goes_to_whoever_waits(
+async def test_messages_of_an_expired_reservation_go_to_a_waiting_consumer(
     start: StartBroker, clock: ManualClock
 ) -> None:
     """V1, V2: not a moment before its deadline, and without anybody asking for it."""

@@ -82,7 +82,7 @@ async def test_a_reset_without_a_position_or_of_a_group_that_is_not_there_is_ref
     assert await groups(local) == []
 
 
-async def test_a_deleted_group_is_gone_and_begins_anew(local: LocalBroker) -> None:
+async def test_a_deleted_group_is_gone_and_starts_over(local: LocalBroker) -> None:
     await local.publish(run_of(QUEUE, b"1", b"2"))
     await local.pull(QUEUE, group="audit", max_messages=1)
     await consume(local, "mail", 2)

@@ -148,7 +148,7 @@ async def test_a_delivery_that_expired_while_the_link_was_down_is_held_no_longer
 async def test_what_a_client_held_that_left_while_the_link_was_down_goes_back(
     start_gated: StartGated, clock: ManualClock
 ) -> None:
-    """V6, V8: at once, and its attempt is counted; nobody waits for the visibility timeout."""
+    """V6, V8: at once, and its attempt is counted; no consumer waits for the visibility timeout."""
     local, gates = await start_gated(1, clock=clock)
     leaving, staying = await local.session("leaving"), await local.session("staying")
     consumer = leaving.open_consumer(credit=1)
@@ -187,7 +187,7 @@ async def sweep_expired(local: LocalBroker) -> None:
         await until(is_done)
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_takeover_blocks_nobody(
+async def test_a_client_that_leaves_in_the_middle_of_a_takeover_blocks_no_other(
     gated: Gated,
 ) -> None:
     """E10: whether it got the queue or not, the next one does."""
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_takeover_blocks_nobody(
 async def test_what_sessions_hold_is_back_before_a_broker_that_stops_lets_go_of_its_links(
     gated: Gated,
 ) -> None:
-    """S5, V6, V8: nobody waits for the visibility timeout, and nobody has failed."""
+    """S5, V6, V8: no consumer waits for the visibility timeout, and no attempt is counted."""
     local, gates = gated
     session = await local.session()
     consumer = session.open_consumer(credit=1)
@@ -250,10 +250,10 @@ async def test_a_pull_whose_link_breaks_does_not_say_that_there_is_none(gated: G
     gates.links[0].requests.let_go()
 
 
-async def test_a_queue_that_was_deleted_is_not_created_anew_for_consumers_that_have_left(
+async def test_a_queue_that_was_deleted_is_not_created_again_for_consumers_that_have_left(
     gated: Gated,
 ) -> None:
-    """Storage says that it is gone when nobody asks for it any more."""
+    """Storage reports it as gone when no consumer asks for it any more."""
     local, gates = gated
     link = gates.links[0]
     session = await local.session()
@@ -268,7 +268,7 @@ async def test_a_queue_that_was_deleted_is_not_created_anew_for_consumers_that_h
     link.requests.close()
     link.answers.let_go()
     await in_time(deleting)
-    await in_time(link.requests.until_held())  # who consumed it asks for it anew
+    await in_time(link.requests.until_held())  # its consumer asks for it again
     await in_time(consumer.unsubscribe("orders/x"))
     link.requests.let_go()
 

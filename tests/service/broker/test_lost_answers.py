@@ -1,4 +1,4 @@
-"""What storage did and nobody heard of: answers that were lost, commits of unknown outcome."""
+"""Operations whose answers were lost, commits of unknown outcome."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ Held: TypeAlias = tuple[Session, int]
 async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
     gated: Gated,
 ) -> None:
-    """V8: nobody has had it, so that no attempt is counted."""
+    """V8: no client has had it, so no attempt is counted."""
     local, gates = gated
     link = gates.links[0]
     session = await local.session()
@@ -72,7 +72,7 @@ async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
 async def test_a_delivery_that_expired_in_a_commit_of_unknown_outcome_is_held_no_longer(
     start: StartBroker, clock: ManualClock
 ) -> None:
-    """S2, I4: nobody was told of the expiry, and the tag would keep the queue from going idle."""
+    """S2, I4: the broker missed the expiry, and the tag would keep the queue from going idle."""
     topic = {"visibility_timeout_ms": 1000, "idle_after_ms": 1000}
     local = await start(clock, partitions=1, topic=topic)
     (disk,) = await with_faulty_disks(local)
@@ -105,7 +105,7 @@ async def test_a_delivery_that_expired_in_a_commit_of_unknown_outcome_is_held_no
 async def test_what_was_reserved_in_a_commit_of_unknown_outcome_is_released(
     start: StartBroker, clock: ManualClock
 ) -> None:
-    """S2, V8: nobody has it, and nobody waits for its visibility timeout."""
+    """S2, V8: no client holds it, and no consumer waits for its visibility timeout."""
     local = await start(clock, partitions=1)
     (disk,) = await with_faulty_disks(local)
     session = await local.session()

@@ -153,7 +153,7 @@ async def test_a_pull_answers_in_time_without_a_partition_that_does_not(
 async def test_what_was_reserved_for_a_pull_that_was_given_up_goes_to_the_next(
     half_silent: Gated,
 ) -> None:
-    """V6, V8: nobody has it, and nobody has tried it, though the client lives on."""
+    """V6, V8: no client holds it and no attempt was made, though the client lives on."""
     local, gates = half_silent
     pull = asyncio.create_task(local.pull(PLAIN))
     await in_time(gates.links[1].requests.until_held())

@@ -1,4 +1,4 @@
-"""What is stored or given back is handed out by that very commit, to whoever waits for it."""
+"""What is stored or given back is handed out by the same commit to a waiting consumer."""
 
 import asyncio
 
@@ -97,7 +97,9 @@ async def test_a_consumer_without_credit_is_given_nothing_until_it_has_some(
     assert payloads_of(await take(consumer, 1)) == [b"1"]
 
 
-async def test_what_is_given_back_reaches_whoever_waits_by_that_commit(local: LocalBroker) -> None:
+async def test_what_is_given_back_reaches_a_waiting_consumer_by_that_commit(
+    local: LocalBroker,
+) -> None:
     """V6."""
     queue, neighbour = local.names_in(0, 2)
     session = await local.session()
@@ -117,7 +119,7 @@ async def test_what_is_given_back_reaches_whoever_waits_by_that_commit(local: Lo
     assert await commits(local) == before + 1
 
 
-async def test_what_a_lost_client_held_reaches_whoever_waits_by_that_commit(
+async def test_what_a_lost_client_held_reaches_a_waiting_consumer_by_that_commit(
     local: LocalBroker,
 ) -> None:
     """V6, V8."""

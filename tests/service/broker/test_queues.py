@@ -32,7 +32,7 @@ async def list_queues(
 
 
 async def fall_asleep(local: LocalBroker) -> None:
-    """Both services start anew: no queue is loaded."""
+    """Both services restart: no queue is loaded."""
     await local.stop_broker()
     await local.stop_storage()
     await local.start_storage()

@@ -83,7 +83,7 @@ async def test_ranges_outside_of_the_delivery_change_nothing(local: LocalBroker)
     assert (await session.settle(delivery.delivery_tag, Ack())).messages == 2
 
 
-async def test_a_settlement_with_hostile_ranges_delays_nobody(local: LocalBroker) -> None:
+async def test_a_settlement_with_hostile_ranges_delays_no_other(local: LocalBroker) -> None:
     """S3: a delivery has at most as many ranges as a run has messages."""
     session, other = await local.session("hostile"), await local.session("other")
     consumer = session.open_consumer(credit=10)

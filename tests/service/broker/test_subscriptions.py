@@ -183,7 +183,7 @@ async def test_a_consumer_with_a_wrong_visibility_is_refused(local: LocalBroker)
 async def test_a_group_that_is_one_too_many_is_told_so(
     local: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3: nobody waits for messages that never come."""
+    """S3: no consumer waits for messages that never come."""
     monkeypatch.setattr("storage_svc.operations.groups.GROUPS_PER_QUEUE_MAX", 1)
     session = await local.session()
     await session.publish(QUEUE, [b"x"])
@@ -215,7 +215,7 @@ async def test_a_queue_deleted_under_its_consumer_comes_back_for_it(local: Local
     assert payloads_of(await take(consumer, 1)) == [b"new"]
 
 
-async def test_a_group_deleted_under_its_consumer_begins_anew(local: LocalBroker) -> None:
+async def test_a_group_deleted_under_its_consumer_starts_over(local: LocalBroker) -> None:
     session = await local.session()
     consumer = session.open_consumer("mail", credit=10)
     await consumer.subscribe(QUEUE)

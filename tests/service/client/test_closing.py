@@ -67,7 +67,7 @@ async def nacked_and_closed(gated: Gated) -> "asyncio.Task[None]":
     return nacking
 
 
-async def test_whoever_waits_for_a_settlement_is_told_when_its_subscription_is_closed(
+async def test_a_wait_for_a_settlement_ends_when_its_subscription_is_closed(
     gated: Gated,
 ) -> None:
     """The answer comes after the subscription has given up waiting for it."""
@@ -77,7 +77,7 @@ async def test_whoever_waits_for_a_settlement_is_told_when_its_subscription_is_c
     await in_time(nacking)
 
 
-async def test_whoever_waits_for_a_settlement_is_told_when_the_session_ends_after_the_subscription(
+async def test_a_wait_for_a_settlement_ends_when_the_session_ends_after_the_subscription(
     gated: Gated,
 ) -> None:
     client = gated[0]
@@ -134,7 +134,7 @@ async def test_a_subscription_that_could_not_leave_in_time_is_not_told_that_it_w
 async def test_a_subscription_that_is_being_closed_consumes_nothing_after_a_reconnect(
     gated: Gated,
 ) -> None:
-    """Nobody was there any more for what the new session brought."""
+    """No task was left for what the new session brought."""
     client, clock, link = gated
     await publish(client, SHARED, b"x")
     deliveries = await client.subscribe([SHARED]).__aenter__()
@@ -210,7 +210,7 @@ async def test_a_client_whose_closing_is_cancelled_leaves_nothing_behind(gated: 
     assert deliveries._closed
 
 
-async def test_whoever_waits_for_a_connection_is_told_when_the_client_is_closed(
+async def test_a_wait_for_a_connection_ends_when_the_client_is_closed(
     local: LocalBroker, connect: Connect
 ) -> None:
     """It waited for the whole of its timeout."""

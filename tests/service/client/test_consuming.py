@@ -52,7 +52,7 @@ async def test_acked_messages_do_not_come_back_and_others_do(client: tidemark.Cl
     assert sorted(await left(client)) == [(b"failed", 1), (b"untouched", 1)]
 
 
-async def test_leaving_gives_back_what_nobody_saw_as_if_untried(client: tidemark.Client) -> None:
+async def test_leaving_gives_back_unseen_messages_as_if_untried(client: tidemark.Client) -> None:
     """V8."""
     await publish(client, QUEUE, b"in hand", b"unseen")
 
@@ -101,7 +101,7 @@ async def test_credit_bounds_what_is_here_unsettled(client: tidemark.Client) -> 
         for delivery in first:
             await delivery.ack()
 
-        assert beyond.payloads == [b"4"], "nobody had reserved it"
+        assert beyond.payloads == [b"4"], "no client had reserved it"
         assert [each.payload for each in await take(deliveries, 4)] == [b"5", b"6", b"7", b"8"]
 
 

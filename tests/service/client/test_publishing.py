@@ -125,7 +125,7 @@ async def test_what_can_never_be_stored_is_refused_before_it_meets_others(
 
 
 async def test_a_full_queue_takes_what_fits_of_a_gathered_run(client: tidemark.Client) -> None:
-    """S3: nobody is refused for what a neighbour sent."""
+    """S3: no call is refused for what a neighbour sent."""
     await client.create_topic("small", queue_messages_max=3)
     publisher = await client.publisher("small/a")
 
@@ -313,7 +313,7 @@ async def test_a_cancelled_publish_harms_no_other(client: tidemark.Client) -> No
 async def test_a_publish_that_is_cancelled_before_it_was_sent_is_not_stored(
     local: LocalBroker, client: tidemark.Client
 ) -> None:
-    """Whoever gave up and tries again would store it twice."""
+    """A caller that gave up and tries again would store it twice."""
     publisher = await client.publisher(QUEUE)
     await local.stop_broker()
     await until_disconnected(client)

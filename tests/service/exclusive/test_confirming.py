@@ -37,7 +37,7 @@ async def test_only_the_very_epoch_confirms(client: NewClient, off_by: int) -> N
     assert await ada.arrived(QUEUE) == []
 
 
-async def test_a_resync_never_takes_what_nobody_owns(
+async def test_a_resync_never_takes_a_queue_without_an_owner(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:
     """E7."""
@@ -93,7 +93,7 @@ async def test_a_stale_resync_does_not_evict_another_incarnation_that_owns(
 async def test_who_is_told_that_it_was_evicted_hears_by_which_epoch_also_after_a_restart(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:
-    """E5, E10: storage says who owns; nobody has asked this broker yet."""
+    """E5, E10: storage knows the owner; no client has asked this broker yet."""
     stale = await subscribe(await client("ada"), QUEUE)
     epoch = await subscribe(await client("bob"), QUEUE)
     await broker.restart_broker()
@@ -104,7 +104,7 @@ async def test_who_is_told_that_it_was_evicted_hears_by_which_epoch_also_after_a
 async def test_a_resync_confirms_its_queues_also_if_one_that_it_drops_is_behind_a_broken_link(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:
-    """E4: what is dropped is consumed no longer, and nobody else waits for its partition."""
+    """E4: what is dropped is consumed no longer, and no other queue waits for its partition."""
     ada = await client("ada")
     partition = partition_of(QUEUE, broker.partitions)
     (kept,) = broker.names_in(1 - partition, 1, "own")

@@ -18,7 +18,7 @@ from tidemark.clock import ManualClock
 
 
 async def test_the_old_owner_is_told_once_when_it_happens(broker: ExclusiveBroker) -> None:
-    """E2: the marker is there before the notice, so whoever is told is also refused."""
+    """E2: the marker is there before the notice, so a client with a notice is also refused."""
     ada, bob = await broker.session_client("ada"), await broker.session_client("bob")
     await subscribe(ada, QUEUE)
 

@@ -41,7 +41,7 @@ async def delete(broker: ExclusiveBroker, what: str) -> None:
 async def test_a_session_whose_ownership_was_deleted_is_told_and_can_go_on(
     broker: ExclusiveBroker, what: str
 ) -> None:
-    """E10: it does not starve, and nobody else has taken the queue."""
+    """E10: it does not starve, and no other client has taken the queue."""
     ada = await broker.session_client("ada")
     epoch = await subscribe(ada, QUEUE)
 
@@ -110,7 +110,7 @@ async def remove(client: Client, mode: int) -> None:
 async def test_a_removal_that_failed_can_be_repeated(
     broker: ExclusiveBroker, client: NewClient, lost: str
 ) -> None:
-    """E8: whether storage had heard of it or not, in the end nobody owns."""
+    """E8: whether storage had heard of it or not, in the end no client owns."""
     ada, bob = await client("ada"), broker.unary_client("bob")
     epoch = await subscribe(ada, QUEUE)
     gate = broker.link.requests if lost == "requests" else broker.link.answers

@@ -130,7 +130,7 @@ async def test_many_that_race_end_with_one_owner(
 async def test_a_second_subscriber_waits_for_the_takeover_of_the_first(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:
-    """E9, E10: hole 2. Each evicts the one before it, and nobody is evicted or registered twice."""
+    """E9, E10: hole 2. Each evicts the one before it; no client is evicted or registered twice."""
     ada = await broker.session_client("ada")
     bob, cy = await broker.session_client("bob"), await client("cy")
     first = await subscribe(ada, QUEUE)
@@ -154,7 +154,9 @@ async def test_a_second_subscriber_waits_for_the_takeover_of_the_first(
 # --- 3 and 4 --------------------------------------------------------------------------------------
 
 
-async def test_a_stale_resync_after_a_reconnect_registers_nobody(broker: ExclusiveBroker) -> None:
+async def test_a_stale_resync_after_a_reconnect_registers_no_client(
+    broker: ExclusiveBroker,
+) -> None:
     """E7: hole 3. The markers went with the connection; the epoch says the same."""
     ada, bob = await broker.session_client("ada"), await broker.session_client("bob")
     stale = await subscribe(ada, QUEUE)
@@ -173,10 +175,10 @@ async def test_a_stale_resync_after_a_reconnect_registers_nobody(broker: Exclusi
 
 
 @pytest.mark.parametrize("first", ["ada", "bob"])
-async def test_a_stale_resync_after_a_broker_restart_registers_nobody(
+async def test_a_stale_resync_after_a_broker_restart_registers_no_client(
     broker: ExclusiveBroker, client: NewClient, first: str
 ) -> None:
-    """E7, E10: hole 4, whoever comes first."""
+    """E7, E10: hole 4, in either order."""
     held = {name: await subscribe(await client(name), QUEUE) for name in ("ada", "bob")}
 
     await broker.restart_broker()
@@ -258,7 +260,7 @@ async def test_a_wake_up_in_the_middle_of_a_takeover_is_not_lost(
     await publishing
 
 
-async def test_a_client_that_ignores_notices_disturbs_nobody(
+async def test_a_client_that_ignores_notices_disturbs_no_other(
     broker: ExclusiveBroker, client: NewClient
 ) -> None:
     """E3, E5: hole 9. It goes on pulling and reporting; the owner gets every message at once."""

@@ -64,7 +64,7 @@ async def test_a_takeover_whose_answer_was_lost_evicts_the_owner_once_storage_wa
 async def test_storage_that_restarts_in_the_middle_of_a_takeover_is_asked_who_owns(
     broker: ExclusiveBroker,
 ) -> None:
-    """E9, E10: until then nobody does."""
+    """E9, E10: until then no client does."""
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
     epoch = await subscribe(ada, QUEUE)
     await broker.publish(run_of(QUEUE, b"1"))
@@ -87,7 +87,7 @@ async def test_storage_that_restarts_in_the_middle_of_a_takeover_is_asked_who_ow
 
 
 @WAYS
-async def test_a_client_that_goes_in_the_middle_of_its_takeover_blocks_nobody(
+async def test_a_client_that_goes_in_the_middle_of_its_takeover_blocks_no_other(
     broker: ExclusiveBroker, kind: str, way: str
 ) -> None:
     """E9: what it asked for is carried through, as if it had gone a moment later."""
@@ -144,7 +144,7 @@ async def test_a_takeover_that_was_lost_over_a_deleted_queue_is_resolved(
 async def test_a_takeover_whose_commit_failed_stays_in_transfer_until_storage_was_read(
     start: Start, faulty_disks: list[FaultyEngines], fault: Fault
 ) -> None:
-    """E9, S2: it may have been written or not, and until then nobody is served."""
+    """E9, S2: it may have been written or not, and until then no client is served."""
     broker = await start()
     (disk,) = faulty_disks
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
@@ -175,7 +175,7 @@ async def test_a_takeover_whose_commit_failed_stays_in_transfer_until_storage_wa
         assert payloads_of(await bob.receive()) == [b"1"]
     else:
         while (reason := await ada.settle(held, Ack())) == "UNAVAILABLE":
-            await SystemClock().sleep_ms(5)  # the link begins anew
+            await SystemClock().sleep_ms(5)  # the link reconnects
         assert reason == ""
         await broker.publish(run_of(QUEUE, b"2"))
         assert payloads_of(await ada.receive()) == [b"2"]

@@ -143,7 +143,7 @@ async def test_a_process_that_is_started_again_takes_over_from_its_dead_session(
     assert again.session.unsubscribed == []
 
 
-async def test_a_reconnect_that_confirms_replaces_nobody(broker: ExclusiveBroker) -> None:
+async def test_a_reconnect_that_confirms_replaces_no_client(broker: ExclusiveBroker) -> None:
     """E7: the same epoch is the same process; its old connection is told nothing."""
     first = await broker.session_client("ada")
     epoch = await subscribe(first, QUEUE)

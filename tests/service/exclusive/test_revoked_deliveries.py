@@ -35,7 +35,7 @@ async def test_a_broker_that_stops_waits_for_nothing_that_was_revoked(
 async def test_revoked_tags_are_remembered_up_to_a_bound(
     broker: ExclusiveBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E8: whoever is evicted again and again and settles nothing costs no more and no more."""
+    """E8: a client that is evicted repeatedly and settles nothing does not cost ever more."""
     monkeypatch.setattr("broker_svc.consume.deliveries.ENDED_MAX", 2)
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
     await broker.publish(run_of(QUEUE, b"1"))

@@ -112,7 +112,7 @@ async def test_a_client_has_a_quota_of_its_own(
     await subscribe(bob, "own/3")
 
 
-async def test_what_a_quota_refuses_evicts_nobody(start: Start) -> None:
+async def test_what_a_quota_refuses_evicts_no_client(start: Start) -> None:
     """E1, S3: bad input changes nothing."""
     broker = await start(subscriptions_per_group_max=1)
     ada, bob = broker.unary_client("ada"), broker.unary_client("bob")

@@ -122,7 +122,7 @@ class IdleBroker:
         return await self.components.leases.create(lmq_name, (QUEUE_PARTITION,), idle_after_ms)
 
     async def idle_queue(self) -> None:
-        """The queue holds the message "kept", nobody uses it, and its window has elapsed."""
+        """The queue holds the message "kept", it is not used, and its window has elapsed."""
         await self.publish_and_leave(b"kept")
         await self.clock.advance_ms(IDLE_MS)
 
@@ -152,7 +152,7 @@ class IdleBroker:
         return asyncio.create_task(delivered())
 
     async def until_answered(self) -> None:
-        """Return in the turn in which the last answer came, before whoever asked has seen it."""
+        """Return in the turn in which the last answer came, before the caller has seen it."""
         while self.components.links[QUEUE_PARTITION].waiting:
             await self.clock.sleep_ms(0)
 

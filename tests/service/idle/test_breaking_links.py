@@ -20,7 +20,7 @@ from tidemark.errors import Unavailable
 async def test_a_link_that_breaks_in_a_direct_cleanup_is_unavailable_and_no_outcome(
     broker: IdleBroker, link: GatedLink
 ) -> None:
-    """I2: nobody knows whether storage has unloaded it."""
+    """I2: whether storage has unloaded it is unknown."""
     await broker.idle_queue()
     link.answers.close()
     cleanup = asyncio.create_task(broker.try_evict())

@@ -1,4 +1,4 @@
-"""A lease that fails says why and leaves nothing, whoever asked for it (I2)."""
+"""A lease that fails has a reason and leaves nothing, for any caller (I2)."""
 
 import asyncio
 from typing import Any
@@ -93,7 +93,7 @@ async def test_a_publish_to_a_partition_that_has_not_heard_of_the_topic_has_a_pu
 async def test_a_publish_whose_queue_cannot_be_loaded_leaves_no_lease(
     broker: IdleBroker, gates: GatedStorage
 ) -> None:
-    """I2: the broker still knows the topic; somebody else has deleted it."""
+    """I2: the broker still knows the topic, which was deleted elsewhere."""
     async with open_channel(gates.address) as channel:
         delete = storage_pb2.DeleteTopicRequest(name=TOPIC)
         await StorageServiceStub(channel).DeleteTopic(delete)
@@ -159,7 +159,7 @@ async def test_a_publish_without_a_link_leaves_no_lease(
 async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_is_loaded(
     broker: IdleBroker, link: GatedLink
 ) -> None:
-    """I2: the publish has made the publisher; that its queue is loaded, nobody knows yet."""
+    """I2: the publish has made the publisher; it is not known yet that its queue is loaded."""
     link.requests.close()
     cache = PublisherCache(broker.components.publishers, publishers_max=10)
     results: asyncio.Queue[message_pb2.PublishResult] = asyncio.Queue()
@@ -180,7 +180,7 @@ async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_i
 async def test_a_consumer_that_is_closed_while_it_subscribes_leaves_no_lease(
     broker: IdleBroker, link: GatedLink
 ) -> None:
-    """I2, I3: the session lives on, and would keep the queue awake for nobody."""
+    """I2, I3: the session lives on, and would keep the queue awake for no consumer."""
     session: Any = broker.calls.Session()
     hello, consumer = broker_pb2.Hello(client_id="hasty"), broker_pb2.OpenConsumer(consumer_id=1)
     await session.write(broker_pb2.SessionRequest(hello=hello, open_consumers=[consumer]))

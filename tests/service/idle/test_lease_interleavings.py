@@ -62,7 +62,7 @@ async def test_cleanup_while_the_first_load_of_a_queue_is_under_way_is_skipped(
 async def test_cleanup_of_a_queue_whose_load_is_still_unanswered_leaves_nothing(
     broker: IdleBroker, link: GatedLink
 ) -> None:
-    """I2: whoever wanted the lease gave up; the next one loads the queue anew."""
+    """I2: the caller that wanted the lease gave up; the next one loads the queue again."""
     link.answers.close()
     lease = asyncio.create_task(broker.lease())
     await link.answers.until_held()
@@ -141,7 +141,7 @@ async def test_a_lease_asked_for_in_the_turn_in_which_cleanup_saw_the_answer_loa
     assert await broker.is_loaded()
 
 
-async def test_a_lease_asked_for_after_whoever_wanted_the_cleanup_gave_up_waits_for_it(
+async def test_a_lease_asked_for_after_the_caller_of_the_cleanup_gave_up_waits_for_it(
     broker: IdleBroker, link: GatedLink
 ) -> None:
     """I2: a direct call that is cancelled has asked storage all the same."""

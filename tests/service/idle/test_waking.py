@@ -1,6 +1,6 @@
 """What wakes an idle queue, what stays asleep, and what storage unloads by itself (I2, I9).
 
-Whoever waits for messages of a queue gets them, however often the queue was unloaded, deleted or
+A waiting consumer gets the messages of a queue, however often the queue was unloaded, deleted or
 forgotten by storage meanwhile.
 """
 
@@ -211,10 +211,10 @@ async def test_a_consumer_that_waits_while_its_queue_is_deleted_gets_what_comes_
     assert await got(consumer) == b"a"
 
 
-async def test_a_queue_that_somebody_waits_for_is_not_inactive(
+async def test_a_queue_with_a_waiting_consumer_is_not_inactive(
     broker: IdleBroker, stored: RestartableStorage
 ) -> None:
-    """R3: nobody would tell the consumer of a dead letter in the queue that takes its place."""
+    """R3: the consumer would get no notice of a dead letter in the queue that takes its place."""
     consumer = await broker.waiting_consumer()
     found = await broker.topics.GetQueue(topic_pb2.GetQueueRequest(lmq_name=QUEUE))
     inactive = retention_pb2.RetentionRow(
@@ -244,7 +244,7 @@ async def test_a_queue_that_somebody_waits_for_is_not_inactive(
     assert (applied.queues, applied.stale) == (0, 1)
 
 
-async def test_a_lease_on_a_queue_that_was_deleted_loads_it_anew(broker: IdleBroker) -> None:
+async def test_a_lease_on_a_queue_that_was_deleted_loads_it_again(broker: IdleBroker) -> None:
     """I2: loaded before the caller gets a usable handle, whatever was loaded once."""
     await broker.publish_and_leave(b"a")
     await broker.topics.DeleteQueue(topic_pb2.DeleteQueueRequest(lmq_name=QUEUE))
@@ -254,7 +254,7 @@ async def test_a_lease_on_a_queue_that_was_deleted_loads_it_anew(broker: IdleBro
     assert await broker.is_loaded()
 
 
-async def test_a_lease_on_a_queue_of_a_topic_that_was_created_again_loads_it_anew(
+async def test_a_lease_on_a_queue_of_a_topic_that_was_created_again_loads_it_again(
     broker: IdleBroker,
 ) -> None:
     """I2: the queue went with its topic."""
@@ -267,7 +267,7 @@ async def test_a_lease_on_a_queue_of_a_topic_that_was_created_again_loads_it_ane
     assert await broker.is_loaded()
 
 
-async def test_a_lease_on_a_queue_that_was_deleted_in_one_partition_only_loads_it_anew(
+async def test_a_lease_on_a_queue_that_was_deleted_in_one_partition_only_loads_it_again(
     broker: IdleBroker, gates: GatedStorage
 ) -> None:
     """I2: the other could not be reached, and the caller was told so."""
@@ -284,7 +284,7 @@ async def test_a_lease_on_a_queue_that_was_deleted_in_one_partition_only_loads_i
     assert [queue.partition for queue in listed.queues] == [0, 1]
 
 
-async def test_a_lease_on_a_queue_that_a_failed_commit_has_unloaded_loads_it_anew(
+async def test_a_lease_on_a_queue_that_a_failed_commit_has_unloaded_loads_it_again(
     broker: IdleBroker, stored: RestartableStorage
 ) -> None:
     """I2: storage dropped its memory and went on."""
@@ -293,7 +293,7 @@ async def test_a_lease_on_a_queue_that_a_failed_commit_has_unloaded_loads_it_ane
     with pytest.raises(CommitOutcomeUnknown):
         await broker.publish(b"lost", NEIGHBOUR)
     while not await published(broker, NEIGHBOUR):
-        await broker.clock.advance_ms(10)  # the link begins anew
+        await broker.clock.advance_ms(10)  # the link reconnects
 
     await broker.lease()
 

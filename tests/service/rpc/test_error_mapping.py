@@ -288,7 +288,7 @@ async def test_a_malformed_request_is_refused_with_a_reason_on_every_kind_of_cal
             assert caught.value.metadata == {"rpc": f"/{SERVICE}/{kind}"}
 
 
-async def test_a_generated_method_that_nobody_wrote_is_unimplemented_by_name() -> None:
+async def test_a_generated_method_without_code_is_unimplemented_by_name() -> None:
     generated = HealthServicer()
     behaviors = {"unary_unary": generated.Check, "unary_stream": getattr(generated, "Watch")}  # noqa: B009
 

@@ -183,7 +183,7 @@ def test_unshared_memory_grows_by_what_is_written_to() -> None:
         process.kill()
 
 
-def test_a_trim_on_request_frees_what_nobody_can_reach() -> None:
+def test_a_trim_on_request_frees_what_is_unreachable() -> None:
     class Node:
         itself: object
 

@@ -113,7 +113,7 @@ def test_dropping_a_delivery_twice_counts_once(
     assert queue.deliveries == len(deliveries) == 1
 
 
-def test_a_reservation_that_storage_ended_is_dropped_from_whoever_holds_it(
+def test_a_reservation_that_storage_ended_is_dropped_from_the_client_that_holds_it(
     queue: TrackedQueue, directory: DeliveryDirectory
 ) -> None:
     """V6"""
@@ -122,7 +122,7 @@ def test_a_reservation_that_storage_ended_is_dropped_from_whoever_holds_it(
 
     directory.ended((0, 7))
     directory.ended((0, 7))
-    directory.ended((0, 99))  # nobody here holds it
+    directory.ended((0, 99))  # no client here holds it
 
     assert len(deliveries) == len(directory) == queue.deliveries == 0
 

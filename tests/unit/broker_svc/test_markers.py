@@ -7,7 +7,7 @@ from broker_svc.exclusive.markers import EvictionMarkers
 
 Key = tuple[str, str, str]
 
-# Few different characters, among them those that somebody might join ids with.
+# Few different characters, among them those that could join ids.
 ids = st.text(alphabet="ab/|:\0\n ü", max_size=3)
 keys = st.tuples(ids, ids, ids)
 
@@ -56,7 +56,7 @@ def test_resubscription_removes_one_and_a_second_time_is_harmless() -> None:
 
     markers.remove("ada", "g", "own/a")
     markers.remove("ada", "g", "own/a")
-    markers.remove("nobody", "g", "own/a")
+    markers.remove("stranger", "g", "own/a")
 
     assert markers.epoch("ada", "g", "own/a") is None
     assert markers.epoch("ada", "g", "own/b") == 1
@@ -76,7 +76,7 @@ def test_a_resync_keeps_only_what_is_reported_and_marks_nothing_new() -> None:
     assert len(markers) == 2
 
 
-def test_a_disconnect_removes_all_of_a_client_and_of_nobody_else() -> None:
+def test_a_disconnect_removes_all_of_a_client_and_of_no_other() -> None:
     """E4."""
     markers = marked(("ada", "g", "own/a"), ("ada", "h", "own/b"), ("bob", "g", "own/a"))
 

@@ -62,7 +62,7 @@ async def link() -> AsyncIterator[PartitionLink]:
 
 
 async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: PartitionLink) -> None:
-    """S2: what the last commit did is known to nobody, so the link begins anew, with a report."""
+    """S2: the outcome of the last commit is unknown, so the link restarts with a report."""
     serving = topic_pb2.PARTITION_STATE_SERVING
     offers = Offers()
     link.listen(offers)
@@ -170,7 +170,7 @@ async def test_a_frame_of_many_bytes_does_not_wait_and_their_number_is_bounded(
 
 
 async def test_a_broken_link_forgets_its_frames(link: PartitionLink) -> None:
-    """S2: whoever waited is answered, and the next connection begins with nothing under way."""
+    """S2: every waiting caller is answered, and the next connection starts empty."""
     wire = Wire(link)
     wire.send(SMALL, SMALL)
     wire.send(SMALL)

@@ -10,17 +10,17 @@ from broker_svc.exclusive.takeover import IllegalEvent, Owned, Owner, State, Tra
 
 VACANT: Final = Vacant(5)
 OWNED: Final = Owned(Owner("ada", 5))
-FROM_NOBODY: Final = Transferring("bob", VACANT)
+FROM_VACANT: Final = Transferring("bob", VACANT)
 FROM_ADA: Final = Transferring("bob", OWNED)
-UNKNOWN_FROM_NOBODY: Final = Transferring("bob", VACANT, must_read=True)
+UNKNOWN_FROM_VACANT: Final = Transferring("bob", VACANT, must_read=True)
 UNKNOWN_FROM_ADA: Final = Transferring("bob", OWNED, must_read=True)
 
 STATES: Final[dict[str, State]] = {
     "vacant": VACANT,
     "owned": OWNED,
-    "from nobody": FROM_NOBODY,
+    "from vacant": FROM_VACANT,
     "from ada": FROM_ADA,
-    "unknown, from nobody": UNKNOWN_FROM_NOBODY,
+    "unknown, from vacant": UNKNOWN_FROM_VACANT,
     "unknown, from ada": UNKNOWN_FROM_ADA,
 }
 
@@ -40,8 +40,8 @@ EVENTS: Final[dict[str, Event]] = {
     "read(ada, 4)": lambda state: takeover.read(state, "ada", 4),
     "read(ada, 5)": lambda state: takeover.read(state, "ada", 5),
     "read(bob, 6)": lambda state: takeover.read(state, "bob", 6),
-    "read(nobody, 4)": lambda state: takeover.read(state, "", 4),
-    "read(nobody, 6)": lambda state: takeover.read(state, "", 6),
+    "read(vacant, 4)": lambda state: takeover.read(state, "", 4),
+    "read(vacant, 6)": lambda state: takeover.read(state, "", 6),
 }
 
 BOB_AT_5: Final = Owned(Owner("bob", 5))
@@ -55,11 +55,11 @@ EVERY_TRANSFER: Final[dict[str, State]] = {
 EVERY_STATE: Final[dict[str, State]] = {
     "read(ada, 5)": OWNED,
     "read(bob, 6)": BOB_AT_6,
-    "read(nobody, 6)": Vacant(6),
+    "read(vacant, 6)": Vacant(6),
 }
 
 ALLOWED: Final[dict[tuple[str, str], State]] = {
-    ("vacant", "transfer_began(bob)"): FROM_NOBODY,
+    ("vacant", "transfer_began(bob)"): FROM_VACANT,
     ("vacant", "transfer_began(ada)"): Transferring("ada", VACANT),
     ("vacant", "confirmed(ada, 5)"): OWNED,
     ("vacant", "confirmed(bob, 6)"): BOB_AT_6,
@@ -70,14 +70,14 @@ ALLOWED: Final[dict[tuple[str, str], State]] = {
     **{(state, event): after for state in STATES for event, after in EVERY_STATE.items()},
     **{
         (state, event): after
-        for state in ("from nobody", "from ada", "unknown, from nobody", "unknown, from ada")
+        for state in ("from vacant", "from ada", "unknown, from vacant", "unknown, from ada")
         for event, after in EVERY_TRANSFER.items()
     },
-    ("from nobody", "refused"): VACANT,
+    ("from vacant", "refused"): VACANT,
     ("from ada", "refused"): OWNED,
-    ("from nobody", "outcome_unknown"): UNKNOWN_FROM_NOBODY,
+    ("from vacant", "outcome_unknown"): UNKNOWN_FROM_VACANT,
     ("from ada", "outcome_unknown"): UNKNOWN_FROM_ADA,
-    ("unknown, from nobody", "outcome_unknown"): UNKNOWN_FROM_NOBODY,
+    ("unknown, from vacant", "outcome_unknown"): UNKNOWN_FROM_VACANT,
     ("unknown, from ada", "outcome_unknown"): UNKNOWN_FROM_ADA,
 }
 
@@ -119,7 +119,7 @@ def test_states_are_values_that_no_event_changes(state: str) -> None:
     assert before == copy
 
 
-def test_nobody_owns_during_a_transfer_whose_outcome_is_unknown() -> None:
+def test_no_client_owns_during_a_transfer_whose_outcome_is_unknown() -> None:
     """E9: a claim whose answer was lost ends only by what storage says."""
     unknown = takeover.outcome_unknown(takeover.transfer_began(OWNED, "bob"))
 

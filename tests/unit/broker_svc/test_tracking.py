@@ -26,7 +26,7 @@ async def test_a_queue_has_one_record_until_it_is_forgotten() -> None:
 
 
 async def test_forgetting_an_old_record_leaves_its_successor() -> None:
-    """I9: whoever held the old one may be late."""
+    """I9: the holder of the old one may be late."""
     tracking = Tracking()
     old = record(tracking)
     tracking.forget(old)

@@ -96,7 +96,7 @@ def test_an_error_survives_pickling_as_spark_workers_do(error: type[TidemarkErro
 def test_an_error_bears_the_name_of_the_package_that_callers_import(
     error: type[TidemarkError],
 ) -> None:
-    """Tracebacks and spans show it: where a class is defined is nobody's business."""
+    """Tracebacks and spans show it: where a class is defined does not matter."""
     assert error.__module__ == "tidemark.errors"
     assert error.__name__ in errors.__all__
 

@@ -10,7 +10,7 @@ ROOM = limits.RUN_BYTES_MAX
 
 
 class Waiter:
-    """Somebody who waits for a call, or has gone."""
+    """A caller that waits for its call, or has gone."""
 
     def __init__(self, gone: bool = False) -> None:
         self.gone = gone
@@ -68,7 +68,7 @@ def test_no_more_runs_are_made_than_allowed() -> None:
     assert len(lane.waiting) == 3
 
 
-def test_whoever_has_gone_is_left_out() -> None:
+def test_a_caller_that_has_gone_is_left_out() -> None:
     lane = lane_of(call(b"a", gone=True), call(b"b"))
 
     assert payloads(lane.build_runs(ROOM, 10, no_refusal)) == [[b"b"]]

@@ -17,8 +17,8 @@ def test_chosen_ports_are_different_and_free() -> None:
         listening_socket(HOST, port).close()
 
 
-def test_the_kernel_gives_a_chosen_port_to_nobody_who_asks_for_any() -> None:
-    """Or whoever gets it is taken for the server, while that restarts."""
+def test_the_kernel_gives_a_chosen_port_to_no_program_that_asks_for_any() -> None:
+    """Or the program that gets it is taken for the server while that restarts."""
     with socket.socket() as any_port:
         any_port.bind((HOST, 0))
         (port,) = free_ports(HOST, 1)

@@ -1,4 +1,4 @@
-"""Logs: what a line holds and never holds, and that writing it holds nobody up."""
+"""Logs: what a line holds and never holds, and that writing it blocks no caller."""
 
 import enum
 import io
@@ -184,7 +184,7 @@ class TestLogHandler:
         messages = [line["message"] for line in read_lines(read_end)]
         assert messages == [f"line {number}" for number in range(200)]
 
-    def test_a_stalled_stderr_holds_nobody_up_and_the_lost_lines_are_counted(
+    def test_a_stalled_stderr_blocks_no_caller_and_the_lost_lines_are_counted(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("tidemark.telemetry.logs._LINES_WAITING_MAX", 5)
@@ -208,7 +208,7 @@ class TestLogHandler:
         assert written + lost == line_count
         assert lines[-1]["message"] == "last"
 
-    def test_a_stderr_that_nobody_reads_any_more_is_survived(self) -> None:
+    def test_a_stderr_without_a_reader_is_survived(self) -> None:
         read_end, write_end = os.pipe()
         os.close(read_end)
         handler = LineHandler(write_end, JsonFormatter("broker", "0"))

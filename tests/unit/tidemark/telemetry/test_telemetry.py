@@ -44,7 +44,7 @@ class TestTraceContext:
 
         assert telemetry.current_traceparent() == ""
 
-    def test_runs_that_nobody_records_carry_nothing_and_so_can_be_gathered(self) -> None:
+    def test_runs_that_are_not_recorded_carry_nothing_and_can_be_batched(self) -> None:
         traceparent = f"00-{TRACE_ID}-{SPAN_ID}-00"
         context = telemetry.context_from_traceparent(traceparent)
 
