@@ -16,6 +16,8 @@ from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.components import BrokerComponents
 from broker_svc.consume.deliveries import DeliveryDirectory
 from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.given_notes import GivenNotes
+from broker_svc.consume.renewals import Renewals
 from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.evictions import Evictions
 from broker_svc.exclusive.markers import EvictionMarkers
@@ -79,6 +81,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
             running = [
                 *(timer.run() for timer in timers),
                 components.cleanup.run(),
+                components.given_notes.run(),
                 _expire(service, clock),
                 _report_health(server, links, components.links_changed),
                 _drain(server, service),
@@ -131,7 +134,9 @@ def build_components(
         publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
         publish_path=PublishPath(links, topics, leases, dispatcher, clock),
         directory=directory,
-        settlements=Settlements(links, directory, dispatcher),
+        settlements=Settlements(links, directory, dispatcher, clock),
+        renewals=Renewals(links, directory, clock),
+        given_notes=GivenNotes(links, clock),
         dispatcher=dispatcher,
         subscriptions=subscriptions,
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from broker_svc.consume.deliveries import DeliveryDirectory
 from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.consume.given_notes import GivenNotes
+from broker_svc.consume.renewals import Renewals
 from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
@@ -36,5 +38,7 @@ class BrokerComponents:
     publish_path: PublishPath
     directory: DeliveryDirectory
     settlements: Settlements
+    renewals: Renewals
+    given_notes: GivenNotes
     dispatcher: Dispatcher
     subscriptions: Subscriptions

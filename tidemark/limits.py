@@ -78,6 +78,9 @@ SETTLEMENT_RANGES_MAX: Final = 1_000
 SETTLEMENTS_PER_FRAME_MAX: Final = 10_000
 """Settlements in one frame or call: their results must fit one frame."""
 
+RENEWALS_PER_FRAME_MAX: Final = 10_000
+"""Reservations that the renewals of one frame may name."""
+
 TRACEPARENT_BYTES_MAX: Final = 64
 """Trace context of a run: the W3C form has 55 bytes."""
 
@@ -136,6 +139,9 @@ VISIBILITY_TIMEOUT_MS_MIN: Final = 50
 
 VISIBILITY_TIMEOUT_MS_MAX: Final = 12 * _HOUR_MS
 """Longest visibility timeout. Consumers extend the reservation for longer work."""
+
+MAX_LEASE_MS_MAX: Final = 30 * _DAY_MS
+"""Longest time for which a client renews the reservation of a message that is being handled."""
 
 NACK_DELAY_MS_MAX: Final = 12 * _HOUR_MS
 """Longest delay of a nack, equal to the longest visibility timeout."""

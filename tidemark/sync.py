@@ -22,7 +22,7 @@ from opentelemetry.trace import Span
 from tidemark import client as asynchronous
 from tidemark.client import Message, PublishReceipt
 from tidemark.client.arguments import Duration, check_instance, check_iterable, check_lmq_names
-from tidemark.client.client import DEFAULT_GROUP
+from tidemark.client.client import DEFAULT_GROUP, MAX_LEASE_MS
 from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.failed_acks import SettleFailed
 from tidemark.client.loop_thread import LoopThread
@@ -83,8 +83,9 @@ class Client:
         lmq_names: Iterable[str],
         *,
         group: str = DEFAULT_GROUP,
-        credit: int = 500,
+        credit: int | None = None,
         visibility_ms: Duration = 0,
+        max_lease_ms: Duration = MAX_LEASE_MS,
         on_evicted: OnEvicted | None = None,
         on_settle_failed: SettleFailed | None = None,
     ) -> "Subscription":
@@ -97,6 +98,7 @@ class Client:
                 group=group,
                 credit=credit,
                 visibility_ms=visibility_ms,
+                max_lease_ms=max_lease_ms,
                 on_evicted=on_evicted,
                 on_settle_failed=on_settle_failed,
             )

@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from broker_svc.api.pull import Pull
-from broker_svc.api.session import DEFAULT_GROUP, Session, check_held
+from broker_svc.api.request_checks import check_held
+from broker_svc.api.session import Session
+from broker_svc.api.session_consumers import DEFAULT_GROUP
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.components import BrokerComponents
 from broker_svc.links.partition_link import PartitionLink

@@ -1,48 +1,41 @@
-"""A session: one connection of one client, everything it sends and everything it is sent.
+"""A session: one connection of one client. It reads frames and has their parts carried out.
 
-Gathers whatever is to be sent while a frame is being written into the next one. Bounded on both
-sides: it stops reading while too much of what it read is unanswered, and stops reserving while too
-much of what it has to send is unread; so a slow consumer or a huge publisher slows itself only.
+Results that arrive while a frame is being written go into the next one. Bounded on both sides: it
+stops reading while too many requests are unanswered, and stops reserving while too many deliveries
+are unsent; so a slow consumer or a huge publisher slows only itself.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker_svc.api.frames import split_to_fit
+from broker_svc.api.request_checks import check_parts
+from broker_svc.api.session_consumers import DEFAULT_GROUP, SessionConsumers
+from broker_svc.api.session_output import SessionOutput
 from broker_svc.components import BrokerComponents
-from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
-from broker_svc.consume.deliveries import Deliveries, HeldDelivery, fill_delivery
 from broker_svc.exclusive.registry import Subscriber
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.publish.publishers import PublisherCache
-from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import (
     InvalidArgument,
-    QuotaExceeded,
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.names import validate_client_id, validate_group, validate_producer_id
+from tidemark.names import validate_client_id, validate_producer_id
 from tidemark.rpc.statuses import to_status
 
 UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Runs and settlements that a session may have read and not answered."""
 
 OVERHEAD_BYTES: Final = 256
-"""What each of them, and each delivery, costs besides its bytes: many small ones are a lot, too."""
+"""What each of them costs in addition to its bytes: many small ones add up."""
 
 UNREAD_RESULTS_MAX: Final = 20_000
 """Results that a client may leave unread before it is read from no longer."""
-
-UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Deliveries that a session may have reserved and not sent."""
-
-CONSUMERS_MAX: Final = 1000
-DEFAULT_GROUP: Final = "default"
 
 _log = logging.getLogger(__name__)
 
@@ -60,18 +53,14 @@ class Session:
         self._publishers = PublisherCache(
             components.publishers, components.settings.publishers_per_connection_max
         )
-        self._deliveries = Deliveries(components.directory)
-        self._consumers: dict[int, Consumer] = {}
+        self._output = SessionOutput()
+        self._consumers = SessionConsumers(session_id, components, self._output)
         self._subscriber = Subscriber("", session_id, self._notify)
-        self._out = broker_pb2.SessionResponse()
-        self._something = asyncio.Event()
-        self._room = Room(UNSENT_BYTES_MAX)
-        self._unsent_bytes = 0
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._read_on = asyncio.Event()
         self._read_on.set()
-        self._last_heard_ms = components.clock.monotonic_ms()
+        self._last_frame_ms = components.clock.monotonic_ms()
         self._syncing = asyncio.Lock()
         self._closing: Exception | None = None
         self._draining = False
@@ -83,7 +72,7 @@ class Session:
     async def frames(
         self, requests: AsyncIterator[broker_pb2.SessionRequest]
     ) -> AsyncGenerator[broker_pb2.SessionResponse, None]:
-        """What goes to the client, until the connection ends."""
+        """The frames to the client, until the connection ends."""
         first = await self._hello(requests)
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("the first frame of a session carries `hello`", field="hello")
@@ -91,19 +80,18 @@ class Session:
         reader = asyncio.create_task(self._read(first, requests))
         try:
             while True:
-                await self._something.wait()
-                self._something.clear()
+                await self._output.wakeup.wait()
+                self._output.wakeup.clear()
                 if self._closing is not None:
                     raise self._closing
-                frame, self._out = self._out, broker_pb2.SessionResponse()
+                frame, unsent_bytes = self._output.take()
                 if frame_bytes := frame.ByteSize():
-                    sent_bytes, self._unsent_bytes = self._unsent_bytes, 0
                     for piece in split_to_fit(frame, frame_bytes):
                         yield piece
-                    self._room.taken_bytes -= sent_bytes
-                    self._components.dispatcher.room_made(self._room)
+                    self._output.room.taken_bytes -= unsent_bytes
+                    self._components.dispatcher.room_made(self._output.room)
                     self._make_room()
-                if self._may_end(reader) and not self._something.is_set():
+                if self._may_end(reader) and not self._output.wakeup.is_set():
                     return
         finally:
             reader.cancel()
@@ -111,40 +99,41 @@ class Session:
             await asyncio.gather(reader, return_exceptions=True)
 
     def drain(self, grace_ms: int) -> None:
-        """Tell the client that the broker is going away.
+        """Notify the client that the broker is going away.
 
-        It gets no more messages, and has the grace to settle those that it holds: what it handles
-        meanwhile is not handled again. The session ends when all is answered.
+        It gets no more messages, and has the grace period to settle those that it holds, so that
+        they are not handled twice. The session ends when everything is answered.
         """
         self._draining = True
-        for consumer in self._consumers.values():
-            self._components.dispatcher.close(consumer)
-        self._out.go_aways.add(grace_ms=grace_ms)
-        self._something.set()
+        self._consumers.close()
+        self._output.frame.go_aways.add(grace_ms=grace_ms)
+        self._output.wakeup.set()
         self._grace = asyncio.create_task(self._components.clock.sleep_ms(grace_ms))
-        self._grace.add_done_callback(lambda _: self._something.set())
+        self._grace.add_done_callback(lambda _: self._output.wakeup.set())
 
     def _may_end(self, reader: asyncio.Task[None]) -> bool:
         if self._unanswered:
             return False
         if reader.done():
             return True
-        return self._grace is not None and (self._grace.done() or not len(self._deliveries))
+        return self._grace is not None and (
+            self._grace.done() or not len(self._consumers.deliveries)
+        )
 
     def partition_moved(self, link: PartitionLink) -> None:
-        """Tell the client that its queues in a partition are another broker's now."""
-        self._out.go_aways.add(partition=link.partition, address=link.owner_address)
-        self._something.set()
+        """Notify the client that another broker holds a partition now."""
+        self._output.frame.go_aways.add(partition=link.partition, address=link.owner_address)
+        self._output.wakeup.set()
 
     def check_alive(self, now_ms: int) -> None:
         """End the session of a client that was silent for too long."""
         if self._unanswered_bytes > UNANSWERED_BYTES_MAX:
-            self._last_heard_ms = now_ms  # storage is slow: what the client says is not read
-        if now_ms - self._last_heard_ms > self._components.settings.client_timeout_ms:
+            self._last_frame_ms = now_ms  # storage is slow, so the client's frames are not read
+        if now_ms - self._last_frame_ms > self._components.settings.client_timeout_ms:
             self._closing = InvalidArgument(
                 f"client {self.client_id} sent nothing, not even a heartbeat", field="heartbeat"
             )
-            self._something.set()
+            self._output.wakeup.set()
 
     def expire_publishers(self, now_ms: int, idle_ms: int) -> None:
         self._publishers.expire(now_ms, idle_ms)
@@ -152,7 +141,7 @@ class Session:
     async def _hello(
         self, requests: AsyncIterator[broker_pb2.SessionRequest]
     ) -> broker_pb2.SessionRequest | None:
-        """The first frame; a stream that sends none does not hold a session for ever."""
+        """The first frame; None from a stream that sends nothing within the client timeout."""
         try:
             timeout_ms = self._components.settings.client_timeout_ms
             return await self._components.clock.wait_for(anext(requests, None), timeout_ms)
@@ -167,15 +156,15 @@ class Session:
         self._producer_id = hello.producer_id or hello.client_id
         self._components.subscriptions.attach(self._subscriber)
         settings = self._components.settings
-        self._out.welcome.session_id = self.session_id
-        self._out.welcome.broker_id = settings.broker_id
-        self._out.welcome.cluster_id = settings.cluster_id
-        self._out.welcome.partitions = settings.partitions
-        self._out.welcome.client_timeout_ms = settings.client_timeout_ms
+        self._output.frame.welcome.session_id = self.session_id
+        self._output.frame.welcome.broker_id = settings.broker_id
+        self._output.frame.welcome.cluster_id = settings.cluster_id
+        self._output.frame.welcome.partitions = settings.partitions
+        self._output.frame.welcome.client_timeout_ms = settings.client_timeout_ms
         for link in self._components.links.values():
             if link.fenced:
                 self.partition_moved(link)
-        self._something.set()
+        self._output.wakeup.set()
 
     def _close(self) -> None:
         """Everything the client held goes back at once (V6), and its leases are dropped."""
@@ -184,9 +173,8 @@ class Session:
         for task in self._tasks:
             task.cancel()
         self._components.subscriptions.detach(self._subscriber)
-        for consumer in self._consumers.values():
-            self._components.dispatcher.close(consumer)
-        held = self._deliveries.take_all()
+        self._consumers.close()
+        held = self._consumers.deliveries.take_all()
         self._components.settlements.give_back(held, failed=not self._draining)
         self._publishers.close()
 
@@ -198,21 +186,21 @@ class Session:
         try:
             self._take(first)
             async for request in requests:
-                self._last_heard_ms = self._components.clock.monotonic_ms()
+                self._last_frame_ms = self._components.clock.monotonic_ms()
                 if request.HasField("hello"):
                     raise InvalidArgument("hello comes once, in the first frame", field="hello")
                 self._take(request)
                 await self._read_on.wait()
-        except Exception as error:  # also what nobody foresaw ends the session, not only its reader
+        except Exception as error:  # an unexpected error ends the session, not only its reader
             self._closing = error
         finally:
-            self._something.set()
+            self._output.wakeup.set()
 
     # --- frames --------------------------------------------------------------------------------
 
     def _take(self, request: broker_pb2.SessionRequest) -> None:
         """One frame; its parts in the order of the contract. Nothing here waits."""
-        _check_parts(request)
+        check_parts(request)
         for consumer in request.open_consumers:
             self._guard(self._open_consumer, consumer, consumer_id=consumer.consumer_id)
         for opened in request.open_publishers:
@@ -224,23 +212,26 @@ class Session:
         for sync in request.syncs:
             self._start(self._sync(sync))
         for credit in request.credits:
-            self._guard(self._credit, credit, consumer_id=credit.consumer_id)
-        if len(request.settlements) > limits.SETTLEMENTS_PER_FRAME_MAX:
-            raise InvalidArgument(
-                f"at most {limits.SETTLEMENTS_PER_FRAME_MAX} settlements a frame",
-                field="settlements",
-            )
+            give_credit = partial(self._consumers.give_credit, self._subscriber)
+            self._guard(give_credit, credit, consumer_id=credit.consumer_id)
         for settlement in request.settlements:
             size = settlement.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
             self._unanswered_bytes += size
             self._components.settlements.submit(
-                settlement, self.client_id, self._deliveries, partial(self._settled, size)
+                settlement, self.client_id, self._consumers.deliveries, partial(self._settled, size)
             )
         if request.HasField("heartbeat"):
             self._heartbeat(request.heartbeat)
-        if len(request.runs) > limits.FRAME_RUNS_MAX:
-            raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="runs")
+        for report in request.hand_outs:
+            self._guard(self._consumers.report_hand_outs, report, consumer_id=report.consumer_id)
+        for renewal in request.renewals:
+            size = renewal.ByteSize() + OVERHEAD_BYTES
+            self._unanswered += 1
+            self._unanswered_bytes += size
+            self._components.renewals.submit(
+                renewal, self.client_id, self._consumers.deliveries, partial(self._renewed, size)
+            )
         for run in request.runs:
             size = run.batch.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
@@ -251,16 +242,16 @@ class Session:
         self._make_room()
 
     def _guard(self, do: Callable[[T], None], what: T, **whose: int) -> None:
-        """Do something that has no result of its own; a failure is told as such."""
+        """Carry out a part that has no result; a failure is sent as a SessionError."""
         try:
             do(what)
         except TidemarkError as error:
-            self._out.errors.add(error=to_status(error), **whose)
-            self._something.set()
+            self._output.frame.errors.add(error=to_status(error), **whose)
+            self._output.wakeup.set()
 
     def published(self, result: message_pb2.PublishResult, size: int) -> None:
-        self._out.published.append(result)
-        self._something.set()
+        self._output.frame.published.append(result)
+        self._output.wakeup.set()
         self._unanswered -= 1
         self._unanswered_bytes -= size
         self._make_room()
@@ -269,16 +260,21 @@ class Session:
         self._unanswered -= 1
         self._unanswered_bytes -= size
         if result.request_id or result.HasField("error"):
-            self._out.settled.append(result)
-        self._something.set()
+            self._output.frame.settled.append(result)
+        self._output.wakeup.set()
         if not self._read_on.is_set():
             self._make_room()
 
+    def _renewed(self, size: int, result: broker_pb2.RenewalResult) -> None:
+        self._unanswered -= 1
+        self._unanswered_bytes -= size
+        self._output.frame.renewed.append(result)
+        self._output.wakeup.set()
+        self._make_room()
+
     def _make_room(self) -> None:
-        """Read on while what was read is answered, and what was answered is read."""
-        out = self._out
-        unread = len(out.published) + len(out.settled) + len(out.errors) + len(self._tasks)
-        unread += len(out.publishers) + len(out.synced) + len(out.unsubscribed)
+        """Read on while the client's requests are answered and it reads the results."""
+        unread = self._output.results + len(self._tasks)
         if self._unanswered_bytes > UNANSWERED_BYTES_MAX or unread > UNREAD_RESULTS_MAX:
             self._read_on.clear()
         else:
@@ -292,102 +288,46 @@ class Session:
             result.partitions.extend(self._components.publish_path.healthy(publisher.partitions))
         except TidemarkError as error:
             result.error.CopyFrom(to_status(error))
-        self._out.publishers.append(result)
-        self._something.set()
+        self._output.frame.publishers.append(result)
+        self._output.wakeup.set()
 
     # --- consuming -----------------------------------------------------------------------------
 
     def _open_consumer(self, opened: broker_pb2.OpenConsumer) -> None:
         if self._draining:
             raise ShuttingDown("the broker is stopping")
-        if opened.consumer_id in self._consumers or not opened.consumer_id:
-            raise InvalidArgument("a consumer has a number of its own", field="consumer_id")
-        if len(self._consumers) >= CONSUMERS_MAX:
-            raise QuotaExceeded(f"at most {CONSUMERS_MAX} consumers a session")
-        group = opened.group or DEFAULT_GROUP
-        validate_group(group)
-        if opened.visibility_ms and not (
-            limits.VISIBILITY_TIMEOUT_MS_MIN
-            <= opened.visibility_ms
-            <= limits.VISIBILITY_TIMEOUT_MS_MAX
-        ):
-            raise InvalidArgument(
-                f"{limits.VISIBILITY_TIMEOUT_MS_MIN} to {limits.VISIBILITY_TIMEOUT_MS_MAX} ms",
-                field="visibility_ms",
-            )
-        consumer = Consumer(
-            opened.consumer_id,
-            group,
-            self.session_id,
-            opened.visibility_ms,
-            self._deliver,
-            partial(self._refuse, opened.consumer_id),
-            self._room,
-        )
-        self._consumers[opened.consumer_id] = consumer
-        consumer.credit = min(opened.credit, limits.CREDIT_MAX)
-
-    def _refuse(self, consumer_id: int, error: TidemarkError) -> None:
-        self._out.errors.add(error=to_status(error), consumer_id=consumer_id)
-        self._something.set()
-
-    def _credit(self, given: broker_pb2.ConsumerCredit) -> None:
-        consumer = self._consumer(given.consumer_id)
-        if given.close:
-            self._components.subscriptions.close_consumer(self._subscriber, consumer)
-            self._components.dispatcher.close(consumer)
-            del self._consumers[given.consumer_id]
-            return
-        consumer.credit = min(consumer.credit + given.messages, limits.CREDIT_MAX)
-        self._components.dispatcher.reserve_for(consumer)
-
-    def _consumer(self, consumer_id: int) -> Consumer:
-        consumer = self._consumers.get(consumer_id)
-        if consumer is None:
-            raise InvalidArgument(f"there is no consumer {consumer_id}", field="consumer_id")
-        return consumer
+        self._consumers.open(opened)
 
     async def _sync(self, sync: subscription_pb2.SubscriptionSync) -> None:
         try:
-            consumer = self._consumer(sync.consumer_id)
+            consumer = self._consumers.get(sync.consumer_id)
             async with self._syncing:  # in the order in which they came
                 result = await self._components.subscriptions.sync(
                     self._subscriber, sync, consumer.group, consumer
                 )
         except TidemarkError as error:
-            # Whoever waits for the sync hears it for each of its entries.
+            # The caller of the sync gets the error for each of its entries.
             result = subscription_pb2.SubscriptionSyncResult(request_id=sync.request_id)
             for entry in sync.entries:
                 result.results.add(lmq_name=entry.lmq_name, error=to_status(error))
             if not sync.entries:
-                self._out.errors.add(error=to_status(error), consumer_id=sync.consumer_id)
-        self._out.synced.append(result)
-        self._something.set()
+                self._output.frame.errors.add(error=to_status(error), consumer_id=sync.consumer_id)
+        self._output.frame.synced.append(result)
+        self._output.wakeup.set()
 
     def _heartbeat(self, heartbeat: broker_pb2.HeartbeatFrame) -> None:
-        """Tell again what the client reports and does not own (E5)."""
+        """Repeat the notices of queues that the client reports and does not own (E5)."""
         for held in heartbeat.held:
             group = held.group or DEFAULT_GROUP
             notices = self._components.subscriptions.heartbeat(
                 self._subscriber, group, held.entries
             )
-            self._out.unsubscribed.extend(notices)
-        self._something.set()
+            self._output.frame.unsubscribed.extend(notices)
+        self._output.wakeup.set()
 
     def _notify(self, notice: subscription_pb2.UnsubscribeNotice) -> None:
-        self._out.unsubscribed.append(notice)
-        self._something.set()
-
-    def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
-        for each in slices:
-            held = HeldDelivery.of(each, feed.queue, feed.group)
-            delivery = self._out.deliveries.add()
-            fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
-            delivery.consumer_id = consumer.consumer_id
-            delivery.delivery_tag = self._deliveries.add(held)
-            self._unsent_bytes += len(each.body) + OVERHEAD_BYTES
-            self._room.taken_bytes += len(each.body) + OVERHEAD_BYTES
-        self._something.set()
+        self._output.frame.unsubscribed.append(notice)
+        self._output.wakeup.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._unanswered += 1
@@ -401,39 +341,11 @@ class Session:
         if not task.cancelled() and (error := task.exception()) is not None:
             assert isinstance(error, Exception), "only a cancellation is more than that"
             self._closing = error
-        self._something.set()
-
-
-def check_held(held: Sequence[broker_pb2.HeldSubscriptions]) -> None:
-    """Raise for a heartbeat that reports more than any client can have subscribed to."""
-    entries = sum(len(each.entries) for each in held)
-    if max(len(held), entries) > limits.SUBSCRIPTIONS_PER_SESSION_MAX:
-        raise InvalidArgument(
-            f"a client has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
-            field="held",
-        )
-
-
-def _check_parts(request: broker_pb2.SessionRequest) -> None:
-    parts: tuple[tuple[str, Sequence[object]], ...] = (
-        ("open_consumers", request.open_consumers),
-        ("open_publishers", request.open_publishers),
-        ("destroy_publishers", request.destroy_publishers),
-        ("syncs", request.syncs),
-        ("credits", request.credits),
-    )
-    for field, items in parts:
-        if len(items) > limits.FRAME_PARTS_MAX:
-            raise InvalidArgument(f"at most {limits.FRAME_PARTS_MAX} {field} a frame", field=field)
-    if sum(len(each.entries) for each in request.syncs) > limits.FRAME_ENTRIES_MAX:
-        raise InvalidArgument(
-            f"at most {limits.FRAME_ENTRIES_MAX} subscriptions a frame", field="syncs"
-        )
-    check_held(request.heartbeat.held)
+        self._output.wakeup.set()
 
 
 class _Published:
-    """Tells a session the result of one of its runs."""
+    """Passes the result of one run to its session."""
 
     __slots__ = ("_session", "_size")
 

@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from broker_svc.consume.hand_outs import HandOuts
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.storage.v1 import exchange_pb2
@@ -97,13 +98,18 @@ class Consumer:
         deliver: Deliver,
         refuse: Refuse,
         room: Room,
+        hand_outs: HandOuts | None = None,
     ) -> None:
         self.consumer_id = consumer_id
         self.group = group
         self.session_id = session_id
         self.visibility_ms = visibility_ms
+        self.hand_outs = hand_outs
+        """None: the client does not report them, so everything that it receives counts as given."""
         self.credit = 0
         self.closed = False
+        self.stopped = False
+        """Whether its client wants no more messages for now, whatever credit is left."""
         self.leases: dict[str, Lease] = {}
         """The activity lease of each subscribed queue."""
         self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
@@ -115,3 +121,7 @@ class Consumer:
         self.quiet = asyncio.Event()
         """Set while no reserve is under way."""
         self.quiet.set()
+
+    @property
+    def wants_more(self) -> bool:
+        return self.credit > 0 and not self.stopped

@@ -1,8 +1,8 @@
-"""Deliveries: what clients hold, by delivery tag or by receipt.
+"""Deliveries: reservations that clients hold, by delivery tag or by receipt.
 
-A tag is the broker's number for one delivery on one connection, standing for the receipt. Counts
-tags and settlements under way on the tracked queue, so that cleanup sees them (I4). When a client
-is gone, everything it holds goes back at once (V6).
+A tag is the broker's number for one delivery on one connection, and stands for the receipt. Tags
+and settlements under way are counted on the tracked queue, so that cleanup sees them (I4). When a
+client is gone, everything it holds goes back at once (V6).
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from broker_svc.consume.consumer import FeedKey
+from broker_svc.consume.hand_outs import HandOuts, Place
 from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
@@ -38,13 +39,31 @@ class HeldDelivery:
     open_messages: int
     owner_epoch: int
     traceparent: str = ""
-    """Of whoever published them, for the spans of what becomes of them."""
+    """Trace context of the publisher, for the spans of delivery and settlement."""
     group: str = ""
     first_offset: int = 0
+    visibility_ms: int = 0
+    deadline_ms: int = 0
+    """When the reservation runs out unless it is renewed, by the broker's monotonic clock."""
+    place: Place | None = None
+    """In the order of a consumer that reports hand-outs."""
+    noted_messages: int = 0
+    """How many of the given messages storage has recorded."""
 
     @staticmethod
-    def of(slice_: exchange_pb2.ReservedSlice, queue: TrackedQueue, group: str) -> "HeldDelivery":
-        """What a client holds from now on of a reserved slice."""
+    def of(
+        slice_: exchange_pb2.ReservedSlice,
+        queue: TrackedQueue,
+        group: str,
+        hand_outs: HandOuts | None = None,
+        now_ms: int = 0,
+    ) -> "HeldDelivery":
+        """The record of a reserved slice that is sent to a client."""
+        place = None
+        if hand_outs is not None:
+            place = hand_outs.place(
+                slice_.count, slice_.attempt_count, last_attempt=slice_.last_attempt
+            )
         return HeldDelivery(
             slice_.reservation_id,
             slice_.receipt,
@@ -55,11 +74,19 @@ class HeldDelivery:
             slice_.traceparent,
             group,
             slice_.first_offset,
+            slice_.visibility_ms,
+            now_ms + slice_.visibility_ms,
+            place,
         )
 
     @property
     def key(self) -> ReservationKey:
         return self.queue.partition, self.reservation_id
+
+    @property
+    def given_messages(self) -> int:
+        """How many of its messages, from the first, the application was or may have been given."""
+        return self.messages if self.place is None else self.place.given
 
     @property
     def feed_key(self) -> FeedKey:
@@ -77,6 +104,8 @@ class Deliveries:
         self._last_tag = 0
         self._ended: dict[int, Callable[[], TidemarkError]] = {}
         """Tags that the client did not settle in time, each with the reason."""
+        self.check_at_ms: int | None = None
+        """When `given_notes` checks them next."""
 
     def __len__(self) -> int:
         return len(self._by_tag)
@@ -210,7 +239,7 @@ def fill_delivery(
     group: str,
     partition: int,
 ) -> None:
-    """What a client is told of a reserved slice; tag and consumer are the connection's."""
+    """Fill in a reserved slice; tag and consumer belong to the connection."""
     delivery.receipt = slice_.receipt
     delivery.lmq_name = lmq_name
     delivery.group = group
@@ -225,6 +254,7 @@ def fill_delivery(
     delivery.fairness_key = slice_.fairness_key
     delivery.traceparent = slice_.traceparent
     delivery.partition = partition
+    delivery.last_attempt = slice_.last_attempt
     if slice_.traceparent:
         delivered = Messages(lmq_name, slice_.count, group, partition, slice_.attempt_count)
         messaging.moment(_tracer, messaging.DELIVER, delivered, slice_.traceparent)

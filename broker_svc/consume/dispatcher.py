@@ -1,11 +1,11 @@
 """Dispatcher: from queues with ready messages to consumers with credit, driven by demand alone.
 
 A feed is one (partition, queue, group). It is ready until a reserve comes back short, and again
-when storage says so, or when a run for its queue leaves, or something that a consumer gives back:
-then a reserve follows in the same frame, and one commit both stores it and hands it out. A consumer
-reserves from its ready feeds for as long as it has credit and its connection has room; both are
-spent before the reserve, and what was not needed is given back, so that nobody gets more than it
-asked for or can take. Nothing here waits on a timer.
+when storage reports it, or when a frame carries a run or returned messages for its queue: then a
+reserve follows in the same frame, and one commit both stores and delivers them. A consumer reserves
+from its ready feeds for as long as it has credit and its connection has room; both are spent before
+the reserve, and what was not needed is given back, so that no consumer gets more than it asked for
+or has room for. Nothing here waits on a timer.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Dispatcher:
     def __len__(self) -> int:
         return len(self._feeds)
 
-    # --- who wants what ------------------------------------------------------------------------
+    # --- consumers -----------------------------------------------------------------------------
 
     def subscribe(self, consumer: Consumer, lease: Lease, owner_epoch: int = 0) -> None:
         """Let a consumer draw from a queue, in all its partitions."""
@@ -127,7 +127,7 @@ class Dispatcher:
         if not feeds:
             del self._by_queue[feed.queue.key]
 
-    # --- what happens --------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------
 
     def on_append_queued(self, queue: QueueKey) -> None:
         """A run for the queue goes to storage with the next frame."""
@@ -135,12 +135,12 @@ class Dispatcher:
             self._coming[feed.partition][feed.key] = None
 
     def on_return_queued(self, key: FeedKey) -> None:
-        """A consumer of the feed gives something back with the next frame."""
+        """A consumer of the feed gives messages back with the next frame."""
         if key in self._feeds:
             self._coming[key[0]][key] = None
 
     def before_frame_sent(self, partition: int) -> None:
-        """Whoever waits for what the frame carries asks for it at its end, once for all of it."""
+        """Add a reserve for each waiting feed that gets messages with this frame, at its end."""
         coming, self._coming[partition] = self._coming[partition], {}
         for key in coming:
             self.queue_ready(key)
@@ -154,19 +154,19 @@ class Dispatcher:
             self._offer(feed)
 
     def queue_forgotten(self, lmq_name: str) -> None:
-        """A queue or a group was deleted under its consumers: they ask for it anew."""
+        """A queue or a group was deleted under its consumers: they reserve from it again."""
         for partition in self._links:
             for feed in list(self._by_queue.get((partition, lmq_name), ())):
                 self.queue_ready(feed.key)
 
     def topic_created(self, topic: str) -> None:
-        """Whoever consumed queues of an earlier topic of that name asks for them anew."""
+        """Consumers of an earlier topic of that name reserve from its queues again."""
         for feed in list(self._feeds.values()):
             if topic_of(feed.lmq_name) == topic:
                 self.queue_ready(feed.key)
 
     def link_up(self, partition: int) -> None:
-        """Storage has forgotten who waits: everybody asks again."""
+        """Storage has forgotten the waiting feeds: all of them reserve again."""
         for feed in list(self._feeds.values()):
             if feed.partition == partition:
                 feed.ready = True
@@ -175,7 +175,7 @@ class Dispatcher:
     def reserve_for(self, consumer: Consumer) -> None:
         """Reserve for a consumer for as long as it has credit and something may be ready."""
         room = consumer.room
-        while consumer.credit > 0 and consumer.ready_feeds and room.left_bytes > 0:
+        while consumer.wants_more and consumer.ready_feeds and room.left_bytes > 0:
             _, feed = consumer.ready_feeds.popitem(last=False)
             link = self._links[feed.partition]
             if not feed.ready or feed.paused or not link.connected.is_set():
@@ -192,11 +192,11 @@ class Dispatcher:
             self._coming[feed.partition].pop(feed.key, None)
             asked = _Asked(messages, feed.reserve_bytes, feed.wakeups)
             answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
-        if consumer.credit > 0 and consumer.ready_feeds:
+        if consumer.wants_more and consumer.ready_feeds:
             room.waiting[consumer] = None
 
     def room_made(self, room: Room) -> None:
-        """A connection can take more again: whoever waited for that goes on."""
+        """A connection has room again: consumers that waited for it reserve."""
         if room.left_bytes <= 0:
             return
         waiting, room.waiting = room.waiting, {}
@@ -204,13 +204,14 @@ class Dispatcher:
             self.reserve_for(consumer)
 
     def _offer(self, feed: Feed) -> None:
-        """Give a ready feed to the next consumer with credit, or to all for whoever gets some."""
+        """Give a ready feed to the next consumer with credit; without one, to the first that gets
+        credit."""
         if feed.paused:
             return
         for _ in range(len(feed.consumers)):
             consumer = feed.consumers[0]
             feed.consumers.rotate(-1)
-            if consumer.credit > 0 and consumer.room.left_bytes > 0:
+            if consumer.wants_more and consumer.room.left_bytes > 0:
                 consumer.ready_feeds[feed.key] = feed
                 self.reserve_for(consumer)
                 return
@@ -261,6 +262,7 @@ class Dispatcher:
     def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:
         return (
             consumer.closed
+            or consumer.stopped
             or feed.paused
             or feed.lmq_name not in consumer.leases
             or self._feeds.get(feed.key) is not feed
@@ -300,7 +302,7 @@ class Dispatcher:
             self.queue_ready(feed.key)
 
     def _release(self, feed: Feed, slices: Slices) -> None:
-        """Nobody is there to take them any more: they were not tried."""
+        """Give back what was reserved for a consumer that has gone: it was not tried."""
         for each in slices:
             _discarded.add(1)
             settle = exchange_pb2.SettleReservation(
@@ -324,6 +326,7 @@ def _reserve_operation(
     reserve.visibility_ms = consumer.visibility_ms
     reserve.session_id = consumer.session_id
     reserve.owner_epoch = feed.owner_epoch
+    reserve.reports_hand_outs = consumer.hand_outs is not None
     # A message that is larger is asked for again, with room for the largest.
     reserve.strict_bytes = feed.reserve_bytes < RESERVE_BYTES_MAX
     return operation

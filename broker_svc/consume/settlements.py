@@ -1,4 +1,4 @@
-"""Settlements: what clients say about their deliveries, on its way to storage.
+"""Settlements: clients settle their deliveries, and storage carries that out.
 
 Resolves tags to receipts, counts settlements under way on their queue, and drops a delivery once
 storage has ended it. A settlement is answered after its commit, never before.
@@ -22,6 +22,7 @@ from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.clock import Clock
 from tidemark.errors import (
     AlreadySettled,
     CommitOutcomeUnknown,
@@ -70,7 +71,9 @@ class Settlements:
         links: Mapping[int, PartitionLink],
         directory: DeliveryDirectory,
         dispatcher: Dispatcher,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._links = links
         self._directory = directory
         self._dispatcher = dispatcher
@@ -86,9 +89,9 @@ class Settlements:
         deliveries: Deliveries | None,
         done: Done,
     ) -> None:
-        """Settle for a client; the result is told to `done`, after the commit.
+        """Settle for a client; `done` gets the result, after the commit.
 
-        Tags mean one of `deliveries`. A unary client has none: it is told receipts alone.
+        Tags refer to `deliveries`. A unary client has none: it settles by receipt.
         """
         try:
             operation = _operation(settlement)
@@ -117,20 +120,70 @@ class Settlements:
             operation.settle.client_id = client_id
         if held is not None:
             held.queue.pending_settlements += 1
+            if operation.settle.action == exchange_pb2.SETTLE_ACTION_EXTEND:
+                operation.settle.given_messages = held.given_messages
         span = None
         if held is not None and held.traceparent:
             span = _begin_span(settlement, held)
             operation.traceparent = held.traceparent if span is None else traceparent_of(span)
-        answered = partial(_answered, settlement, holder, held, self.settled, span, done)
+        answered = partial(self._answered, settlement, holder, held, span, done)
         link.send(operation).add_done_callback(answered)
         at_once = operation.settle.action in _AT_ONCE and not settlement.nack.delay_ms
         if held is not None and at_once:
             self._dispatcher.on_return_queued(held.feed_key)
 
-    def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
-        """What a client held goes back at once; an attempt that failed if it is gone (V6, V8).
+    def _answered(
+        self,
+        settlement: message_pb2.Settlement,
+        holder: Deliveries | None,
+        held: HeldDelivery | None,
+        span: Span | None,
+        done: Done,
+        answer: Answer,
+    ) -> None:
+        if held is not None:
+            held.queue.pending_settlements -= 1
+        error = answer.exception()
+        if error is not None:
+            assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+            messaging.end(span, error.reason)
+            done(_failed(settlement, to_status(error)))
+            return
+        result = answer.result()
+        messaging.end(span, refusal_of(result))
+        if result.HasField("error"):
+            # What storage has ended the client holds no longer, whatever it believes.
+            refusal = from_status(result.error)
+            if held is not None and holder is not None and has_ended(held, refusal):
+                if isinstance(refusal, ReservationExpired):
+                    holder.expire(held.key)
+                holder.drop(held.key)
+            done(_failed(settlement, result.error))
+            return
+        settled = result.settle
+        lmq_name = "" if held is None else held.queue.lmq_name
+        self.settled.add(settled.messages, lmq_name, str(settlement.WhichOneof("action")))
+        if held is not None and holder is not None:
+            # As storage has it: the answer to an earlier settlement may have been lost.
+            held.open_messages = settled.open_messages
+            if settled.visibility_ms:  # extended
+                held.deadline_ms = self._clock.monotonic_ms() + settled.visibility_ms
+            if not held.open_messages:
+                holder.drop(held.key)
+        done(
+            message_pb2.SettleResult(
+                request_id=settlement.request_id,
+                messages=settled.messages,
+                visibility_ms=settled.visibility_ms,
+                delivery_tag=settlement.delivery_tag,
+            )
+        )
 
-        When the broker leaves, nobody has failed: then nothing is counted.
+    def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
+        """What a client held goes back at once (V6).
+
+        If the client is gone, it is a failed attempt of the messages that the application was given
+        (V8). When the broker is stopping, no attempt is counted.
         """
         gone, left = exchange_pb2.SETTLE_ACTION_DISCONNECT, exchange_pb2.SETTLE_ACTION_RELEASE
         for each in held:
@@ -152,6 +205,8 @@ class Settlements:
         operation.settle.receipt = held.receipt
         operation.settle.action = action
         operation.settle.owner_epoch = held.owner_epoch
+        if action == exchange_pb2.SETTLE_ACTION_DISCONNECT:
+            operation.settle.given_messages = held.given_messages
         held.queue.pending_settlements += 1
         self._returning[held.key] = held, action
         answer = self._links[held.queue.partition].send(operation)
@@ -207,53 +262,7 @@ def _begin_span(settlement: message_pb2.Settlement, held: HeldDelivery) -> Span 
     return messaging.begin(_tracer, step, messages, held.traceparent)
 
 
-def _answered(
-    settlement: message_pb2.Settlement,
-    holder: Deliveries | None,
-    held: HeldDelivery | None,
-    tally: Tally,
-    span: Span | None,
-    done: Done,
-    answer: Answer,
-) -> None:
-    if held is not None:
-        held.queue.pending_settlements -= 1
-    error = answer.exception()
-    if error is not None:
-        assert isinstance(error, TidemarkError), "a link answers with errors of ours"
-        messaging.end(span, error.reason)
-        done(_failed(settlement, to_status(error)))
-        return
-    result = answer.result()
-    messaging.end(span, refusal_of(result))
-    if result.HasField("error"):
-        # What storage has ended the client holds no longer, whatever it believes.
-        refusal = from_status(result.error)
-        if held is not None and holder is not None and _has_ended(held, refusal):
-            if isinstance(refusal, ReservationExpired):
-                holder.expire(held.key)
-            holder.drop(held.key)
-        done(_failed(settlement, result.error))
-        return
-    settled = result.settle
-    lmq_name = "" if held is None else held.queue.lmq_name
-    tally.add(settled.messages, lmq_name, str(settlement.WhichOneof("action")))
-    if held is not None and holder is not None:
-        # As storage has it: the answer to an earlier settlement may have been lost.
-        held.open_messages = settled.open_messages
-        if not held.open_messages:
-            holder.drop(held.key)
-    done(
-        message_pb2.SettleResult(
-            request_id=settlement.request_id,
-            messages=settled.messages,
-            visibility_ms=settled.visibility_ms,
-            delivery_tag=settlement.delivery_tag,
-        )
-    )
-
-
-def _has_ended(held: HeldDelivery, refusal: TidemarkError) -> bool:
+def has_ended(held: HeldDelivery, refusal: TidemarkError) -> bool:
     """Whether nothing of the reservation is open any more."""
     if isinstance(refusal, AlreadySettled):
         return refusal.metadata.get("open_messages") == "0"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, Self
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the key and value layouts. An engine refuses data written in any other."""
 
 Row = tuple[bytes, bytes]

@@ -28,7 +28,7 @@ _QUEUE = Struct(">QQQQQQQ????")
 _RUN = Struct(">IQQQ")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQB")
-_RESERVATION = Struct(">QQQQIIQQQHH")
+_RESERVATION = Struct(">QQQQIIQQQHHI")
 _SPAN = Struct(">QQ")
 _DONE = Struct(">QQB")
 
@@ -256,6 +256,7 @@ def reservation_value(reservation: Reservation) -> bytes:
         reservation.broker_incarnation,
         len(reservation.open),
         len(reservation.done),
+        reservation.given_messages,
     )
     spans = b"".join(_SPAN.pack(*span) for span in reservation.open)
     done = b"".join(_DONE.pack(*span) for span in reservation.done)
@@ -282,6 +283,7 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
         broker_incarnation,
         open_spans,
         done,
+        given_messages,
     ) = _RESERVATION.unpack_from(value)
     at = _RESERVATION.size
     spans = [_SPAN.unpack_from(value, at + n * _SPAN.size) for n in range(open_spans)]
@@ -296,6 +298,7 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
         owner_epoch=owner_epoch,
         session_id=session_id,
         broker_incarnation=broker_incarnation,
+        given_messages=given_messages,
         open_spans=spans,
         done=[(begin, stop, Ending(how)) for begin, stop, how in endings],
     )

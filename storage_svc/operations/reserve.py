@@ -48,6 +48,7 @@ class ReservedSlice(NamedTuple):
     publish_time_ms: int
     fairness_key: str
     traceparent: str
+    last_attempt: bool
 
     def write_to(self, proto: exchange_pb2.ReservedSlice) -> None:
         proto.reservation_id = self.reservation_id
@@ -63,6 +64,7 @@ class ReservedSlice(NamedTuple):
         proto.publish_time_ms = self.publish_time_ms
         proto.fairness_key = self.fairness_key
         proto.traceparent = self.traceparent
+        proto.last_attempt = self.last_attempt
 
 
 class Reserved(NamedTuple):
@@ -89,6 +91,7 @@ class Reserve(NamedTuple):
     session_id: int = 0
     owner_epoch: int = 0
     strict_bytes: bool = False  # whether a first message beyond the bytes stays where it is
+    reports_hand_outs: bool = False  # whether it is reported what the application was given
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.Reserve) -> "Reserve":
@@ -103,6 +106,7 @@ class Reserve(NamedTuple):
             proto.session_id,
             proto.owner_epoch,
             proto.strict_bytes,
+            proto.reports_hand_outs,
         )
 
     async def apply(self, commit: CommitContext) -> Reserved:
@@ -129,6 +133,7 @@ class Reserve(NamedTuple):
             commit.journal,
             session_id=self.session_id,
             broker_incarnation=commit.state.claim.incarnation,
+            given_messages=0 if self.reports_hand_outs else None,
         )
         counters.reservation_id += len(reservations)
         counters.delivered += sum(each.slice.messages for each in reservations)
@@ -233,6 +238,7 @@ def _reserved(
         run.publish_time_ms,
         run.fairness_key,
         run.traceparent,
+        slice_.attempts + 1 == handle.state.rules.max_attempts,
     )
 
 

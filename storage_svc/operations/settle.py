@@ -4,7 +4,7 @@ Owns the way from a receipt to its reservation; what an ending means for the mes
 of `queue/queue.py`.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from storage_svc.loading.handles import Handle
 from storage_svc.operations.dead_letters import Death, dispose
@@ -33,6 +33,17 @@ _BY_BROKER = (Ending.RELEASE, Ending.DISCONNECT)
 """What a broker does by itself with what clients held: it gives it back."""
 
 
+class AskedBy(Protocol):
+    """What names a reservation, and who asks."""
+
+    @property
+    def receipt(self) -> bytes: ...
+    @property
+    def owner_epoch(self) -> int: ...
+    @property
+    def client_id(self) -> str: ...
+
+
 class Settled(NamedTuple):
     """The settlement or extension is on disk."""
 
@@ -57,16 +68,20 @@ class Settle(NamedTuple):
     detail: str = ""
     owner_epoch: int = 0
     client_id: str = ""  # none: the broker itself
+    given_messages: int | None = None  # of a consumer that is gone; None: all
 
     async def apply(self, commit: CommitContext) -> Settled:
         """End the messages, or repeat the answer that was given before (V6)."""
         by_broker = self.ending in _BY_BROKER and not self.client_id
-        handle, reservation = await _find(commit, self, by_broker=by_broker)
+        handle, reservation = await find_by_receipt(commit, self, by_broker=by_broker)
         not_before_ms = commit.now_ms + self.delay_ms if self.delay_ms else 0
         dead = self.ending is Ending.DEAD_LETTER and reservation.live
         queue_id = handle.state.record.queue_id
         # Read before the settlement, which may be the last and erase the run.
         body = await commit.body(queue_id, reservation.slice.run) if dead else b""
+        if self.ending is Ending.DISCONNECT and reservation.live:
+            given = self.given_messages
+            reservation.note_given(reservation.slice.messages if given is None else given)
         changed = handle.state.settle(
             reservation,
             reservation.spans(self.index_ranges),
@@ -106,10 +121,13 @@ class Extend(NamedTuple):
     visibility_ms: int = 0
     owner_epoch: int = 0
     client_id: str = ""
+    given_messages: int = 0  # of a consumer whose hand-outs are reported
 
     async def apply(self, commit: CommitContext) -> Settled:
-        handle, reservation = await _find(commit, self)
+        handle, reservation = await find_by_receipt(commit, self)
         visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
+        reservation.check_live()
+        reservation.note_given(self.given_messages)  # it may run out sooner than before
         handle.state.extend(reservation, commit.now_ms + visibility_ms, commit.journal)
         return Settled(reservation.open_messages, reservation.open_messages, visibility_ms)
 
@@ -117,7 +135,13 @@ class Extend(NamedTuple):
 def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Extend:
     if proto.action == exchange_pb2.SETTLE_ACTION_EXTEND:
         check_visibility(proto.duration_ms)
-        return Extend(proto.receipt, proto.duration_ms, proto.owner_epoch, proto.client_id)
+        return Extend(
+            proto.receipt,
+            proto.duration_ms,
+            proto.owner_epoch,
+            proto.client_id,
+            proto.given_messages,
+        )
     ending = _ENDINGS.get(proto.action)
     if ending is None:
         raise InvalidArgument("a settlement without an action", field="action")
@@ -131,12 +155,14 @@ def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Ext
         proto.detail,
         proto.owner_epoch,
         proto.client_id,
+        proto.given_messages if proto.HasField("given_messages") else None,
     )
 
 
-async def _find(
-    commit: CommitContext, asked: Settle | Extend, *, by_broker: bool = False
+async def find_by_receipt(
+    commit: CommitContext, asked: AskedBy, *, by_broker: bool = False
 ) -> tuple[Handle, Reservation]:
+    """The reservation of a receipt; raises if the caller may not settle it (E8)."""
     receipt = Receipt.decode(asked.receipt)
     if receipt.partition != commit.partition:
         raise ReservationNotFound(f"the receipt is of partition {receipt.partition}")

@@ -137,8 +137,12 @@ class QueueState:
         *,
         session_id: int = 0,
         broker_incarnation: int = 0,
+        given_messages: int | None = None,
     ) -> list[Reservation]:
-        """Reserve the slices that `Group.take` returned; the reservation ids are consecutive."""
+        """Reserve the slices that `Group.take` returned; the reservation ids are consecutive.
+
+        `given_messages` is 0 where hand-outs to the application are reported.
+        """
         record = self.record
         reservations = []
         lanes: dict[str, Lane] = {}
@@ -152,6 +156,7 @@ class QueueState:
                 owner_epoch=group.owner_epoch,
                 session_id=session_id,
                 broker_incarnation=broker_incarnation,
+                given_messages=given_messages,
             )
             self.reservations[reservation_id] = group.live[reservation_id] = reservation
             journal.put_reservation(record, reservation)
@@ -212,7 +217,8 @@ class QueueState:
         """End messages of a reservation; returns those that were open until now.
 
         ACK and DEAD_LETTER settle them; the caller stores what is dead-lettered. All others give
-        them back: with one attempt more, except after RELEASE and REVOKED.
+        them back: with one attempt more, except after RELEASE and REVOKED. DISCONNECT and EXPIRED
+        count only for what the application was given (K1).
         """
         changed = reservation.finish(spans, ending)
         if not changed:
@@ -228,11 +234,23 @@ class QueueState:
             if ending in (Ending.ACK, Ending.DEAD_LETTER):
                 self._done(group, reservation.slice.run, (start, end), journal)
             else:
-                self._back(group, reservation.slice, (start, end), ending, not_before_ms, journal)
+                for part, counted in _charged(reservation, (start, end), ending):
+                    self._back(group, reservation.slice, part, counted, not_before_ms, journal)
         record.last_activity_ms = now_ms
         journal.queue_changed(record)
         journal.group_changed(record, group)
         return changed
+
+    def renew(
+        self, reservation: Reservation, deadline_ms: int, given_messages: int, journal: Journal
+    ) -> None:
+        """Note what was given of a live reservation; its deadline never comes earlier."""
+        reservation.check_live()
+        reservation.note_given(given_messages)
+        if deadline_ms > reservation.deadline_ms:
+            self.extend(reservation, deadline_ms, journal)
+        else:
+            journal.put_reservation(self.record, reservation)
 
     def extend(self, reservation: Reservation, deadline_ms: int, journal: Journal) -> None:
         """Give a live reservation another deadline."""
@@ -360,12 +378,11 @@ class QueueState:
         group: Group,
         slice_: Slice,
         span: Span,
-        ending: Ending,
+        counted: int,
         not_before_ms: int,
         journal: Journal,
     ) -> None:
-        uncounted = ending in (Ending.RELEASE, Ending.REVOKED)
-        attempts = slice_.attempts + (0 if uncounted else 1)
+        attempts = slice_.attempts + counted
         slice_ = slice_._replace(start=span[0], end=span[1], attempts=attempts)
         self._return(group, Returned(slice_, not_before_ms), journal)
 
@@ -425,3 +442,15 @@ class QueueState:
         if reservation_id in self._settled:
             del self._settled[reservation_id]
             self._budget.total -= 1
+
+
+def _charged(reservation: Reservation, span: Span, ending: Ending) -> list[tuple[Span, int]]:
+    """Messages that go back, in parts, each with the attempts that it is charged."""
+    if ending in (Ending.RELEASE, Ending.REVOKED):
+        return [(span, 0)]
+    if ending is Ending.NACK:
+        return [(span, 1)]
+    start, end = span
+    given = min(max(start, reservation.slice.start + reservation.given_messages), end)
+    parts = (((start, given), 1), ((given, end), 0))
+    return [(part, counted) for part, counted in parts if part[0] < part[1]]

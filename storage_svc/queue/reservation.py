@@ -41,6 +41,7 @@ class Reservation:
         "broker_incarnation",
         "deadline_ms",
         "done",
+        "given_messages",
         "group",
         "open",
         "owner_epoch",
@@ -59,6 +60,7 @@ class Reservation:
         owner_epoch: int = 0,
         session_id: int = 0,
         broker_incarnation: int = 0,
+        given_messages: int | None = None,
         open_spans: Sequence[Span] | None = None,
         done: Sequence[tuple[int, int, Ending]] = (),
     ) -> None:
@@ -69,6 +71,8 @@ class Reservation:
         self.owner_epoch = owner_epoch
         self.session_id = session_id
         self.broker_incarnation = broker_incarnation
+        self.given_messages = slice_.messages if given_messages is None else given_messages
+        """How many, from the first, the application was given; all, where that is not reported."""
         self.open: list[Span] = (
             [(slice_.start, slice_.end)] if open_spans is None else list(open_spans)
         )
@@ -92,6 +96,10 @@ class Reservation:
     @property
     def open_messages(self) -> int:
         return sum(end - start for start, end in self.open)
+
+    def note_given(self, messages: int) -> None:
+        """The application was given that many, from the first; what it was given stays given."""
+        self.given_messages = max(self.given_messages, min(messages, self.slice.messages))
 
     def spans(self, index_ranges: Iterable[Span]) -> list[Span]:
         """The offsets of indexes, which count from the first message."""

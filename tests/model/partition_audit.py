@@ -121,7 +121,9 @@ def _compare_group(
     live = {each.reservation_id: each for each in queue.live_of(model.name)}
     assert group.live.keys() == live.keys(), where
     for reservation_id, reservation in group.live.items():
-        assert reservation.deadline_ms == live[reservation_id].deadline_ms, where
+        held = live[reservation_id]
+        assert reservation.deadline_ms == held.deadline_ms, where
+        assert reservation.given_messages == held.given - held.start, where
         assert state.reservations[reservation_id] is reservation, where
     outstanding: dict[int, int] = {}
     for each in model.standings.values():

@@ -52,10 +52,11 @@ class Wish(NamedTuple):
     bytes_max: int
     visibility_ms: int
     epoch: int
+    reports_hand_outs: bool
 
 
 class Settlement(NamedTuple):
-    """What to settle or, without an ending, to extend."""
+    """What to settle or, without an ending, to extend or renew."""
 
     pick: int
     ending: Ending | None
@@ -93,6 +94,7 @@ wishes = st.builds(
     bytes_max=st.sampled_from((1, 100, 70_000, 4_000_000, 4_000_000)),
     visibility_ms=st.sampled_from((0, 50, 2000)),
     epoch=picks,
+    reports_hand_outs=st.booleans(),
 )
 settlements = st.builds(
     Settlement,
@@ -106,6 +108,7 @@ settlements = st.builds(
             Ending.RELEASE,
             Ending.DISCONNECT,
             Ending.DEAD_LETTER,
+            None,
             None,
         )
     ),

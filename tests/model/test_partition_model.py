@@ -29,6 +29,7 @@ from storage_svc.operations.operation import Operation
 from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
 from storage_svc.operations.ownership import Ownership
 from storage_svc.operations.publish import Append
+from storage_svc.operations.renew import HeldReservation, Renew
 from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
 from storage_svc.operations.schedule import Unschedule
 from storage_svc.operations.settle import Extend, Settle
@@ -352,6 +353,7 @@ class PartitionMachine(RuleBasedStateMachine):
                 publish_time_ms=0,
                 fairness_key=each.slice.run.fairness_key,
                 traceparent="",
+                last_attempt=each.slice.attempts + 1 == state.rules.max_attempts,
             )
             for each in state.reservations.values()
             if each.reservation_id > self.model.reservation_id
@@ -379,22 +381,40 @@ class PartitionMachine(RuleBasedStateMachine):
         return append
 
     def _reserve(self, wish: Wish) -> Reserve:
-        queue, group, messages, bytes_max, visibility_ms, pick = wish
-        owner_epoch = _pick(self.epochs, pick)
+        queue, group, messages, bytes_max, visibility_ms, pick, reports = wish
         return Reserve(
-            self.names[queue], group, messages, bytes_max, visibility_ms, owner_epoch=owner_epoch
+            self.names[queue],
+            group,
+            messages,
+            bytes_max,
+            visibility_ms,
+            owner_epoch=_pick(self.epochs, pick),
+            reports_hand_outs=reports,
         )
 
-    def _settle(self, settlement: Settlement) -> Settle | Extend:
+    def _settle(self, settlement: Settlement) -> Settle | Extend | Renew:
         pick, ending, cuts, delay_ms, epoch, client_id = settlement
         held = _pick(self.held, pick)
         owner_epoch = _pick(self.epochs, epoch) if epoch > 1 else 0
+        if ending is None and cuts:  # several at once, with what was given of each
+            receipts = [held.receipt, _pick(self.held, pick + 1).receipt]
+            several = tuple(
+                HeldReservation(receipt, given, owner_epoch, client_id)
+                for receipt, given in zip(receipts, cuts, strict=False)
+            )
+            return Renew(several, delay_ms, keep_deadlines=len(cuts) > 2)
         if ending is None:
-            return Extend(held.receipt, delay_ms, owner_epoch, client_id)
+            return Extend(held.receipt, delay_ms, owner_epoch, client_id, pick % 4)
         delay_ms = delay_ms if ending is Ending.NACK else 0
         spans = _spans(cuts, held.messages)
         return Settle(
-            held.receipt, ending, spans, delay_ms, owner_epoch=owner_epoch, client_id=client_id
+            held.receipt,
+            ending,
+            spans,
+            delay_ms,
+            owner_epoch=owner_epoch,
+            client_id=client_id,
+            given_messages=cuts[0] if cuts else None,
         )
 
     def _administer(self, operation: Any) -> Operation[object]:

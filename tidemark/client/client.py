@@ -53,6 +53,9 @@ from tidemark.rpc.channel import open_channel
 from tidemark.topics import Topic, TopicSettings
 
 DEFAULT_GROUP: Final = "default"
+MAX_LEASE_MS: Final = 3_600_000
+"""How long a handler may work on a message unless a subscription says otherwise."""
+
 _FLUSH_TIMEOUT_MS: Final = 5_000
 _DESTROY_TIMEOUT_MS: Final = 5_000
 
@@ -255,17 +258,21 @@ class Client:
         lmq_names: Iterable[str],
         *,
         group: str = DEFAULT_GROUP,
-        credit: int = 500,
+        credit: int | None = None,
         visibility_ms: Duration = 0,
+        max_lease_ms: Duration = MAX_LEASE_MS,
         on_evicted: OnEvicted | None = None,
         on_settle_failed: SettleFailed | None = None,
     ) -> Subscription:
         """Subscribe to queues; use it in `async with`, and iterate over its deliveries.
 
-        `credit` bounds the unsettled messages in this client. `visibility_ms` is the time to settle
-        them; 0 means the topic's setting. `on_evicted` is called when another client, or another
-        process with this `client_id`, takes over an exclusive queue, and `on_settle_failed` with a
-        batch and an error when an ack failed; without it, failed acks are logged.
+        `credit` bounds the unsettled messages in this client; by default it follows the speed of
+        the handlers, up to 500. `visibility_ms` is how long messages stay reserved once this
+        client is gone; 0 means the topic's setting. While the client works, it renews reservations,
+        those in the hands of the application for `max_lease_ms` (default one hour; 0: never).
+        `on_evicted` is called when another client, or another process with this `client_id`, takes
+        over an exclusive queue, and `on_settle_failed` with a batch and an error when an ack
+        failed; without it, failed acks are logged.
         """
         self._check_open()
         names = check_lmq_names(lmq_names)
@@ -284,8 +291,9 @@ class Client:
             self._identity,
             names,
             group=group,
-            credit=check_int("credit", credit, 1, limits.CREDIT_MAX),
+            credit=None if credit is None else check_int("credit", credit, 1, limits.CREDIT_MAX),
             visibility_ms=check_visibility_ms(visibility_ms, optional=True),
+            max_lease_ms=check_ms("max_lease_ms", max_lease_ms, 0, limits.MAX_LEASE_MS_MAX),
             timeout_ms=self._connect_timeout_ms,
             on_evicted=on_evicted,
             on_settle_failed=on_settle_failed,

@@ -18,6 +18,7 @@ from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
 from storage_svc.operations.ownership import ConfirmOwnership, DropOwnership, TakeOwnership
 from storage_svc.operations.publish import Append
 from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve, Reserved
 from storage_svc.operations.schedule import PromoteScheduled, Unschedule
 from storage_svc.operations.settle import Extend, Settle
@@ -43,6 +44,7 @@ HANDLERS: dict[type, Handler] = {
     Reserve: reservations.reserve,
     Settle: reservations.settle,
     Extend: reservations.extend,
+    Renew: reservations.renew,
     ExpireDue: reservations.expire_due,
     ExpireReservation: reservations.expire_reservation,
     ReadyDelayed: reservations.ready_delayed,

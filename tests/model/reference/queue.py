@@ -82,6 +82,8 @@ class ModelReservation:
     deadline_ms: int
     owner_epoch: int
     open: set[int]
+    given: int
+    """The messages before it were given to the application, as far as that was reported."""
     done: dict[int, Ending] = field(default_factory=dict)
     fading: bool = False
     """Settled long ago: storage is free to have forgotten it."""

@@ -9,6 +9,7 @@ from typing import Any
 from storage_svc.operations.expire import Expired, ExpireDue, ExpireReservation, ReadyDelayed
 from storage_svc.operations.operation import Acted, ActionOutcome
 from storage_svc.operations.outbox import DeadReason
+from storage_svc.operations.renew import HeldReservation, Renew, Renewed
 from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
 from storage_svc.operations.settle import Extend, Settle, Settled
 from storage_svc.partition.deadlines import BUCKET_MS
@@ -70,6 +71,7 @@ def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
             deadline_ms,
             group.owner_epoch,
             set(range(slice_.first_offset, slice_.first_offset + slice_.messages)),
+            slice_.first_offset + (0 if asked.reports_hand_outs else slice_.messages),
         )
     model.took_some.add((queue.name, group.name))
     assert messages <= asked.messages_max
@@ -104,6 +106,8 @@ def _hand_out(
         standing = group.standings[offset]
         assert standing.run == run
         assert standing.attempts == slice_.attempt_count, f"{slice_}: {standing}"
+        max_attempts = model.settings(queue).max_attempts
+        assert slice_.last_attempt == (standing.attempts + 1 == max_attempts), f"{slice_}"
         standing.deliveries += 1
         assert standing.deliveries == slice_.delivery_count, f"{slice_}: {standing}"
         standing.place = Place.RESERVED
@@ -147,6 +151,8 @@ def settle(model: ModelState, asked: Settle, answer: object) -> object:
         for start, end in wanted
         for span in spans_of(sorted(reservation.open & set(range(start, end))))
     ]
+    if asked.ending is Ending.DISCONNECT and reservation.live:
+        _note_given(reservation, asked.given_messages)
     _end(model, queue, reservation, ended, asked.ending, not_before_ms)
     if asked.ending is Ending.DEAD_LETTER:
         for start, end in ended:
@@ -161,7 +167,40 @@ def extend(model: ModelState, asked: Extend, answer: object) -> object:
     visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
     reservation.deadline_ms = model.now_ms + visibility_ms
     model.touched.add(queue.queue_id)
+    _note_given(reservation, asked.given_messages)
     return Settled(len(reservation.open), len(reservation.open), visibility_ms)
+
+
+def renew(model: ModelState, asked: Renew, answer: object) -> object:
+    """Those that are refused do not keep the others from being renewed."""
+    refusals = dict(answer.refused) if isinstance(answer, Renewed) else {}
+    refused: dict[int, tuple[type[TidemarkError], ...]] = {}
+    for index, held in enumerate(asked.held):
+        refusal = refusals.get(index)
+        try:
+            queue, reservation = _find_reservation(
+                model, held, refusal, by_broker=asked.keep_deadlines
+            )
+            if not reservation.live:
+                raise Refused(_REFUSALS.get(reservation.last_ending, AlreadySettled))
+        except Refused as expected:
+            refused[index] = expected.kinds
+            continue
+        _note_given(reservation, held.given_messages)
+        visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
+        if not asked.keep_deadlines:
+            reservation.deadline_ms = max(reservation.deadline_ms, model.now_ms + visibility_ms)
+        model.touched.add(queue.queue_id)
+    if isinstance(answer, Renewed):
+        assert refusals.keys() == refused.keys(), f"{asked}: {answer}"
+        for index, kinds in refused.items():
+            assert isinstance(refusals[index], kinds), f"{asked}: {answer}"
+    return answer
+
+
+def _note_given(reservation: ModelReservation, messages: int | None) -> None:
+    end = reservation.end if messages is None else reservation.start + messages
+    reservation.given = max(reservation.given, min(end, reservation.end))
 
 
 def expire_due(model: ModelState, asked: ExpireDue, _: object) -> object:
@@ -241,7 +280,11 @@ def revoke(model: ModelState, queue: QueueModel, group: ModelGroup) -> tuple[int
 
 
 def _find_reservation(
-    model: ModelState, asked: Settle | Extend, answer: object, *, by_broker: bool = False
+    model: ModelState,
+    asked: Settle | Extend | HeldReservation,
+    answer: object,
+    *,
+    by_broker: bool = False,
 ) -> tuple[QueueModel, ModelReservation]:
     named = Receipt.decode(asked.receipt)
     queue = model.use_id(named.queue_id)
@@ -279,10 +322,16 @@ def _end(
                 row = (queue.queue_id, group.name, offset)
                 model.consumed[row] = model.consumed.get(row, 0) + 1
             continue
-        if ending not in (Ending.RELEASE, Ending.REVOKED):
-            for offset in range(start, end):
-                group.standings[offset].attempts += 1
-        _return(model, queue, group, (start, end), not_before_ms)
+        charged = end
+        if ending in (Ending.RELEASE, Ending.REVOKED):
+            charged = start
+        elif ending in (Ending.DISCONNECT, Ending.EXPIRED):  # only for what was given (K1)
+            charged = min(max(start, reservation.given), end)
+        for offset in range(start, charged):
+            group.standings[offset].attempts += 1
+        for part in ((start, charged), (charged, end)):
+            if part[0] < part[1]:
+                _return(model, queue, group, part, not_before_ms)
     if spans:
         model.delete_settled(queue, [reservation.run])
     if sum(not each.live for each in queue.reservations.values()) > model.remembered_max:

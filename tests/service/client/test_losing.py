@@ -60,7 +60,9 @@ async def test_the_rest_of_a_batch_is_not_handed_out_after_its_time(
     clock = ManualClock()
     slow = await connect("slow", clock=clock)
     await publish(client, "orders/a", b"one", b"two")
-    async with slow.subscribe(["orders/a"], visibility_ms=60_000) as deliveries:
+    async with slow.subscribe(
+        ["orders/a"], credit=10, visibility_ms=60_000, max_lease_ms=0
+    ) as deliveries:
         await take(deliveries, 1)
 
         await clock.advance_ms(60_000)

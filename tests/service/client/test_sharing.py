@@ -103,7 +103,10 @@ async def test_batches_and_single_messages_can_be_taken_side_by_side(
     """K2: a batch that others have begun is the rest of it."""
     await publish(client, QUEUE, *PAYLOADS)
 
-    async with client.subscribe([QUEUE]) as deliveries, aclosing(deliveries.batches()) as batches:
+    async with (
+        client.subscribe([QUEUE], credit=MESSAGES) as deliveries,
+        aclosing(deliveries.batches()) as batches,
+    ):
         one, two = await in_time(anext(deliveries)), await in_time(anext(deliveries))
         rest = await in_time(anext(batches))
         await one.nack(60_000)

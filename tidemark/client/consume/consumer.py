@@ -1,7 +1,7 @@
-"""A consumer of a session: what has arrived for it, until somebody takes it.
+"""A consumer of a session: its deliveries, until they are taken.
 
-Owns the deliveries of one group that were not taken yet. It asks its session for everything that
-travels, and settles nothing.
+For programs that use sessions directly. It owns the deliveries of one group that were not taken
+yet, and settles nothing.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import subscription_pb2
+from tidemark.api.broker.v1.broker_pb2 import HandOuts
 from tidemark.api.broker.v1.message_pb2 import Delivery
 from tidemark.client.transport.codec import check
 from tidemark.errors import TidemarkError
@@ -18,9 +19,10 @@ _REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
 
 
 class Taker(Protocol):
-    """Who takes the deliveries of one consumer."""
+    """Receives the deliveries of one consumer."""
 
     def take(self, delivery: Delivery) -> None: ...
+    def hand_outs_noted(self, report: HandOuts) -> None: ...
     def end(self, error: TidemarkError) -> None: ...
 
 
@@ -42,13 +44,13 @@ class Consumer:
         self.group = group
         self._session = session
         self._arrived: list[Delivery] = []
-        self._something = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._ended: TidemarkError | None = None
 
     async def subscribe(
         self, *lmq_names: str, start: subscription_pb2.StartPosition | None = None
     ) -> None:
-        """Draw from queues; raises the first reason why one of them can not be."""
+        """Subscribe to queues; raises the first refusal."""
         await self._sync(_ADD, lmq_names, start)
 
     async def unsubscribe(self, *lmq_names: str) -> None:
@@ -63,12 +65,12 @@ class Consumer:
         self._session.close_consumer(self.consumer_id)
 
     async def deliveries(self) -> list[Delivery]:
-        """Whatever has arrived, at least one; raises why none will once the session has ended."""
+        """Everything that has arrived, at least one; raises the error of an ended session."""
         while not self._arrived:
             if self._ended is not None:
                 raise self._ended
-            self._something.clear()
-            await self._something.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -78,11 +80,14 @@ class Consumer:
 
     def take(self, delivery: Delivery) -> None:
         self._arrived.append(delivery)
-        self._something.set()
+        self._wakeup.set()
+
+    def hand_outs_noted(self, report: HandOuts) -> None:
+        """It reports none."""
 
     def end(self, error: TidemarkError) -> None:
         self._ended = error
-        self._something.set()
+        self._wakeup.set()
 
     async def _sync(
         self,

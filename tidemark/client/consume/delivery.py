@@ -1,10 +1,10 @@
-"""Deliveries: messages that are reserved for this client, and what can be said about them.
+"""Deliveries: messages that are reserved for this client, and how the application settles them.
 
-A batch is a run, or a slice of one, as it arrived; a delivery is one message of it. Neither looks
-at a message before it is asked to, and neither knows how its settlements travel.
+A batch is a run, or a slice of one, as it arrived; a delivery is one message of it. Neither decodes
+a message before the application reads it, and neither knows how settlements are sent.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
@@ -20,19 +20,18 @@ from tidemark.client.arguments import (
     check_str,
     check_visibility_ms,
 )
+from tidemark.client.consume.hand_outs import HandOuts
+from tidemark.client.consume.marks import MARKS, Mark, Marks
 from tidemark.client.spans import process_span
 from tidemark.client.transport.codec import Action, Range
-from tidemark.errors import AlreadySettled
+from tidemark.errors import AlreadySettled, ReservationExpired
 
 _ACK: Final = Ack()
-_NUMBERS: Final[Mapping[type[Action], int]] = {Ack: 1, Nack: 2, DeadLetter: 3, Release: 4}
-"""How a message was settled; 0 while it was not. An extension settles nothing."""
-
 _WHY_BYTES_MAX: Final = 1024
 
 
 class Settler(Protocol):
-    """Who carries settlements to the broker."""
+    """Sends settlements to the broker."""
 
     async def ack(self, batch: "DeliveryBatch", ranges: Sequence[Range]) -> None: ...
 
@@ -55,12 +54,21 @@ class DeliveryBatch:
         "_delivery",
         "_marks",
         "_settler",
+        "allowed",
+        "arrived_ms",
+        "cautious",
         "count",
         "deadline_ms",
+        "end",
+        "extended_until_ms",
         "first",
+        "hand_outs",
+        "handed_out",
         "handlers",
-        "open",
+        "ordinal",
+        "position",
         "session_id",
+        "visibility_ms",
     )
 
     def __init__(
@@ -70,25 +78,41 @@ class DeliveryBatch:
         """Number of messages that arrived."""
         self.first = 0
         """How many of them were handed out one by one before: the batch is the rest."""
-        self.open = delivery.count
-        """How many of them are not settled yet."""
-        self.deadline_ms = now_ms + delivery.visibility_ms
+        self.end = delivery.count
+        """The messages from here on went back before they were handed out."""
+        self.handed_out = 0
+        """How many of them the application was given."""
+        self.allowed = 0
+        """How many of them it may be given without asking `hand_outs`."""
+        self.cautious = delivery.attempt_count > 0 or delivery.last_attempt
+        """Whether it is reported only when a task takes it: see `hand_outs`."""
+        self.hand_outs: HandOuts
+        self.position: int
+        """How many messages its consumer received before it, on its session."""
+        self.ordinal: int
+        """How many batches."""
+        self.arrived_ms = now_ms
+        self.visibility_ms = delivery.visibility_ms
+        """How long the reservation lasts without being renewed."""
+        self.deadline_ms = now_ms + self.visibility_ms
         """When the reservation runs out, by the client's monotonic clock."""
+        self.extended_until_ms = 0
+        """How long the application itself has extended it."""
         self.handlers: dict[int, SpanContext] | None = None
         """The spans that handle messages, by their index, where those are traced."""
         self.session_id = session_id
         self._delivery = delivery
         self._settler = settler
-        self._marks: bytearray | None = None
+        self._marks = Marks(delivery.count)
 
     def __len__(self) -> int:
-        return self.count - self.first
+        return self.end - self.first
 
     def __iter__(self) -> Iterator["Delivery"]:
-        return (Delivery(self, index) for index in range(self.first, self.count))
+        return (Delivery(self, index) for index in range(self.first, self.end))
 
     def __getitem__(self, index: int) -> "Delivery":
-        return Delivery(self, range(self.first, self.count)[index])
+        return Delivery(self, range(self.first, self.end)[index])
 
     def __repr__(self) -> str:
         return f"<{len(self)} of {self.lmq_name} at {self.offset}, attempt {self.attempt}>"
@@ -97,7 +121,8 @@ class DeliveryBatch:
 
     @property
     def payloads(self) -> list[bytes]:
-        return [message.payload for message in self._delivery.batch.messages[self.first :]]
+        payloads = [message.payload for message in self._delivery.batch.messages]
+        return payloads if len(self) == self.count else payloads[self.first : self.end]
 
     @property
     def lmq_name(self) -> str:
@@ -161,10 +186,15 @@ class DeliveryBatch:
 
     # --- settling ------------------------------------------------------------------------------
 
+    @property
+    def open(self) -> int:
+        """How many of its messages are not settled yet."""
+        return self._marks.open
+
     async def ack(self, *, wait: bool = False) -> None:
         """Done. Returns once it is handed over, or waits for the answer, as `Delivery.ack` does."""
         check_bool("wait", wait)
-        acked_before = self._acked() if wait else []
+        acked_before = self._marks.find(Mark.ACKED, self.first, self.end) if wait else []
         ranges = self.mark(_ACK, self.first)
         if ranges is not None and not wait:
             await self._settler.ack(self, ranges)
@@ -215,45 +245,30 @@ class DeliveryBatch:
 
         No ranges stand for the whole batch.
         """
-        ranges = self.unsettled(start)
-        number = _NUMBERS[type(action)]
-        if self._marks is None:
-            self._marks = bytearray(self.count)
-        for first, last in ranges:
-            self._marks[first:last] = bytes((number,)) * (last - first)
-            self.open -= last - first
+        ranges = self._marks.set_open(MARKS[type(action)], start, self.count)
         if ranges == [(0, self.count)]:
             return ()
         return ranges or None
 
+    def lapse(self, end: int) -> Sequence[Range]:
+        """The application holds the messages before `end` for too long; returns those."""
+        return self._marks.set_open(Mark.LAPSED, 0, end)
+
     def _mark_one(self, action: Action, index: int) -> bool:
-        """Note how one message is settled; whether that is news.
+        """Note how one message is settled; False if it was settled in the same way before (V6).
 
-        Settled before in the same way is no error (V6), in another way it is AlreadySettled.
+        Raises AlreadySettled if it was settled in another way.
         """
-        number = _NUMBERS[type(action)]
-        if self._marks is None:
-            self._marks = bytearray(self.count)
-        before = self._marks[index]
-        if before:
-            if before != number:
-                where = f"the message at offset {self.offset_of(index)}"
-                raise AlreadySettled(f"{where} was settled in another way, or has gone back")
+        mark = MARKS[type(action)]
+        before = self._marks.set_one(index, mark)
+        if before is None:
+            return True
+        if before is mark:
             return False
-        self._marks[index] = number
-        self.open -= 1
-        return True
-
-    def unsettled(self, start: int = 0) -> list[Range]:
-        """The messages from `start` on that were not settled."""
-        if self._marks is None:
-            return [(start, self.count)] if start < self.count else []
-        return ranges_of(self._marks, 0, start, self.count)
-
-    def _acked(self) -> list[Range]:
-        if self._marks is None:
-            return []
-        return ranges_of(self._marks, _NUMBERS[Ack], self.first, self.count)
+        where = f"the message at offset {self.offset_of(index)}"
+        if before is Mark.LAPSED:
+            raise ReservationExpired(f"{where} was held for longer than `max_lease_ms`")
+        raise AlreadySettled(f"{where} was settled in another way, or has gone back")
 
 
 class Delivery:
@@ -355,26 +370,3 @@ def _dead_letter(why: str) -> DeadLetter:
     return DeadLetter(
         reason=check_str("why", why).encode()[:_WHY_BYTES_MAX].decode(errors="ignore")
     )
-
-
-def ranges_of(marks: bytearray, number: int, start: int, end: int) -> list[Range]:
-    """Stretches of a number, as (first, last + 1)."""
-    ranges: list[Range] = []
-    while (first := marks.find(number, start, end)) >= 0:
-        last = first
-        while last < end and marks[last] == number:
-            last += 1
-        ranges.append((first, last))
-        start = last
-    return ranges
-
-
-def merge(ranges: Sequence[Range]) -> list[Range]:
-    """The same messages in as few ranges as there can be."""
-    merged: list[Range] = []
-    for start, end in sorted(ranges):
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((start, end))
-    return merged

@@ -1,4 +1,4 @@
-"""The loss of an exclusive queue, as the application is told of it."""
+"""The loss of an exclusive queue, as the application is notified of it."""
 
 from collections.abc import Callable
 from enum import StrEnum

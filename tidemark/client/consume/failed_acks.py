@@ -1,7 +1,7 @@
-"""Acks that failed: told to the application, logged at a limited rate, kept for the next flush.
+"""Acks that failed: reported to the application, logged at a limited rate, kept for the next flush.
 
-An ack is not waited for, so its failure has no caller to raise in. Owns what has failed since the
-last flush of one subscription; it repeats nothing.
+The caller of an ack does not wait for its result, so a failure cannot be raised there. Owns the
+failures since the last flush of one subscription; it repeats nothing.
 """
 
 import logging
@@ -41,7 +41,7 @@ class FailedAcks:
         self._closed = False
 
     def add(self, batch: DeliveryBatch, ranges: Sequence[Range], error: TidemarkError) -> None:
-        """An ack that nobody waits for has failed; `ranges` are its messages, none are all."""
+        """An ack failed that no caller waits for; `ranges` are its messages, none mean all."""
         messages = sum(end - start for start, end in ranges) or batch.count
         self._first = self._first or error
         self._messages += messages
@@ -55,12 +55,12 @@ class FailedAcks:
         self.log()
 
     def close(self) -> None:
-        """Log what has gathered; failures from now on are logged one by one."""
+        """Log the failures so far; later ones are logged one by one."""
         self._closed = True
         self.log()
 
     def log(self) -> None:
-        """Log what has gathered, if it is time to."""
+        """Log the failures so far, if it is time to."""
         if self._unlogged_first is None:
             return
         now_ms, since_ms = self._clock.monotonic_ms(), self._logged_at_ms
@@ -107,7 +107,7 @@ def explained(
 
 
 def call_back(callback: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call what the user gave; its mistakes are its own and stop nothing here."""
+    """Call a function of the user; its errors are logged and stop nothing here."""
     try:
         callback(*args, **kwargs)
     except Exception:

@@ -1,8 +1,8 @@
 """A feed: the part of a subscription that one broker serves.
 
-Owns the consumer on the session, its credit, and what is subscribed there. After a reconnect it
-confirms what it held with the epochs it had and never subscribes again (E7); what was taken by
-another client meanwhile is lost, and said so.
+Owns the consumer on the session, its credit, and its subscriptions. After a reconnect it confirms
+the queues that it held with the epochs it had and never subscribes again (E7); the subscription is
+notified of queues that another client has taken meanwhile.
 """
 
 import asyncio
@@ -11,9 +11,13 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
+from tidemark.client.consume.buffer import Buffer
+from tidemark.client.consume.credit import Credit
 from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.eviction import Eviction, EvictionReason
 from tidemark.client.consume.failed_acks import FailedAcks
+from tidemark.client.consume.hand_outs import HandOuts, Totals
+from tidemark.client.consume.renewals import Renewals
 from tidemark.client.consume.settlements import Settlements
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
@@ -30,10 +34,15 @@ _ACTIVE: Final = subscription_pb2.SUBSCRIPTION_STATE_ACTIVE
 _RESYNC: Final = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 
 
-class Owner(Protocol):
+class FeedHost(Protocol):
     """The subscription that a feed is part of."""
 
+    buffer: Buffer
+
+    @property
+    def has_one_feed(self) -> bool: ...
     def arrived(self, feed: "Feed", batch: DeliveryBatch) -> None: ...
+    def renew_sooner(self) -> None: ...
     def interrupted(self, feed: "Feed") -> None: ...
     def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
     def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
@@ -45,40 +54,54 @@ class Feed(SessionPart):
 
     def __init__(
         self,
-        owner: Owner,
+        host: FeedHost,
         connection: Connection,
         identity: Identity,
         *,
         group: str,
-        credit: int,
+        credit: int | None,
         visibility_ms: int,
+        max_lease_ms: int,
         failed_acks: FailedAcks,
     ) -> None:
         self.connection = connection
         self.epochs: dict[str, int] = {}
         """What is subscribed here: lmq_name and owner epoch, 0 on shared queues."""
         self.settlements = Settlements(connection, identity, self.returned, failed_acks)
-        self._owner = owner
+        self.credit = Credit(credit)
+        self.renewals = Renewals(
+            identity.clock,
+            visibility_ms=visibility_ms,
+            max_lease_ms=max_lease_ms,
+            lapsed=self.settlements.lapse,
+            ended=self._ended,
+        )
+        self._host = host
         self._identity = identity
         self._group = group
-        self._credit = credit
         self._visibility_ms = visibility_ms
         self._held: dict[DeliveryBatch, int] = {}
-        """What arrived, and how many messages of it are not settled: they use up credit."""
-        self._to_give = 0
+        """What arrived, and how many messages of it are not settled."""
+        self._unsettled = 0
+        """The number of all these messages."""
+        self.hand_outs = HandOuts()
         self._consumer_id = 0
         self._session: Session | None = None
         self._syncing = asyncio.Lock()
         self._backoff = Backoff(identity.random)
         self._resyncing: asyncio.Task[None] | None = None
         self._leaving = False
+        self.paused = False
+        """Whether the application takes nothing: it gets no more messages until it asks again."""
+        self._stopped = False
+        """Whether the broker knows that."""
 
     # --- subscriptions -------------------------------------------------------------------------
 
     async def subscribe(
         self, lmq_names: Iterable[str], session: Session
     ) -> dict[str, TidemarkError]:
-        """Ask for queues, as the user did; returns why some of them can not be had."""
+        """Subscribe to queues for the user; returns the refusals."""
         refused: dict[str, TidemarkError] = {}
         async with self._syncing:
             for result in await self._sync(session, _ADD, dict.fromkeys(lmq_names, 0)):
@@ -87,6 +110,13 @@ class Feed(SessionPart):
                 else:
                     self.epochs[result.lmq_name] = result.epoch
         return refused
+
+    def stop(self) -> None:
+        """Have no more messages delivered: those given back from now on are for others."""
+        self._leaving = True
+        if self._session is not None and self._consumer_id:
+            with suppress(TidemarkError):
+                self._session.stop_consumer(self._consumer_id)
 
     async def leave(self) -> None:
         """Leave every queue, once what is being settled has its answers."""
@@ -103,7 +133,7 @@ class Feed(SessionPart):
                 await self.settlements.flush()  # what arrived meanwhile
 
     def close(self) -> None:
-        """End the consumer, however far it came with leaving: nothing is taken or said any more."""
+        """End the consumer at once, also while it is leaving: nothing more is received or sent."""
         self._leaving = True
         if self._resyncing is not None:
             self._resyncing.cancel()
@@ -125,20 +155,21 @@ class Feed(SessionPart):
 
     async def _resync(self, session: Session) -> None:
         """Confirm what was held, until each queue is confirmed, lost or moved."""
-        with suppress(TidemarkError):  # the session is gone: the next one begins anew
+        with suppress(TidemarkError):  # the session is gone: the next one resyncs from the start
             while self.epochs and self._session is session:
                 async with self._syncing:
-                    passing = self._heard(await self._sync(session, _CONFIRM, self.epochs))
-                if passing is None:
+                    results = await self._sync(session, _CONFIRM, self.epochs)
+                    transient = self._apply_resync(results)
+                if transient is None:
                     self._backoff.reset()
                     return
-                wait_ms = self._backoff.next_ms(passing.retry_after_ms or 0)
+                wait_ms = self._backoff.next_ms(transient.retry_after_ms or 0)
                 await self._identity.clock.sleep_ms(wait_ms)
 
-    def _heard(
+    def _apply_resync(
         self, results: Iterable[subscription_pb2.SubscriptionResult]
     ) -> TidemarkError | None:
-        """Take the results of a resync; returns why it must be repeated."""
+        """Apply the results of a resync; returns why it must be repeated."""
         again: TidemarkError | None = None
         for result in results:
             epoch = self.epochs.get(result.lmq_name)
@@ -148,12 +179,12 @@ class Feed(SessionPart):
                 error = from_status(result.error)
                 if isinstance(error, NotOwner) and error.metadata.get("owner"):
                     del self.epochs[result.lmq_name]
-                    self._owner.moved(self, result.lmq_name, epoch, error.metadata["owner"])
+                    self._host.moved(self, result.lmq_name, epoch, error.metadata["owner"])
                 elif is_transient(error):
                     again = error
                 else:
                     del self.epochs[result.lmq_name]
-                    self._owner.failed(error)
+                    self._host.failed(error)
             elif result.state != _ACTIVE:
                 self._lose(result.lmq_name, result.epoch, result.state)
         return again
@@ -172,10 +203,10 @@ class Feed(SessionPart):
     def _lose(
         self, lmq_name: str, epoch: int, state: subscription_pb2.SubscriptionState.ValueType
     ) -> None:
-        """The queue is reported, confirmed and subscribed to no longer."""
+        """The queue belongs to another client."""
         if self.epochs.pop(lmq_name, None) is not None:
             eviction = Eviction(lmq_name, self._group, epoch, EvictionReason.of(state))
-            self._owner.lost(self, eviction)
+            self._host.lost(self, eviction)
 
     # --- deliveries and credit -----------------------------------------------------------------
 
@@ -185,14 +216,25 @@ class Feed(SessionPart):
         assert session is not None, "deliveries come on a session"
         now_ms = self._identity.clock.monotonic_ms()
         batch = DeliveryBatch(delivery, self.settlements, session.welcome.session_id, now_ms)
+        self.hand_outs.arrived(batch)
         self._held[batch] = batch.count
-        self._owner.arrived(self, batch)
+        self._unsettled += batch.count
+        self.credit.used(batch.count)
+        if self.renewals.arrived(batch, now_ms):
+            self._host.renew_sooner()
+        self._host.arrived(self, batch)
+
+    def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
+        """Called by the session: the broker has confirmed a report."""
+        totals = Totals(report.messages, report.deliveries, report.first_attempts)
+        self.hand_outs.confirmed(report.number, totals)
+        self._host.buffer.wake_up()
 
     def end(self, error: TidemarkError) -> None:
-        """Called by the session when it ends; the connection says the same."""
+        """Called by the session when it ends; `disconnected` does the work."""
 
     def returned(self, batch: DeliveryBatch, messages: int) -> None:
-        """Messages are no longer held here: as many more may come."""
+        """Messages are settled or gone: they no longer use up credit."""
         left = self._held.get(batch)
         if left is None:
             return
@@ -200,16 +242,31 @@ class Feed(SessionPart):
             self._held[batch] = left - messages
         else:
             del self._held[batch]
-        self._to_give += min(left, messages)
+        self._unsettled -= min(left, messages)
 
     def expire(self, now_ms: int) -> None:
-        """What ran out unsettled is held no longer: its handler may never come back to it."""
+        """Drop batches whose reservation has expired: their handlers may never settle them."""
         self.settlements.expire(now_ms)
         for batch, left in list(self._held.items()):
             if batch.deadline_ms <= now_ms:
                 self.returned(batch, left)
-        if self._to_give:
+                self.connection.wake()
+
+    def renew(self, now_ms: int) -> None:
+        """Renew the reservations of messages that wait here or are being handled."""
+        if self.renewals.run_once(self._held, now_ms):
             self.connection.wake()
+
+    def check_hand_outs(self) -> None:
+        """Take back what was reported ahead of a handler that has become slow. Called regularly."""
+        if self.hand_outs.run_once(*self._waiting()):
+            self.connection.wake()
+
+    def _ended(self, batch: DeliveryBatch) -> None:
+        """A reservation is gone: its messages that wait here are not handed out any more."""
+        self._host.buffer.remove(lambda other: other is batch)
+        self.returned(batch, batch.count)
+        self.connection.wake()
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int = 0) -> None:
         """Settle what is left of a batch from `start` on, if it is one of this feed."""
@@ -229,31 +286,72 @@ class Feed(SessionPart):
 
     def prepare(self, session: Session) -> bool:
         more = self.settlements.prepare(session)
-        if self._to_give and not self._leaving:
-            session.give_credit(self._consumer_id, self._to_give)
-            self._to_give = 0
+        more = self.renewals.prepare(session) or more
+        if self._leaving:
+            return more
+        self._prepare_credit(session)
+        report = self.hand_outs.report(*self._waiting())
+        if report is not None:
+            session.report_hand_outs(
+                broker_pb2.HandOuts(
+                    consumer_id=self._consumer_id,
+                    number=report.number,
+                    urgent=report.urgent,
+                    **report.totals._asdict(),
+                )
+            )
         return more
+
+    def _prepare_credit(self, session: Session) -> None:
+        if not self.paused:
+            granted = self._grant()
+            if granted or self._stopped:
+                session.give_credit(self._consumer_id, granted)
+        elif not self._stopped:
+            session.stop_consumer(self._consumer_id)
+        self._stopped = self.paused
+
+    def _grant(self) -> int:
+        buffer = self._host.buffer
+        waiting = buffer.waiting_for_one + buffer.waiting_for_batch
+        return self.credit.grant(self._unsettled, buffer.messages, waiting)
+
+    def _waiting(self) -> tuple[int, int]:
+        """Tasks that wait for a message or a batch, where those can only come from this feed.
+
+        With several feeds, each would report the same tasks ahead, and a client that is killed
+        would be charged for messages of all of them.
+        """
+        buffer = self._host.buffer
+        return (
+            (buffer.waiting_for_one, buffer.waiting_for_batch)
+            if self._host.has_one_feed
+            else (0, 0)
+        )
 
     def connected(self, session: Session) -> None:
         self._session = session
-        self._to_give = 0
         self._consumer_id = 0
+        self.hand_outs = HandOuts()
+        self.credit.reset()
+        self._stopped = False
         if self._leaving:
-            return  # only what was settled still has to be said
+            return  # it only sends the settlements that are left
         self._consumer_id = session.open_taker(
             self,
             self._group,
-            credit=max(0, self._credit - sum(self._held.values())),
+            credit=0 if self.paused else self._grant(),
             visibility_ms=self._visibility_ms,
+            reports_hand_outs=True,
         )
         self._start_resync()
 
     def disconnected(self, error: TidemarkError) -> None:
         self._session = None
-        self._owner.interrupted(self)
+        self._host.interrupted(self)
 
     def failed(self, error: TidemarkError) -> None:
-        self._owner.failed(error)
+        self._host.failed(error)
 
     def held(self) -> broker_pb2.HeldSubscriptions | None:
         owned = {name: epoch for name, epoch in self.epochs.items() if epoch}
@@ -269,7 +367,7 @@ class Feed(SessionPart):
             return
         epoch = self.epochs.get(notice.lmq_name)
         if notice.group != self._group or epoch is None or 0 < notice.epoch <= epoch:
-            return  # not ours, or said before we took it (back)
+            return  # another group's, or sent before this client took the queue (back)
         if notice.state == _RESYNC:
             self._start_resync()
         else:
@@ -282,9 +380,9 @@ class Feed(SessionPart):
         for lmq_name, epoch in list(self.epochs.items()):
             if partition_of(lmq_name, partitions) == go_away.partition and go_away.address:
                 del self.epochs[lmq_name]
-                self._owner.moved(self, lmq_name, epoch, go_away.address)
-        self._start_resync()  # if it is not known where to, that is asked
+                self._host.moved(self, lmq_name, epoch, go_away.address)
+        self._start_resync()  # it finds the new broker where the address is not known
 
     def session_error(self, error: broker_pb2.SessionError) -> None:
         if error.consumer_id == self._consumer_id:
-            self._owner.failed(from_status(error.error))
+            self._host.failed(from_status(error.error))

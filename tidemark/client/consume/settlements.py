@@ -1,4 +1,4 @@
-"""Settling: what is said about deliveries, gathered and repeated until it has a definite answer.
+"""Settlements of deliveries, gathered and repeated until each has a definite result.
 
 Acks of one batch travel as ranges of one settlement, without a future for each. A settlement goes
 by tag on the session that brought the delivery, and by receipt on any other. It never decides what
@@ -14,10 +14,11 @@ from opentelemetry.trace import Span
 
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
-from tidemark.api.broker.v1.message_pb2 import Ack, Extend
+from tidemark.api.broker.v1.message_pb2 import Ack, Extend, Nack
 from tidemark.client.arguments import not_encoded
-from tidemark.client.consume.delivery import DeliveryBatch, merge
+from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.failed_acks import FailedAcks, explained
+from tidemark.client.consume.marks import merge
 from tidemark.client.spans import begin_settle
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action, Range, settlement_of
@@ -28,6 +29,7 @@ from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import messaging
 
 _ACK: Final = Ack()
+_FAILED: Final = Nack()
 
 
 class _Settling:
@@ -79,7 +81,7 @@ class Settlements:
         self._quiet.set()
         self._closed = False
 
-    # --- what deliveries say -------------------------------------------------------------------
+    # --- requests of deliveries ----------------------------------------------------------------
 
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         """Gather acks until the next frame; no ranges are the whole batch."""
@@ -100,6 +102,7 @@ class Settlements:
         result = await self._settle(batch, action, ranges)
         if isinstance(action, Extend):
             batch.deadline_ms = self._clock.monotonic_ms() + result.visibility_ms
+            batch.extended_until_ms = batch.deadline_ms
         return result
 
     async def ack_again(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
@@ -128,10 +131,16 @@ class Settlements:
         return await answer
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int) -> None:
-        """What was not settled goes back; whether that works is nobody's concern any more."""
+        """Give back the messages from `start` on that are not settled; a failure is ignored."""
         ranges = batch.mark(action, start)
         if ranges is not None:
             self._put(_Settling(batch, action, ranges))
+
+    def lapse(self, batch: DeliveryBatch, end: int) -> None:
+        """Give back the messages before `end` as failed: their lease is over."""
+        ranges = batch.lapse(end)
+        if ranges:
+            self._put(_Settling(batch, _FAILED, ranges))
 
     async def flush(self) -> None:
         """Return once every settlement has its answer, whatever it is."""
@@ -168,7 +177,7 @@ class Settlements:
         return bool(self._to_send)
 
     def expire(self, now_ms: int) -> None:
-        """Whoever waits for a settlement that can no longer be made is told."""
+        """Fail the settlements whose reservation has expired before they were sent."""
         waiting = [*self._to_send, *self._later]
         waiting += [_Settling(batch, _ACK, ranges) for batch, ranges in self._acks.items()]
         for each in waiting:

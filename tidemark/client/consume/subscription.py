@@ -1,7 +1,7 @@
 """A subscription: deliveries of some queues to this client, for as long as it is open.
 
-Owns what has arrived and was not handed out yet, and what becomes of it when the connection is lost
-or a queue is taken by another client. It draws from one feed per broker, usually from one.
+Owns the messages that were not handed out yet, also when the connection is lost or another client
+takes a queue. It has one feed for each broker that serves some of the queues, usually one.
 """
 
 import asyncio
@@ -24,6 +24,9 @@ from tidemark.errors import ClientClosed, NotOwner, TidemarkError, Unavailable
 _FAILED: Final = Nack()
 _NOT_TRIED: Final = Release()
 _TICK_MS: Final = 500
+_WAIT_MS_MAX: Final = 60_000
+"""How long a message may wait here, whatever the credit: then it is left to other consumers."""
+
 _LEAVE_TIMEOUT_MS: Final = 5_000
 
 _log = logging.getLogger(__name__)
@@ -49,8 +52,9 @@ class Subscription:
         lmq_names: Sequence[str],
         *,
         group: str,
-        credit: int,
+        credit: int | None,
         visibility_ms: int,
+        max_lease_ms: int,
         timeout_ms: int,
         on_evicted: OnEvicted | None,
         on_settle_failed: SettleFailed | None,
@@ -63,13 +67,15 @@ class Subscription:
         self._wanted = list(dict.fromkeys(lmq_names))
         self._credit = credit
         self._visibility_ms = visibility_ms
+        self._max_lease_ms = max_lease_ms
         self._timeout_ms = timeout_ms
         self._on_evicted = on_evicted
         self._failed_acks = FailedAcks(self._clock, on_settle_failed)
         self._on_closed = on_closed
         self._feeds: dict[str, Feed] = {}
-        """By the address of a named owner; "" is home."""
-        self._buffer = Buffer(self._clock, self._check_open)
+        """By the address of the broker; "" is the one that the client is connected to."""
+        self.buffer = Buffer(self._clock, self)
+        self._sooner = asyncio.Event()
         self._error: TidemarkError | None = None
         self._opened = self._closed = False
         self._ticking: asyncio.Task[None] | None = None
@@ -80,6 +86,11 @@ class Subscription:
         if self._ticking is None:  # not subscribed yet: it is asking for all of them
             return self._wanted
         return [name for feed in self._feeds.values() for name in feed.epochs]
+
+    @property
+    def has_one_feed(self) -> bool:
+        """Whether all of its queues are served by one broker."""
+        return sum(1 for feed in self._feeds.values() if feed.epochs) == 1
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -112,6 +123,8 @@ class Subscription:
         feeds = list(self._feeds.values())
         try:
             for feed in feeds:
+                feed.stop()
+            for feed in feeds:
                 self._give_back_untouched(feed)
                 for batch in feed.batches:
                     feed.give_back(batch, _FAILED)
@@ -119,7 +132,7 @@ class Subscription:
                     await self._clock.wait_for(feed.leave(), _LEAVE_TIMEOUT_MS)
         finally:
             for feed in feeds:
-                feed.close()  # before anything waits: whoever closes may be cancelled
+                feed.close()  # before anything waits: the caller may be cancelled
             self._failed_acks.close()
             async with AsyncExitStack() as leaving:
                 for feed in feeds:
@@ -137,7 +150,7 @@ class Subscription:
     def _stop(self) -> None:
         self._closed = True
         self._on_closed(self)
-        self._buffer.check()
+        self.buffer.wake_up()
         if self._ticking is not None:
             self._ticking.cancel()
 
@@ -152,7 +165,7 @@ class Subscription:
         self._failed_acks.raise_first()
 
     async def _subscribe(self) -> None:
-        """Ask until every queue has an answer that will not change; raises the first refusal."""
+        """Repeat until every queue is subscribed; raises the first refusal that will not pass."""
         backoff = Backoff(self._identity.random)
         wanted = {"": self._wanted}
         while True:
@@ -177,7 +190,7 @@ class Subscription:
             await self._clock.sleep_ms(backoff.next_ms())
 
     def _feed(self, owner: str) -> Feed:
-        """The feed of a named owner, or of home."""
+        """The feed of a named broker, or of home."""
         feed = self._feeds.get(owner)
         if feed is None:
             feed = self._feeds[owner] = Feed(
@@ -187,17 +200,52 @@ class Subscription:
                 group=self.group,
                 credit=self._credit,
                 visibility_ms=self._visibility_ms,
+                max_lease_ms=self._max_lease_ms,
                 failed_acks=self._failed_acks,
             )
             feed.connection.attach(feed)
         return feed
 
     async def _tick(self) -> None:
+        tick_ms = self._clock.monotonic_ms() + _TICK_MS
         while True:
-            await self._clock.sleep_ms(_TICK_MS)
+            due = [feed.renewals.due_ms for feed in self._feeds.values()]
+            next_ms = min([tick_ms, *(each for each in due if each is not None)])
+            self._sooner.clear()
+            with suppress(TimeoutError):
+                wait_ms = next_ms - self._clock.monotonic_ms()
+                await self._clock.wait_for(self._sooner.wait(), max(wait_ms, 1))
+                continue
+            now_ms = self._clock.monotonic_ms()
             for feed in self._feeds.values():
-                feed.expire(self._clock.monotonic_ms())
-            self._failed_acks.log()
+                feed.renew(now_ms)
+            if now_ms >= tick_ms:
+                tick_ms = now_ms + _TICK_MS
+                self._run_once(now_ms)
+
+    def _run_once(self, now_ms: int) -> None:
+        for feed in self._feeds.values():
+            feed.expire(now_ms)
+            feed.check_hand_outs()
+        self._failed_acks.log()
+        first = self.buffer.first
+        if first is not None:
+            self._leave_to_others(now_ms - first.arrived_ms)
+
+    def _leave_to_others(self, waited_ms: int) -> None:
+        """Release what a slow handler does not get to, the last first, to keep the order."""
+        for feed in self._feeds.values():
+            feed.credit.waited(waited_ms)
+        buffered = self.buffer.messages
+        if waited_ms > _WAIT_MS_MAX:
+            too_many = buffered
+            for feed in self._feeds.values():
+                feed.paused = True
+        else:
+            too_many = min(feed.credit.excess(buffered) for feed in self._feeds.values())
+        for batch, start in self.buffer.remove_last(too_many):
+            for feed in self._feeds.values():
+                feed.give_back(batch, _NOT_TRIED, start)
 
     # --- handing out ---------------------------------------------------------------------------
 
@@ -205,34 +253,56 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Delivery:
-        return await self._buffer.next_delivery()
+        return await self.buffer.next_delivery()
 
     async def batches(self) -> AsyncGenerator[DeliveryBatch, None]:
         """Deliveries as they arrive: a whole run, or a slice of one, at a time."""
         with suppress(StopAsyncIteration):
             while True:
-                yield await self._buffer.next_batch()
+                yield await self.buffer.next_batch()
 
-    def _check_open(self) -> None:
+    def wanted(self) -> None:
+        """A task waits: for a message, or for the confirmation of its hand-out."""
+        starving = self.buffer.first is None
+        now_ns = self._clock.monotonic_ns()
+        for feed in self._feeds.values():
+            feed.paused = False
+            feed.hand_outs.paused(now_ns)
+            if starving:
+                busy_ms = self._clock.monotonic_ms() - self.buffer.last_taken_ms
+                feed.credit.starved(busy_ms, self.buffer.last_taken)
+            feed.connection.wake()
+
+    def served(self) -> None:
+        """A task that waited has its message."""
+        now_ns = self._clock.monotonic_ns()
+        for feed in self._feeds.values():
+            feed.hand_outs.resumed(now_ns)
+
+    def renew_sooner(self) -> None:
+        """A reservation has arrived that must be renewed sooner than the others."""
+        self._sooner.set()
+
+    def check_open(self) -> None:
         """Raise once nothing more will arrive: the error, or the end of the iteration."""
         if self._error is not None:
             raise self._error
         if self._closed or not self.lmq_names:
             raise StopAsyncIteration
 
-    # --- what feeds say ------------------------------------------------------------------------
+    # --- events of feeds -----------------------------------------------------------------------
 
     def arrived(self, feed: Feed, batch: DeliveryBatch) -> None:
         if self._closed:
             feed.give_back(batch, _NOT_TRIED)
             return
-        self._buffer.add(batch)
+        self.buffer.add(batch)
 
     def interrupted(self, feed: Feed) -> None:
-        """The session is gone: what was not handed out comes again, on the next one."""
+        """The session is gone: what was not handed out is delivered again on the next one."""
         self._give_back_untouched(feed)
         if not feed.connection.home and not self._closed:
-            # The named owner is gone: home knows who owns its queues now.
+            # The named broker is gone: home knows which one serves its queues now.
             home = self._feed("")
             epochs, feed.epochs = feed.epochs, {}
             for lmq_name, epoch in epochs.items():
@@ -241,13 +311,13 @@ class Subscription:
     def lost(self, feed: Feed, eviction: Eviction) -> None:
         """Another client has the queue: what waits here of it is fenced."""
         lmq_name = eviction.lmq_name
-        self._buffer.remove(lambda batch: batch.lmq_name == lmq_name)
+        self.buffer.remove(lambda batch: batch.lmq_name == lmq_name)
         for batch in feed.batches:
             if batch.lmq_name == lmq_name:
                 feed.returned(batch, batch.count)
-        self._buffer.check()
+        self.buffer.wake_up()
         if eviction.reason is EvictionReason.REPLACED:
-            # Two processes that restart each other would go on for ever, so neither tries again.
+            # Two processes would take it from each other endlessly, so neither tries again.
             _log.warning(
                 "another process with this client_id has taken the queue; give each its own",
                 extra={"queue": lmq_name, "client_id": self._identity.client_id},
@@ -260,9 +330,9 @@ class Subscription:
 
     def failed(self, error: TidemarkError) -> None:
         self._error = self._error or error
-        self._buffer.check()
+        self.buffer.wake_up()
 
     def _give_back_untouched(self, feed: Feed) -> None:
         """Release what was not handed out, also the rest of the batch that is being looped over."""
-        for batch, handed_out in self._buffer.remove(feed.holds):
-            feed.give_back(batch, _NOT_TRIED, handed_out)
+        for batch in self.buffer.remove(feed.holds):
+            feed.give_back(batch, _NOT_TRIED, batch.handed_out)

@@ -100,6 +100,7 @@ class Session:
         self._settles = PendingCalls[SettleResult]()
         self._syncs = PendingCalls[subscription_pb2.SubscriptionSyncResult]()
         self._opens = PendingCalls[broker_pb2.OpenPublisherResult]()
+        self._renewals = PendingCalls[broker_pb2.RenewalResult]()
         self._consumers: dict[int, Taker] = {}
         self._last_consumer_id = 0
         self._outgoing = Outgoing()
@@ -212,7 +213,13 @@ class Session:
         return consumer
 
     def open_taker(
-        self, taker: Taker, group: str, *, credit: int = 0, visibility_ms: int = 0
+        self,
+        taker: Taker,
+        group: str,
+        *,
+        credit: int = 0,
+        visibility_ms: int = 0,
+        reports_hand_outs: bool = False,
     ) -> int:
         """The same with the caller's taker; returns the consumer's id."""
         self._check_open()
@@ -220,13 +227,35 @@ class Session:
         consumer_id = self._last_consumer_id
         self._consumers[consumer_id] = taker
         self._outgoing.parts.open_consumers.add(
-            consumer_id=consumer_id, group=group, credit=credit, visibility_ms=visibility_ms
+            consumer_id=consumer_id,
+            group=group,
+            credit=credit,
+            visibility_ms=visibility_ms,
+            reports_hand_outs=reports_hand_outs,
         )
         return consumer_id
 
     def give_credit(self, consumer_id: int, messages: int) -> None:
         self._check_open()
         self._outgoing.parts.credits.add(consumer_id=consumer_id, messages=messages)
+
+    def stop_consumer(self, consumer_id: int) -> None:
+        """Let nothing more be sent to a consumer; its queues stay its own."""
+        self._check_open()
+        self._outgoing.parts.credits.add(consumer_id=consumer_id, stop=True)
+
+    def report_hand_outs(self, report: broker_pb2.HandOuts) -> None:
+        """Report what may be handed out; the confirmation goes to the taker of the consumer."""
+        self._check_open()
+        self._outgoing.parts.hand_outs.append(report)
+
+    def submit_renewal(
+        self, renewal: broker_pb2.Renewal
+    ) -> "asyncio.Future[broker_pb2.RenewalResult]":
+        """Ask for more time; the result comes later."""
+        renewal.request_id = self._next_id()
+        self._outgoing.parts.renewals.append(renewal)
+        return self._renewals.expect(renewal.request_id)
 
     def close_consumer(self, consumer_id: int) -> None:
         """Close a consumer; deliveries that still arrive for it are released."""
@@ -340,6 +369,12 @@ class Session:
             self._syncs.answer(synced.request_id, synced)
         for opened in frame.publishers:
             self._opens.answer(opened.request_id, opened)
+        for renewed in frame.renewed:
+            self._renewals.answer(renewed.request_id, renewed)
+        for report in frame.hand_outs:  # before the deliveries that they may concern
+            taker = self._consumers.get(report.consumer_id)
+            if taker is not None:
+                taker.hand_outs_noted(report)
         for delivery in frame.deliveries:
             consumer = self._consumers.get(delivery.consumer_id)
             if consumer is not None:
@@ -357,7 +392,13 @@ class Session:
         if self._ended is not None:
             return
         self._ended = error
-        for pending in (self._publishes, self._settles, self._syncs, self._opens):
+        for pending in (
+            self._publishes,
+            self._settles,
+            self._syncs,
+            self._opens,
+            self._renewals,
+        ):
             pending.fail(error)
         for consumer in self._consumers.values():
             consumer.end(error)

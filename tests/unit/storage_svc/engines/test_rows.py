@@ -46,6 +46,7 @@ def reservations(draw: st.DrawFn) -> Reservation:
         owner_epoch=draw(U64),
         session_id=draw(U64),
         broker_incarnation=draw(U64),
+        given_messages=draw(st.integers(0, 2**32 - 1)),
         open_spans=draw(st.lists(SPANS, max_size=4)),
         done=draw(st.lists(st.tuples(OFFSETS, OFFSETS, st.sampled_from(Ending)), max_size=4)),
     )

@@ -103,6 +103,7 @@ class OpenConsumer(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     VISIBILITY_MS_FIELD_NUMBER: _builtins.int
+    REPORTS_HAND_OUTS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
     """Number chosen by the client, from 1, unique on the session."""
     group: _builtins.str
@@ -113,6 +114,11 @@ class OpenConsumer(_message.Message):
     """Reservation time for its deliveries, in milliseconds. 50 to 43 200 000. Default 0: the
     topic's visibility timeout.
     """
+    reports_hand_outs: _builtins.bool
+    """True: the client reports what it hands out to the application, by `SessionRequest.hand_outs`,
+    before it hands it out. An expiry or a disconnect then costs an attempt only for what was
+    reported. Default false: everything that is delivered counts as given to the application.
+    """
     def __init__(
         self,
         *,
@@ -120,14 +126,198 @@ class OpenConsumer(_message.Message):
         group: _builtins.str = ...,
         credit: _builtins.int = ...,
         visibility_ms: _builtins.int = ...,
+        reports_hand_outs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "group", b"group", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "group", b"group", "reports_hand_outs", b"reports_hand_outs", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenConsumer: _TypeAlias = OpenConsumer  # noqa: Y015
+
+@_typing.final
+class HandOuts(_message.Message):
+    """How far the client may hand out the deliveries of a consumer to the application. The figures are
+    totals since the consumer was opened and count in the order of delivery. Every message below any
+    of them that is not settled counts as given, whether it was handed out or not. The broker confirms
+    a report by sending it back: the client hands nothing out beyond the confirmed totals. A later
+    report may take totals back, to no less than was handed out; from then on the client ignores
+    confirmations of earlier reports. Only for consumers with `reports_hand_outs`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    FIRST_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    URGENT_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    consumer_id: _builtins.int
+    """The consumer."""
+    messages: _builtins.int
+    """Messages."""
+    deliveries: _builtins.int
+    """Deliveries, each with all of its messages."""
+    first_attempts: _builtins.int
+    """Messages, of which those with an `attempt_count` or with `last_attempt` do not count as given.
+    Lets a client that hands out quickly report far ahead: an attempt that a message is charged by
+    mistake is its first, and not its last.
+    """
+    urgent: _builtins.bool
+    """True: the client waits for the confirmation, so the broker sends it at once. Default false: it
+    travels with whatever is sent next.
+    """
+    number: _builtins.int
+    """Chosen by the client, growing."""
+    def __init__(
+        self,
+        *,
+        consumer_id: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        deliveries: _builtins.int = ...,
+        first_attempts: _builtins.int = ...,
+        urgent: _builtins.bool = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "deliveries", b"deliveries", "first_attempts", b"first_attempts", "messages", b"messages", "number", b"number", "urgent", b"urgent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOuts: _TypeAlias = HandOuts  # noqa: Y015
+
+@_typing.final
+class Renewal(_message.Message):
+    """Gives reservations more time, many at once: from now until the visibility timeout. Never shortens
+    the time that one has.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DELIVERY_TAGS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    VISIBILITY_MS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """Number chosen by the client; the result carries it."""
+    visibility_ms: _builtins.int
+    """Time until they expire, in milliseconds. 50 to 43 200 000. Default 0: the visibility timeout of
+    the topic of each. Out of range: all are refused with INVALID_ARGUMENT.
+    """
+    @_builtins.property
+    def delivery_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Deliveries of this session."""
+
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldReceipt]:
+        """Reservations of earlier sessions."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        delivery_tags: _abc.Iterable[_builtins.int] | None = ...,
+        receipts: _abc.Iterable[Global___HeldReceipt] | None = ...,
+        visibility_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_tags", b"delivery_tags", "receipts", b"receipts", "request_id", b"request_id", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Renewal: _TypeAlias = Renewal  # noqa: Y015
+
+@_typing.final
+class HeldReceipt(_message.Message):
+    """A reservation that the client holds from an earlier session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    GIVEN_MESSAGES_FIELD_NUMBER: _builtins.int
+    receipt: _builtins.bytes
+    """Which."""
+    given_messages: _builtins.int
+    """How many of its messages, from the first, were given to the application. 0 to the number of its
+    messages.
+    """
+    def __init__(
+        self,
+        *,
+        receipt: _builtins.bytes = ...,
+        given_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_messages", b"given_messages", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldReceipt: _TypeAlias = HeldReceipt  # noqa: Y015
+
+@_typing.final
+class RenewalResult(_message.Message):
+    """The outcome of a renewal, sent after its commit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """The `request_id` of the renewal."""
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRenewal]:
+        """Those that were not renewed. Default empty: all were."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        refused: _abc.Iterable[Global___RefusedRenewal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewalResult: _TypeAlias = RenewalResult  # noqa: Y015
+
+@_typing.final
+class RefusedRenewal(_message.Message):
+    """A reservation that was not renewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERY_TAG_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    delivery_tag: _builtins.int
+    """The delivery, where it was named by its tag. Default 0."""
+    receipt: _builtins.bytes
+    """The reservation, where it was named by its receipt. Default empty."""
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why: the reasons of SettleResult."""
+
+    def __init__(
+        self,
+        *,
+        delivery_tag: _builtins.int = ...,
+        receipt: _builtins.bytes = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_tag", b"delivery_tag", "error", b"error", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedRenewal: _TypeAlias = RefusedRenewal  # noqa: Y015
 
 @_typing.final
 class ConsumerCredit(_message.Message):
@@ -138,22 +328,29 @@ class ConsumerCredit(_message.Message):
     CONSUMER_ID_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
     """The consumer."""
     messages: _builtins.int
     """Additional messages that may be delivered. 0 to 1 000 000."""
     close: _builtins.bool
     """True closes the consumer: no further deliveries. Its reservations can still be settled."""
+    stop: _builtins.bool
+    """True: no further deliveries until the next ConsumerCredit for this consumer, which may carry 0
+    messages. The consumer keeps its queues and its unused credit. For a client that gives back what
+    it holds and does not want it again.
+    """
     def __init__(
         self,
         *,
         consumer_id: _builtins.int = ...,
         messages: _builtins.int = ...,
         close: _builtins.bool = ...,
+        stop: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "consumer_id", b"consumer_id", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "consumer_id", b"consumer_id", "messages", b"messages", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,6 +523,8 @@ class SessionRequest(_message.Message):
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    HAND_OUTS_FIELD_NUMBER: _builtins.int
+    RENEWALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First frame only."""
@@ -362,6 +561,14 @@ class SessionRequest(_message.Message):
     def heartbeat(self) -> Global___HeartbeatFrame:
         """Liveness."""
 
+    @_builtins.property
+    def hand_outs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOuts]:
+        """What may be handed out to the application."""
+
+    @_builtins.property
+    def renewals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Renewal]:
+        """Reservations that need more time. At most 10 000 in all renewals of a frame."""
+
     def __init__(
         self,
         *,
@@ -374,10 +581,12 @@ class SessionRequest(_message.Message):
         settlements: _abc.Iterable[_message_pb2.Settlement] | None = ...,
         runs: _abc.Iterable[_message_pb2.PublishRun] | None = ...,
         heartbeat: Global___HeartbeatFrame | None = ...,
+        hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
+        renewals: _abc.Iterable[Global___Renewal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "destroy_publishers", b"destroy_publishers", "heartbeat", b"heartbeat", "hello", b"hello", "open_consumers", b"open_consumers", "open_publishers", b"open_publishers", "runs", b"runs", "settlements", b"settlements", "syncs", b"syncs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "destroy_publishers", b"destroy_publishers", "hand_outs", b"hand_outs", "heartbeat", b"heartbeat", "hello", b"hello", "open_consumers", b"open_consumers", "open_publishers", b"open_publishers", "renewals", b"renewals", "runs", b"runs", "settlements", b"settlements", "syncs", b"syncs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,6 +639,8 @@ class SessionResponse(_message.Message):
     UNSUBSCRIBED_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     GO_AWAYS_FIELD_NUMBER: _builtins.int
+    HAND_OUTS_FIELD_NUMBER: _builtins.int
+    RENEWED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First frame only."""
@@ -466,6 +677,14 @@ class SessionResponse(_message.Message):
     def go_aways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoAway]:
         """Moves and shutdown."""
 
+    @_builtins.property
+    def hand_outs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOuts]:
+        """Reports of hand-outs that the broker has noted."""
+
+    @_builtins.property
+    def renewed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RenewalResult]:
+        """Results of renewals."""
+
     def __init__(
         self,
         *,
@@ -478,10 +697,12 @@ class SessionResponse(_message.Message):
         unsubscribed: _abc.Iterable[_subscription_pb2.UnsubscribeNotice] | None = ...,
         errors: _abc.Iterable[Global___SessionError] | None = ...,
         go_aways: _abc.Iterable[Global___GoAway] | None = ...,
+        hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
+        renewed: _abc.Iterable[Global___RenewalResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "errors", b"errors", "go_aways", b"go_aways", "published", b"published", "publishers", b"publishers", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

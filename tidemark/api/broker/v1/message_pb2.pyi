@@ -285,6 +285,7 @@ class Delivery(_message.Message):
     FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
     """The consumer of the session. 0 in the response to a unary pull."""
     delivery_tag: _builtins.int
@@ -302,7 +303,7 @@ class Delivery(_message.Message):
     count: _builtins.int
     """Number of messages in `batch`."""
     attempt_count: _builtins.int
-    """How often these messages were taken back after a failed delivery: expiry, nack, disconnect.
+    """How often these messages were given to an application and taken back: expiry, nack, disconnect.
     0 on the first delivery.
     """
     delivery_count: _builtins.int
@@ -321,6 +322,10 @@ class Delivery(_message.Message):
     """W3C trace context of the publishing span, the client's or the broker's; consumers link to it."""
     partition: _builtins.int
     """The partition that the messages live in."""
+    last_attempt: _builtins.bool
+    """True if these messages are delivered for the last time: one more failure, and `attempt_count`
+    reaches `max_attempts` of the topic.
+    """
     @_builtins.property
     def batch(self) -> Global___MessageBatch:
         """The messages."""
@@ -344,10 +349,11 @@ class Delivery(_message.Message):
         fairness_key: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         partition: _builtins.int = ...,
+        last_attempt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "batch", b"batch", "consumer_id", b"consumer_id", "count", b"count", "delivery_count", b"delivery_count", "delivery_tag", b"delivery_tag", "epoch", b"epoch", "fairness_key", b"fairness_key", "first_offset", b"first_offset", "group", b"group", "lmq_name", b"lmq_name", "partition", b"partition", "publish_time_ms", b"publish_time_ms", "receipt", b"receipt", "traceparent", b"traceparent", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "batch", b"batch", "consumer_id", b"consumer_id", "count", b"count", "delivery_count", b"delivery_count", "delivery_tag", b"delivery_tag", "epoch", b"epoch", "fairness_key", b"fairness_key", "first_offset", b"first_offset", "group", b"group", "last_attempt", b"last_attempt", "lmq_name", b"lmq_name", "partition", b"partition", "publish_time_ms", b"publish_time_ms", "receipt", b"receipt", "traceparent", b"traceparent", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,7 @@ class _SettleActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettleAc
     SETTLE_ACTION_RELEASE: _SettleAction.ValueType  # 5
     """Not tried; same attempt count."""
     SETTLE_ACTION_DISCONNECT: _SettleAction.ValueType  # 6
-    """The consumer is gone; attempt count + 1."""
+    """The consumer is gone; attempt count + 1 for what the application was given."""
 
 class SettleAction(_SettleAction, metaclass=_SettleActionEnumTypeWrapper):
     """The action of a settlement. Closed."""
@@ -61,7 +61,7 @@ SETTLE_ACTION_EXTEND: SettleAction.ValueType  # 4
 SETTLE_ACTION_RELEASE: SettleAction.ValueType  # 5
 """Not tried; same attempt count."""
 SETTLE_ACTION_DISCONNECT: SettleAction.ValueType  # 6
-"""The consumer is gone; attempt count + 1."""
+"""The consumer is gone; attempt count + 1 for what the application was given."""
 Global___SettleAction: _TypeAlias = SettleAction  # noqa: Y015
 
 @_typing.final
@@ -198,6 +198,7 @@ class Operation(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     APPLY_TOPIC_FIELD_NUMBER: _builtins.int
     REDRIVE_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream."""
     traceparent: _builtins.str
@@ -270,6 +271,10 @@ class Operation(_message.Message):
     def redrive(self) -> Global___Redrive:
         """Move dead letters back."""
 
+    @_builtins.property
+    def renew(self) -> Global___RenewReservations:
+        """Give reservations more time."""
+
     def __init__(
         self,
         *,
@@ -292,12 +297,13 @@ class Operation(_message.Message):
         action: _action_pb2.Action | None = ...,
         apply_topic: Global___ApplyTopic | None = ...,
         redrive: Global___Redrive | None = ...,
+        renew: Global___RenewReservations | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -322,6 +328,7 @@ class OperationResult(_message.Message):
     REMOVED_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     APPLY_TOPIC_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request id of the operation."""
     @_builtins.property
@@ -372,6 +379,10 @@ class OperationResult(_message.Message):
     def apply_topic(self) -> Global___ApplyTopicResult:
         """Result of ApplyTopic."""
 
+    @_builtins.property
+    def renew(self) -> Global___RenewReservationsResult:
+        """Result of RenewReservations."""
+
     def __init__(
         self,
         *,
@@ -388,12 +399,13 @@ class OperationResult(_message.Message):
         removed: Global___RemovedResult | None = ...,
         action: _action_pb2.ActionResult | None = ...,
         apply_topic: Global___ApplyTopicResult | None = ...,
+        renew: Global___RenewReservationsResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "removed", b"removed", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "removed", b"removed", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -612,6 +624,7 @@ class Reserve(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     STRICT_BYTES_FIELD_NUMBER: _builtins.int
+    REPORTS_HAND_OUTS_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue. It must exist."""
     group: _builtins.str
@@ -630,6 +643,10 @@ class Reserve(_message.Message):
     """True: `max_bytes` applies to the first message as well. If it is larger, nothing is reserved
     and `more` is true.
     """
+    reports_hand_outs: _builtins.bool
+    """True: what is given to the application is reported, by RenewReservations. An expiry costs an
+    attempt only for that. Default false: everything counts as given.
+    """
     def __init__(
         self,
         *,
@@ -641,10 +658,11 @@ class Reserve(_message.Message):
         session_id: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
         strict_bytes: _builtins.bool = ...,
+        reports_hand_outs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "session_id", b"session_id", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "reports_hand_outs", b"reports_hand_outs", "session_id", b"session_id", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -699,6 +717,7 @@ class ReservedSlice(_message.Message):
     PUBLISH_TIME_MS_FIELD_NUMBER: _builtins.int
     FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.int
     """The reservation."""
     receipt: _builtins.bytes
@@ -725,6 +744,8 @@ class ReservedSlice(_message.Message):
     """The lane."""
     traceparent: _builtins.str
     """W3C trace context of the publishing span."""
+    last_attempt: _builtins.bool
+    """True if one more failure reaches the topic's `max_attempts`."""
     def __init__(
         self,
         *,
@@ -741,10 +762,11 @@ class ReservedSlice(_message.Message):
         publish_time_ms: _builtins.int = ...,
         fairness_key: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        last_attempt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "body", b"body", "count", b"count", "delivery_count", b"delivery_count", "fairness_key", b"fairness_key", "first_offset", b"first_offset", "owner_epoch", b"owner_epoch", "publish_time_ms", b"publish_time_ms", "queue_id", b"queue_id", "receipt", b"receipt", "reservation_id", b"reservation_id", "traceparent", b"traceparent", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "body", b"body", "count", b"count", "delivery_count", b"delivery_count", "fairness_key", b"fairness_key", "first_offset", b"first_offset", "last_attempt", b"last_attempt", "owner_epoch", b"owner_epoch", "publish_time_ms", b"publish_time_ms", "queue_id", b"queue_id", "receipt", b"receipt", "reservation_id", b"reservation_id", "traceparent", b"traceparent", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -765,6 +787,7 @@ class SettleReservation(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    GIVEN_MESSAGES_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     """The reservation."""
     action: Global___SettleAction.ValueType
@@ -778,6 +801,10 @@ class SettleReservation(_message.Message):
     client_id: _builtins.str
     """The client that settles: FENCED on an exclusive topic unless it is the owner. Default "": the
     broker itself, which gives back (RELEASE, DISCONNECT) and does nothing else with what is owned.
+    """
+    given_messages: _builtins.int
+    """DISCONNECT, EXTEND: how many messages of the reservation, from its first, count as given to the
+    application. Unset: all for DISCONNECT, as many as were noted before for EXTEND.
     """
     @_builtins.property
     def index_ranges(self) -> _containers.RepeatedCompositeFieldContainer[_action_pb2.OffsetRange]:
@@ -793,12 +820,15 @@ class SettleReservation(_message.Message):
         detail: _builtins.str = ...,
         owner_epoch: _builtins.int = ...,
         client_id: _builtins.str = ...,
+        given_messages: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_given_messages", b"_given_messages", "given_messages", b"given_messages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "client_id", b"client_id", "detail", b"detail", "duration_ms", b"duration_ms", "index_ranges", b"index_ranges", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_given_messages", b"_given_messages", "action", b"action", "client_id", b"client_id", "detail", b"detail", "duration_ms", b"duration_ms", "given_messages", b"given_messages", "index_ranges", b"index_ranges", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__given_messages: _TypeAlias = _typing.Literal["given_messages"]  # noqa: Y015
+    _WhichOneofArgType__given_messages: _TypeAlias = _typing.Literal["_given_messages", b"_given_messages"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__given_messages) -> _WhichOneofReturnType__given_messages | None: ...
 
 Global___SettleReservation: _TypeAlias = SettleReservation  # noqa: Y015
 
@@ -831,6 +861,128 @@ class SettleReservationResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettleReservationResult: _TypeAlias = SettleReservationResult  # noqa: Y015
+
+@_typing.final
+class RenewReservations(_message.Message):
+    """Gives reservations more time, and notes what the application was given of them. Those that are not
+    refused are renewed. Never shortens the time that one has.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: _builtins.int
+    VISIBILITY_MS_FIELD_NUMBER: _builtins.int
+    KEEP_DEADLINES_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    visibility_ms: _builtins.int
+    """Time until they expire, in milliseconds. 0: the topic's of each."""
+    keep_deadlines: _builtins.bool
+    """True: they keep their deadlines, and only what was given is noted, by the broker itself."""
+    client_id: _builtins.str
+    """The client that renews: FENCED on an exclusive topic unless it is the owner."""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldReservation]:
+        """Which. 1 to 10 000."""
+
+    def __init__(
+        self,
+        *,
+        held: _abc.Iterable[Global___HeldReservation] | None = ...,
+        visibility_ms: _builtins.int = ...,
+        keep_deadlines: _builtins.bool = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "held", b"held", "keep_deadlines", b"keep_deadlines", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewReservations: _TypeAlias = RenewReservations  # noqa: Y015
+
+@_typing.final
+class HeldReservation(_message.Message):
+    """A reservation in the hands of a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    GIVEN_MESSAGES_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    receipt: _builtins.bytes
+    """Which."""
+    given_messages: _builtins.int
+    """How many of its messages, from the first, the application was given. Less than was noted before
+    changes nothing.
+    """
+    owner_epoch: _builtins.int
+    """Owner epoch, stamped when the operation was queued. 0 on shared topics."""
+    def __init__(
+        self,
+        *,
+        receipt: _builtins.bytes = ...,
+        given_messages: _builtins.int = ...,
+        owner_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_messages", b"given_messages", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldReservation: _TypeAlias = HeldReservation  # noqa: Y015
+
+@_typing.final
+class RenewReservationsResult(_message.Message):
+    """What became of the reservations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedReservation]:
+        """Those that were not renewed."""
+
+    def __init__(
+        self,
+        *,
+        refused: _abc.Iterable[Global___RefusedReservation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewReservationsResult: _TypeAlias = RenewReservationsResult  # noqa: Y015
+
+@_typing.final
+class RefusedReservation(_message.Message):
+    """A reservation that was not renewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Its place in `held`, from 0."""
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why: RESERVATION_NOT_FOUND, RESERVATION_EXPIRED, ALREADY_SETTLED, FENCED."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedReservation: _TypeAlias = RefusedReservation  # noqa: Y015
 
 @_typing.final
 class ExpireDue(_message.Message):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.client.consume.delivery import merge, ranges_of
+from tidemark.client.consume.marks import merge, ranges_of
 
 
 def test_neighbours_become_one_range_in_whatever_order_they_came() -> None:

@@ -1,0 +1,111 @@
+"""The consumers of a session: opened, given credit and closed; what is delivered to each of them.
+
+Owns what the client holds by delivery tag, and how much of it the client has reported as handed out
+to its application (K1). It reserves nothing itself: that is the dispatcher's task.
+"""
+
+from functools import partial
+from typing import Final
+
+from broker_svc.api.session_output import SessionOutput
+from broker_svc.components import BrokerComponents
+from broker_svc.consume.consumer import Consumer, Feed, Slices
+from broker_svc.consume.deliveries import Deliveries, HeldDelivery, fill_delivery
+from broker_svc.consume.hand_outs import HandOuts
+from broker_svc.exclusive.registry import Subscriber
+from tidemark import limits
+from tidemark.api.broker.v1 import broker_pb2
+from tidemark.errors import InvalidArgument, QuotaExceeded, TidemarkError
+from tidemark.names import validate_group
+from tidemark.rpc.statuses import to_status
+
+CONSUMERS_MAX: Final = 1000
+DEFAULT_GROUP: Final = "default"
+_UNCONFIRMED_MAX: Final = 1000
+"""Confirmations of hand-outs that wait for another reason to send a frame."""
+
+
+class SessionConsumers:
+    """All consumers of one client's connection."""
+
+    def __init__(
+        self, session_id: int, components: BrokerComponents, output: SessionOutput
+    ) -> None:
+        self.deliveries = Deliveries(components.directory)
+        self._session_id = session_id
+        self._components = components
+        self._output = output
+        self._consumers: dict[int, Consumer] = {}
+
+    def get(self, consumer_id: int) -> Consumer:
+        consumer = self._consumers.get(consumer_id)
+        if consumer is None:
+            raise InvalidArgument(f"there is no consumer {consumer_id}", field="consumer_id")
+        return consumer
+
+    def open(self, opened: broker_pb2.OpenConsumer) -> None:
+        if opened.consumer_id in self._consumers or not opened.consumer_id:
+            raise InvalidArgument("a consumer has a number of its own", field="consumer_id")
+        if len(self._consumers) >= CONSUMERS_MAX:
+            raise QuotaExceeded(f"at most {CONSUMERS_MAX} consumers a session")
+        group = opened.group or DEFAULT_GROUP
+        validate_group(group)
+        low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
+        if opened.visibility_ms and not low <= opened.visibility_ms <= high:
+            raise InvalidArgument(f"{low} to {high} ms", field="visibility_ms")
+        consumer = Consumer(
+            opened.consumer_id,
+            group,
+            self._session_id,
+            opened.visibility_ms,
+            self._deliver,
+            partial(self._refuse, opened.consumer_id),
+            self._output.room,
+            HandOuts() if opened.reports_hand_outs else None,
+        )
+        self._consumers[opened.consumer_id] = consumer
+        consumer.credit = min(opened.credit, limits.CREDIT_MAX)
+
+    def give_credit(self, subscriber: Subscriber, given: broker_pb2.ConsumerCredit) -> None:
+        """Let a consumer of the subscriber have more messages, or none any more."""
+        consumer = self.get(given.consumer_id)
+        if given.close:
+            self._components.subscriptions.close_consumer(subscriber, consumer)
+            self._components.dispatcher.close(consumer)
+            del self._consumers[given.consumer_id]
+            return
+        consumer.stopped = given.stop
+        consumer.credit = min(consumer.credit + given.messages, limits.CREDIT_MAX)
+        self._components.dispatcher.reserve_for(consumer)
+
+    def report_hand_outs(self, report: broker_pb2.HandOuts) -> None:
+        """Note how far the client hands out, and confirm it."""
+        consumer = self.get(report.consumer_id)
+        if consumer.hand_outs is None:
+            raise InvalidArgument("the consumer reports no hand-outs", field="reports_hand_outs")
+        consumer.hand_outs.report(report)
+        confirmations = self._output.frame.hand_outs
+        confirmations.append(report)
+        if report.urgent or len(confirmations) >= _UNCONFIRMED_MAX:
+            self._output.wakeup.set()
+
+    def close(self) -> None:
+        """Nothing more is delivered; what the client holds stays with it."""
+        for consumer in self._consumers.values():
+            self._components.dispatcher.close(consumer)
+
+    def _refuse(self, consumer_id: int, error: TidemarkError) -> None:
+        self._output.frame.errors.add(error=to_status(error), consumer_id=consumer_id)
+        self._output.wakeup.set()
+
+    def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices) -> None:
+        now_ms = self._components.clock.monotonic_ms()
+        for each in slices:
+            held = HeldDelivery.of(each, feed.queue, feed.group, consumer.hand_outs, now_ms)
+            delivery = self._output.add_delivery(len(each.body))
+            fill_delivery(delivery, each, feed.lmq_name, feed.group, feed.partition)
+            delivery.consumer_id = consumer.consumer_id
+            delivery.delivery_tag = self.deliveries.add(held)
+            if held.place is not None:
+                self._components.given_notes.watch(self.deliveries, held)
+        self._output.wakeup.set()

@@ -1,0 +1,175 @@
+"""Renewals: more time for many reservations at once, on its way to storage.
+
+One operation for each partition, however many reservations a client names. What storage refuses to
+renew is named with its reason, and what has ended the client holds no longer.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
+from broker_svc.consume.settlements import has_ended
+from broker_svc.links.partition_link import Answer, PartitionLink
+from tidemark import limits
+from tidemark.api.broker.v1 import broker_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.clock import Clock
+from tidemark.errors import (
+    InvalidArgument,
+    PartitionNotFound,
+    ReservationExpired,
+    TidemarkError,
+)
+from tidemark.receipts import Receipt
+from tidemark.rpc.statuses import from_status, to_status
+
+Done = Callable[[broker_pb2.RenewalResult], None]
+"""Called exactly once for each renewal."""
+
+
+class _Named(NamedTuple):
+    """A reservation as the client named it."""
+
+    tag: int
+    receipt: bytes
+    held: HeldDelivery | None
+    holder: Deliveries | None
+    given_messages: int
+    owner_epoch: int
+
+
+class _Waiting:
+    """A renewal until all partitions have answered."""
+
+    __slots__ = ("done", "partitions", "result")
+
+    def __init__(self, result: broker_pb2.RenewalResult, partitions: int, done: Done) -> None:
+        self.result = result
+        self.partitions = partitions
+        self.done = done
+
+    def refuse(self, named: _Named, error: TidemarkError) -> None:
+        receipt = b"" if named.tag else named.receipt
+        self.result.refused.add(delivery_tag=named.tag, receipt=receipt, error=to_status(error))
+
+    def answered(self) -> None:
+        self.partitions -= 1
+        if self.partitions <= 0:
+            self.done(self.result)
+
+
+class Renewals:
+    """All renewals of a broker."""
+
+    def __init__(
+        self, links: Mapping[int, PartitionLink], directory: DeliveryDirectory, clock: Clock
+    ) -> None:
+        self._links = links
+        self._directory = directory
+        self._clock = clock
+
+    def submit(
+        self, renewal: broker_pb2.Renewal, client_id: str, deliveries: Deliveries, done: Done
+    ) -> None:
+        """Renew for a client; `done` gets the result, after the commits. Tags mean `deliveries`."""
+        result = broker_pb2.RenewalResult(request_id=renewal.request_id)
+        if not _is_valid(renewal.visibility_ms):
+            _refuse_all(renewal, result)
+            done(result)
+            return
+        by_partition: dict[int, list[_Named]] = {}
+        for tag in renewal.delivery_tags:
+            try:
+                held = deliveries.get(tag)
+            except TidemarkError as error:
+                result.refused.add(delivery_tag=tag, error=to_status(error))
+                continue
+            named = _Named(
+                tag, held.receipt, held, deliveries, held.given_messages, held.owner_epoch
+            )
+            by_partition.setdefault(held.queue.partition, []).append(named)
+        for each in renewal.receipts:
+            try:
+                partition, named = self._by_receipt(each)
+            except TidemarkError as error:
+                result.refused.add(receipt=each.receipt, error=to_status(error))
+                continue
+            by_partition.setdefault(partition, []).append(named)
+        waiting = _Waiting(result, len(by_partition), done)
+        for partition, names in by_partition.items():
+            answer = self._links[partition].send(
+                _operation(names, renewal.visibility_ms, client_id)
+            )
+            answered = partial(self._answered, waiting, names, renewal.visibility_ms)
+            answer.add_done_callback(answered)
+        if not by_partition:
+            waiting.answered()
+
+    def _by_receipt(self, each: broker_pb2.HeldReceipt) -> tuple[int, _Named]:
+        receipt = Receipt.decode(each.receipt)
+        if receipt.partition not in self._links:
+            number = str(receipt.partition)
+            raise PartitionNotFound(f"there is no partition {number}", partition=number)
+        key = (receipt.partition, receipt.reservation_id)
+        holder = self._directory.holder(key)
+        held = None if holder is None else holder.find(key)
+        given = max(each.given_messages, 0 if held is None else held.given_messages)
+        return receipt.partition, _Named(0, each.receipt, held, holder, given, receipt.owner_epoch)
+
+    def _answered(
+        self, waiting: _Waiting, names: list[_Named], visibility_ms: int, answer: Answer
+    ) -> None:
+        error = answer.exception()
+        if error is None and answer.result().HasField("error"):
+            error = from_status(answer.result().error)
+        if error is not None:
+            assert isinstance(error, TidemarkError), "a link answers with errors of ours"
+            for named in names:
+                waiting.refuse(named, error)
+            waiting.answered()
+            return
+        refused: set[int] = set()
+        for each in answer.result().renew.refused:
+            refused.add(each.index)
+            named, why = names[each.index], from_status(each.error)
+            waiting.refuse(named, why)
+            if named.held is not None and named.holder is not None and has_ended(named.held, why):
+                if isinstance(why, ReservationExpired):
+                    named.holder.expire(named.held.key)
+                named.holder.drop(named.held.key)
+        now_ms = self._clock.monotonic_ms()
+        for index, named in enumerate(names):
+            if named.held is not None and index not in refused:
+                held = named.held
+                held.noted_messages = max(held.noted_messages, named.given_messages)
+                renewed_ms = now_ms + (visibility_ms or held.visibility_ms)
+                held.deadline_ms = max(held.deadline_ms, renewed_ms)
+        waiting.answered()
+
+
+def _is_valid(visibility_ms: int) -> bool:
+    low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
+    return not visibility_ms or low <= visibility_ms <= high
+
+
+def _refuse_all(renewal: broker_pb2.Renewal, result: broker_pb2.RenewalResult) -> None:
+    low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
+    error = to_status(InvalidArgument(f"{low} to {high} ms", field="visibility_ms"))
+    for tag in renewal.delivery_tags:
+        result.refused.add(delivery_tag=tag, error=error)
+    for each in renewal.receipts:
+        result.refused.add(receipt=each.receipt, error=error)
+
+
+def _operation(names: list[_Named], visibility_ms: int, client_id: str) -> exchange_pb2.Operation:
+    operation = exchange_pb2.Operation()
+    operation.renew.client_id = client_id
+    operation.renew.visibility_ms = visibility_ms
+    for each in names:
+        operation.renew.held.add(
+            receipt=each.receipt,
+            given_messages=each.given_messages,
+            owner_epoch=each.owner_epoch,
+        )
+    return operation
