@@ -17,6 +17,8 @@ from opentelemetry.trace import ProxyTracer, Tracer
 # Before any test imports gRPC, which else writes a line whenever a server stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
 
+pytest_plugins = ["tests.support.storage_fixtures"]
+
 _TESTS = Path(__file__).parent
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.unary_client import CLIENT_ID, TOPIC, UnaryClient, connected, run_of
+from tests.support.local_broker import run_of
+from tests.support.unary_client import CLIENT_ID, TOPIC, UnaryClient, connected
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.errors import (

@@ -19,7 +19,7 @@ from tests.support.lifecycle_client import (
     sweepers_at,
     until,
 )
-from tests.support.unary_client import run_of
+from tests.support.local_broker import run_of
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING, PARTITION_STATE_STARTING
 from tidemark.api.lifecycle.v1.lifecycle_pb2 import SWEEPER_STATE_STANDING_BY
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_DELAYS_OVER, LeaseSweepRequest

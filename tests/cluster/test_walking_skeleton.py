@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.cluster.conftest import StartCluster
+from tests.support.local_broker import in_time, payloads_of, run_of
 from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan
-from tests.support.unary_client import TOPIC, UnaryClient, connected, payloads_of, run_of
+from tests.support.unary_client import TOPIC, UnaryClient, connected
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.clock import SystemClock
@@ -23,8 +24,6 @@ from tidemark.errors import CommitOutcomeUnknown, Unavailable
 from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName
 from tidemark.rpc import open_channel
 from tidemark.telemetry import current_traceparent
-
-ANSWER_WITHIN_MS: Final = 60_000
 
 GRPC_SERVICES: Mapping[ServiceName, set[str]] = {
     "storage": {"tidemark.api.storage.v1.StorageService"},
@@ -50,10 +49,6 @@ async def traced(receiver: OtlpReceiver, start_cluster: StartCluster) -> AsyncIt
     environment = dict.fromkeys(SERVICES, receiver.environment)
     async with connected(await start_cluster(environment=environment)) as client:
         yield client
-
-
-async def in_time(answer: Awaitable[T]) -> T:
-    return await SystemClock().wait_for(answer, ANSWER_WITHIN_MS)
 
 
 async def once_available(call: Callable[[], Awaitable[T]]) -> T:

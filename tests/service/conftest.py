@@ -1,8 +1,6 @@
 """A real storage service for tests that speak to it over gRPC."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,28 +8,7 @@ import pytest
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.storage_client import ExchangeClient, RunningStorage
-from tidemark.clock import ManualClock
-
-StartStorage = Callable[..., Awaitable[RunningStorage]]
-
-
-@pytest.fixture
-async def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def start_storage(tmp_path: Path, clock: ManualClock) -> AsyncIterator[StartStorage]:
-    """Starts a storage service with the given settings; stopped after the test."""
-    async with AsyncExitStack() as running:
-
-        async def start(**settings: Any) -> RunningStorage:
-            started = RunningStorage(tmp_path / "data", clock, **settings)
-            running.push_async_callback(started.stop)
-            await started.start()
-            return started
-
-        yield start
+from tests.support.storage_fixtures import StartStorage
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """A real local Spark, once per test run, and storage services for it to read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from pyspark.sql import SparkSession
 from spark_batch.passes.jobs import Jobs, Pass
 from spark_batch.session import start_session
 from tests.support.storage_client import RunningStorage
+from tests.support.storage_fixtures import StartStorage
 from tidemark.clock import ManualClock
 from tidemark.settings import RetentionSettings
 
-StartStorage = Callable[..., Awaitable[RunningStorage]]
 RunPass = Callable[..., Awaitable[Pass]]
 
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -36,26 +35,6 @@ def spark() -> Iterator[SparkSession]:
     started = start_session(RetentionSettings(spark_master="local[2]", spark_options=LOOPBACK))
     yield started
     started.stop()
-
-
-@pytest.fixture
-async def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def start_storage(tmp_path: Path, clock: ManualClock) -> AsyncIterator[StartStorage]:
-    """Starts a storage service with the given settings; stopped after the test."""
-    async with AsyncExitStack() as running:
-
-        async def start(**settings: Any) -> RunningStorage:
-            directory = settings.pop("data_dir", tmp_path / "data")
-            started = RunningStorage(directory, clock, **settings)
-            running.push_async_callback(started.stop)
-            await started.start()
-            return started
-
-        yield start
 
 
 @pytest.fixture

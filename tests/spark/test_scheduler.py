@@ -20,8 +20,8 @@ from spark_batch.scheduler import (
     Scheduler,
 )
 from spark_batch.storage_client import find_partitions
-from tests.spark.conftest import StartStorage
 from tests.support.storage_client import RunningStorage
+from tests.support.storage_fixtures import StartStorage
 from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import (
     JobServiceStub,

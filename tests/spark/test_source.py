@@ -19,7 +19,7 @@ from pyspark_tidemark.reader import TidemarkReader
 from pyspark_tidemark.storage import PartitionAddress
 from pyspark_tidemark.tables import TABLES
 from storage_svc.engines.engine import Table
-from tests.spark.conftest import LOOPBACK, StartStorage
+from tests.spark.conftest import LOOPBACK
 from tests.support.counted_reads import count_reads
 from tests.support.repository import ROOT
 from tests.support.storage_client import (
@@ -30,6 +30,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.api.storage.v1.retention_pb2 import MetricRow, RecordMetricsRequest
 from tidemark.clock import ManualClock

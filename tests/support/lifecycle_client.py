@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tests.support.local_broker import run_of
 from tests.support.storage_client import StorageClient
-from tests.support.unary_client import CLIENT_ID, run_of
+from tests.support.unary_client import CLIENT_ID
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import (

@@ -84,7 +84,3 @@ async def living(directory: Path) -> AsyncIterator[Life]:
 
 def spans(answer: Any) -> list[tuple[int, int]]:
     return [(each.first_offset, each.first_offset + each.messages) for each in answer.slices]
-
-
-def payloads(body: bytes) -> list[bytes]:
-    return [message.payload for message in MessageBatch.FromString(body).messages]

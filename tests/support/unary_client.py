@@ -4,16 +4,16 @@ It adds no meaning of its own: what it returns is what the broker answered, what
 reason that came back. It never repeats a call.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from google.rpc.status_pb2 import Status
 
+from tests.support.local_broker import payloads_of, run_of
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Delivery, Message, MessageBatch, PublishRun
+from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.local.cluster import LocalCluster
 from tidemark.rpc import from_status, open_channel
@@ -73,16 +73,6 @@ async def connected(cluster: LocalCluster) -> AsyncIterator[UnaryClient]:
         client = UnaryClient(TopicServiceStub(channel), BrokerServiceStub(channel))
         await client.topics.CreateTopic(topic_pb2.CreateTopicRequest(name=TOPIC))
         yield client
-
-
-def run_of(lmq_name: str, *payloads: bytes, **fields: Any) -> PublishRun:
-    """A run with a count that is right, unless `fields` say otherwise."""
-    batch = MessageBatch(messages=[Message(payload=payload) for payload in payloads])
-    return PublishRun(**{"lmq_name": lmq_name, "batch": batch, "count": len(payloads), **fields})
-
-
-def payloads_of(deliveries: Iterable[Delivery]) -> list[bytes]:
-    return [message.payload for delivery in deliveries for message in delivery.batch.messages]
 
 
 def _check(result: message_pb2.PublishResult | message_pb2.SettleResult) -> None:

@@ -39,12 +39,6 @@ async def local(start: StartBroker) -> LocalBroker:
 
 
 @pytest.fixture
-async def clock() -> ManualClock:
-    """Time that stands still until the test moves it."""
-    return ManualClock()
-
-
-@pytest.fixture
 async def start_gated(start: StartBroker) -> AsyncIterator[StartGated]:
     """Starts a broker behind gates."""
     async with AsyncExitStack() as stack:

@@ -15,7 +15,7 @@ from tests.support.exclusive_clients import Client, SessionClient, UnaryClient
 from tests.support.gated_storage import GatedLink, GatedStorage, gated_storage
 from tests.support.local_broker import LocalBroker
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE
-from tidemark.clock import Clock, ManualClock, SystemClock
+from tidemark.clock import Clock, SystemClock
 from tidemark.names import partition_of
 
 PARTITIONS = 2
@@ -79,12 +79,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 async def broker(start: Start) -> ExclusiveBroker:
     """The default settings, the time of the machine."""
     return await start()
-
-
-@pytest.fixture
-async def clock() -> ManualClock:
-    """Time that stands still until the test moves it."""
-    return ManualClock()
 
 
 @pytest.fixture(params=["session", "unary"])

@@ -24,6 +24,7 @@ from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.gated_storage import GatedLink, GatedStorage, gated_storage
+from tests.support.local_broker import run_of
 from tests.support.storage_client import NO_LIFECYCLE
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import (
@@ -53,12 +54,6 @@ KEY = (QUEUE_PARTITION, QUEUE)
 StartBroker = Callable[..., Any]
 
 
-def run_of(payload: bytes, lmq_name: str = QUEUE) -> message_pb2.PublishRun:
-    """A run of one message."""
-    batch = message_pb2.MessageBatch(messages=[message_pb2.Message(payload=payload)])
-    return message_pb2.PublishRun(lmq_name=lmq_name, batch=batch, count=1)
-
-
 @dataclass(frozen=True)
 class IdleBroker:
     """A broker as its clients see it, and what is inside."""
@@ -79,7 +74,7 @@ class IdleBroker:
 
     async def publish(self, payload: bytes, lmq_name: str = QUEUE) -> message_pb2.PublishReceipt:
         """Publish one message by a unary call; raises why it was refused."""
-        request = broker_pb2.PublishRequest(runs=[run_of(payload, lmq_name)])
+        request = broker_pb2.PublishRequest(runs=[run_of(lmq_name, payload)])
         published = await self.calls.Publish(request)
         (result,) = published.results
         if result.HasField("error"):

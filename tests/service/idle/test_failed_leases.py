@@ -16,10 +16,9 @@ from tests.service.idle.conftest import (
     IdleBroker,
     cleaning,
     leases_of,
-    run_of,
 )
 from tests.support.gated_storage import GatedLink, GatedStorage
-from tests.support.local_broker import until
+from tests.support.local_broker import run_of, until
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
@@ -163,7 +162,7 @@ async def test_a_publisher_opened_behind_a_first_publish_waits_until_the_queue_i
     link.requests.close()
     cache = PublisherCache(broker.components.publishers, publishers_max=10)
     results: asyncio.Queue[message_pb2.PublishResult] = asyncio.Queue()
-    broker.components.publish_path.submit(run_of(b"1"), cache, "", results.put_nowait)
+    broker.components.publish_path.submit(run_of(QUEUE, b"1"), cache, "", results.put_nowait)
     opened = asyncio.create_task(broker.components.publish_path.open(QUEUE, cache))
     await link.requests.until_held()
     assert not opened.done()
@@ -213,7 +212,7 @@ async def test_a_session_that_ends_while_its_publisher_is_opened_leaves_no_lease
     session = broker.calls.Session()
     await session.write(broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="hasty")))
     await session.read()
-    await session.write(broker_pb2.SessionRequest(runs=[run_of(b"x")]))
+    await session.write(broker_pb2.SessionRequest(runs=[run_of(QUEUE, b"x")]))
     await session.write(broker_pb2.SessionRequest(destroy_publishers=[1]))
     await session.read()  # an error: both frames were taken
     session.cancel()

@@ -11,8 +11,9 @@ import pytest
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.publish.publishers import PublisherCache
-from tests.service.idle.conftest import IDLE_MS, KEY, IdleBroker, cleaning, leases_of, run_of
+from tests.service.idle.conftest import IDLE_MS, KEY, QUEUE, IdleBroker, cleaning, leases_of
 from tests.support.gated_storage import GatedLink, GatedStorage
+from tests.support.local_broker import run_of
 from tidemark.api.broker.v1 import message_pb2
 
 
@@ -187,7 +188,7 @@ async def test_a_publish_in_the_middle_of_a_cleanup_waits_and_keeps_the_order(
     cache = PublisherCache(broker.components.publishers, publishers_max=10)
     results: asyncio.Queue[message_pb2.PublishResult] = asyncio.Queue()
     for payload in (b"1", b"2"):
-        broker.components.publish_path.submit(run_of(payload), cache, "", results.put_nowait)
+        broker.components.publish_path.submit(run_of(QUEUE, payload), cache, "", results.put_nowait)
     assert results.empty()
 
     link.answers.let_go()

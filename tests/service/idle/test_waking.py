@@ -17,10 +17,10 @@ from tests.service.idle.conftest import (
     IdleBroker,
     RestartableStorage,
     StartBroker,
-    run_of,
 )
 from tests.support.faulty_engine import Fault
 from tests.support.gated_storage import GatedStorage
+from tests.support.local_broker import run_of
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.storage.v1 import action_pb2, exchange_pb2, retention_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
@@ -149,7 +149,7 @@ async def test_a_queue_over_several_partitions_is_shown_as_one(
     for partition in (asleep, 1 - asleep):
         await storage_clock.advance_ms(10)
         times.append(storage_clock.wall_ms())
-        run = run_of(b"a", "wide")
+        run = run_of("wide", b"a")
         run.partition = partition
         await broker.calls.Publish(broker_pb2.PublishRequest(runs=[run]))
     broker.service.expire(UNARY_PUBLISHER_IDLE_MS)  # the publisher leaves
@@ -233,7 +233,7 @@ async def test_a_queue_with_a_waiting_consumer_is_not_inactive(
         sequence=1,
         destination_lmq_name=QUEUE,
         count=1,
-        body=run_of(b"a").batch.SerializeToString(),
+        body=run_of(QUEUE, b"a").batch.SerializeToString(),
         reason=action_pb2.DEAD_REASON_REJECTED,
     )
     dead = action_pb2.AppendFromOutbox(source_partition=1, entry=entry)

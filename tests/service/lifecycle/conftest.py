@@ -14,11 +14,6 @@ StartSwept: TypeAlias = Callable[..., Awaitable[SweptBroker]]
 
 
 @pytest.fixture
-async def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def start(tmp_path: Path, clock: ManualClock) -> AsyncIterator[StartSwept]:
     async with AsyncExitStack() as stack:
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from broker_svc.links.partition_link import FRAME_OPERATIONS_MAX
-from tests.service.conftest import StartStorage
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Materialize
 from tidemark.clock import SystemClock

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import StartStorage
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -15,6 +14,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE

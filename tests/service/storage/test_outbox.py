@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.service.conftest import StartStorage
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -12,6 +11,7 @@ from tests.support.storage_client import (
     reserved,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tests.support.unowned_partition import undriven
 from tidemark import errors, limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition.partition import HOUSEKEEPING_MS
-from tests.service.conftest import StartStorage
 from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.storage_client import ExchangeClient, RunningStorage, append, reserved, settle
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import (
     PARTITION_STATE_FAULTY,
@@ -99,19 +98,6 @@ async def test_a_report_for_a_partition_elsewhere_is_refused(storage: RunningSto
         await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=1))
 
 
-@pytest.fixture
-async def disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
-    """The disks of the services that start from now on; they can be told to fail."""
-    disks: list[FaultyEngines] = []
-
-    def faulty(*args: Any, **options: Any) -> FaultyEngines:
-        disks.append(FaultyEngines(RocksEngines(*args, **options)))
-        return disks[-1]
-
-    monkeypatch.setattr("storage_svc.app.RocksEngines", faulty)
-    return disks
-
-
 async def until_serving(storage: RunningStorage, clock: ManualClock) -> None:
     """Let time pass until the partition has healed; fails if it does not."""
 
@@ -127,14 +113,14 @@ async def until_serving(storage: RunningStorage, clock: ManualClock) -> None:
 async def test_a_partition_heals_whatever_kept_it_from_opening_again(
     start_storage: StartStorage,
     clock: ManualClock,
-    disks: list[FaultyEngines],
+    faulty_disks: list[FaultyEngines],
     why: Exception,
     when: str,
 ) -> None:
     """S2: a writer that ended would leave everybody waiting for ever."""
     storage = await start_storage()
     await storage.create_topic("jobs")
-    (disk,) = disks
+    (disk,) = faulty_disks
     async with storage.exchange() as exchange:
         await exchange.ask(append("jobs", b"x"))
         disk.next_commit = Fault.BEFORE_WRITING
@@ -150,11 +136,11 @@ async def test_a_partition_heals_whatever_kept_it_from_opening_again(
 
 
 async def test_housekeeping_goes_on_whatever_one_round_of_it_met(
-    start_storage: StartStorage, clock: ManualClock, disks: list[FaultyEngines]
+    start_storage: StartStorage, clock: ManualClock, faulty_disks: list[FaultyEngines]
 ) -> None:
     """I9, S3: without it no idle queue is unloaded, and the disk is not watched."""
     storage = await start_storage()
-    (disk,) = disks
+    (disk,) = faulty_disks
     disk.next_looks += [OSError("no such device"), RuntimeError("never heard of")]
 
     async def looking() -> None:

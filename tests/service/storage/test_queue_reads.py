@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from storage_svc.engines.engine import FORMAT_VERSION, Table
-from tests.service.conftest import StartStorage
 from tests.support.faulty_engine import FaultyEngine, FaultyEngines
 from tests.support.storage_client import (
     ExchangeClient,
@@ -17,6 +16,7 @@ from tests.support.storage_client import (
     reserved,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import QUEUE_ACTIVITY_IDLE, QUEUE_ACTIVITY_MATERIALIZED
 from tidemark.api.storage.v1 import storage_pb2

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import StartStorage
 from tests.support.retention_calls import history
 from tests.support.storage_client import (
     ExchangeClient,
@@ -14,6 +13,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_DEAD_LETTER, Purge
 from tidemark.api.storage.v1.retention_pb2 import (

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import StartStorage
 from tests.support.local_broker import in_time
 from tests.support.storage_client import (
     ExchangeClient,
@@ -16,6 +15,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import (
     MAX_WAIT_ACTION_DEAD_LETTER,
