@@ -166,18 +166,19 @@ async def dispose(
     await _put_labelled(commit, destination, slice_, body, headers, death.reason)
 
 
-async def remove_run(commit: CommitContext, handle: Handle, run: Run, reason: DeadReason) -> int:
-    """Delete a run that no reservation holds, and dispose of what some group still waited for.
+async def dispose_waiting(
+    commit: CommitContext, handle: Handle, run: Run, reason: DeadReason
+) -> int:
+    """Dispose of what some group still waits for in a run that no reservation holds.
 
-    Returns how many messages that was. Raises RecordUnreadable, and changes nothing, if its body
-    would be needed and cannot be read.
+    The caller deletes or settles it. Returns how many messages that was. Raises RecordUnreadable,
+    and changes nothing, if its body would be needed and cannot be read.
     """
     waiting = waiting_spans(handle, run)
     groups = ",".join(
         group.name for group in handle.state.groups.values() if not group.has_settled(run)
     )
     body = await commit.body(handle.queue_id, run) if waiting else b""
-    handle.state.delete_runs((run,), commit.journal)
     for start, end in waiting:
         await dispose(commit, handle, Slice(start, end, run), body, Death(reason, groups))
     return sum(end - start for start, end in waiting)
@@ -230,7 +231,8 @@ async def _bury_run(commit: CommitContext, handle: Handle, operation: Bury) -> A
         or handle.state.is_held(run)
     ):
         return STALE
-    removed = await remove_run(commit, handle, run, DeadReason.TIME_TO_LIVE)
+    removed = await dispose_waiting(commit, handle, run, DeadReason.TIME_TO_LIVE)
+    handle.state.delete_runs((run,), commit.journal)
     return Acted(ActionOutcome.DONE, removed)
 
 

@@ -52,8 +52,18 @@ class RemoveQueue(NamedTuple):
             )
         if self.only_empty and (record.messages or record.scheduled):
             raise TopicNotEmpty(f"queue {record.lmq_name} holds messages", queue=record.lmq_name)
+        removed = Removed(record.messages + record.scheduled, record.body_bytes)
+        if removed.messages:
+            history.write(
+                commit,
+                record.lmq_name,
+                RetentionType.PURGE,
+                "delete",
+                removed.messages,
+                removed.body_bytes,
+            )
         await delete_queue(commit, handle)
-        return Removed(record.messages + record.scheduled, record.body_bytes)
+        return removed
 
 
 class Purge(NamedTuple):

@@ -12,7 +12,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64
 from storage_svc.loading.handles import Handle
 from storage_svc.operations import history
-from storage_svc.operations.dead_letters import remove_run
+from storage_svc.operations.dead_letters import dispose_waiting
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.queues import delete_queue
@@ -129,30 +129,47 @@ async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -
     due = [run for run in await _stored(commit, row) if run.publish_time_ms <= published_by_ms]
     if state.has_inflight:
         due = [run for run in due if not state.is_held(run)]
+    exhausted = state.exhausted_runs()
+    if exhausted:
+        due = [run for run in due if run.first_offset not in exhausted]  # a sweep takes them
     if kind is RetentionType.COMPLETED:
         due = [run for run in due if state.is_settled(run)]
-    messages = sum(run.messages for run in due)
     if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
-        waiting = {run: _waiting(handle, run) for run in due}
-        due = [run for run in due if waiting[run]]
-        messages = sum(waiting.values())
+        return await _evict(commit, handle, due)
     if not due:
         return None
-    if (
-        kind is RetentionType.MAX_WAIT_TIME_EVICTION
-        and settings.max_wait_action is MaxWaitAction.DEAD_LETTER
-    ):
-        for run in list(due):
+    state.delete_runs(due, commit.journal)
+    return sum(run.messages for run in due), sum(run.body_bytes for run in due)
+
+
+async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> _Removed | None:
+    """Remove the messages of runs that still wait (R5).
+
+    A run of which all messages wait is deleted. Otherwise its other messages may be kept for
+    replay, so that only the waiting ones are settled.
+    """
+    waiting = {run: _waiting(handle, run) for run in runs}
+    dead_letters = handle.topic.settings.max_wait_action is MaxWaitAction.DEAD_LETTER
+    whole = []
+    messages = body_bytes = 0
+    for run in runs:
+        if not waiting[run]:
+            continue
+        if dead_letters:
             try:
-                await remove_run(commit, handle, run, DeadReason.MAX_WAIT_TIME)
+                await dispose_waiting(commit, handle, run, DeadReason.MAX_WAIT_TIME)
             except RecordUnreadable:  # it stays, and the others leave (V3)
-                due.remove(run)
-                messages -= _waiting(handle, run)
-    else:
-        state.delete_runs(due, commit.journal)
-    if not due:
-        return None
-    return messages, sum(run.body_bytes for run in due)
+                continue
+        messages += waiting[run]
+        if waiting[run] == run.messages:
+            whole.append(run)
+            body_bytes += run.body_bytes
+        else:
+            handle.state.settle_rest(run, commit.journal)
+            body_bytes += waiting[run] * run.message_bytes
+    if whole:
+        handle.state.delete_runs(whole, commit.journal)
+    return (messages, body_bytes) if messages else None
 
 
 async def _stored(commit: CommitContext, row: RetentionRow) -> list[Run]:

@@ -9,7 +9,7 @@ of its own, and the cost of progress is that of what is in flight (ADR 0004).
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.queue.drr import Ring
@@ -254,6 +254,26 @@ class Group:
         for start in buried:
             del self.buried[start]
         return [(start, 0) for start in returned + buried] + delayed
+
+    def settle_rest(self, run: Run) -> tuple[Lane, list[tuple[int, int]]]:
+        """Settle what is left of a run of which a message was handed out or precedes the group.
+
+        No live reservation may hold any of it. Returns the lane, whose position has moved past the
+        run, and the slices that `drop_runs` returns.
+        """
+        came_back = self.drop_runs((run,))
+        lane = self.lanes.setdefault(run.fairness_key, Lane(run.fairness_key, self.base))
+        lane.position = max(lane.position, run.end)
+        return lane, came_back
+
+    def exhausted_runs(self, max_attempts: int) -> Iterator[int]:
+        """First offsets of runs with messages that are set aside, or would be when taken next."""
+        yield from (each.run.first_offset for each in self.buried.values())
+        if max_attempts:
+            for lane in self.lanes.values():
+                for each in lane.returned:
+                    if each.attempts >= max_attempts:
+                        yield each.run.first_offset
 
     def cursor(self, next_offset: int) -> int:
         """Every message before it is settled, as far as the state in memory shows."""

@@ -91,6 +91,30 @@ class QueueState:
         """Whether there are groups, and every one has settled the run."""
         return bool(self.groups) and all(group.has_settled(run) for group in self.groups.values())
 
+    def settle_rest(self, run: Run, journal: Journal) -> None:
+        """Settle what groups have not settled of a run that each was handed in part.
+
+        No live reservation may hold any of it.
+        """
+        for group in self.groups.values():
+            if group.has_settled(run):
+                continue
+            lane, came_back = group.settle_rest(run)
+            for start, not_before_ms in came_back:
+                journal.delete_returned(self.record, group, start, not_before_ms)
+            journal.lane_moved(self.record, group, lane)
+            journal.group_changed(self.record, group)
+            self._notify_waiters(group, journal)  # too many may have blocked the group
+        self._erase_if_done(run, journal)
+
+    def exhausted_runs(self) -> set[int]:
+        """The first offsets of runs with messages that a sweep has to dispose of (L5)."""
+        return {
+            first_offset
+            for group in self.groups.values()
+            for first_offset in group.exhausted_runs(self.rules.max_attempts)
+        }
+
     # --- groups --------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:

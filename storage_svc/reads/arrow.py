@@ -27,7 +27,7 @@ SCHEMAS = {
             ("publish_time", _TIME),
             ("groups", pa.int32()),  # of the queue
             ("waiting_groups", pa.int32()),  # that have not settled the run
-            ("held", pa.bool_()),  # by a live reservation
+            ("held", pa.bool_()),  # by a live reservation, or for a sweep: no rule removes it
         ]
     ),
     TableName.GROUPS: pa.schema(

@@ -158,6 +158,7 @@ def _runs(
     head = _head(partition, state.record)
     groups = state.groups.values()
     any_held = state.has_inflight
+    exhausted = state.exhausted_runs()
     for key, value in headers:
         run = rows.read_run(key, value)
         if _in_time(run.publish_time_ms, wanted):
@@ -170,7 +171,7 @@ def _runs(
                 run.publish_time_ms * 1000,
                 len(groups),
                 sum(not group.has_settled(run) for group in groups) if groups else 0,
-                any_held and state.is_held(run),
+                run.first_offset in exhausted or (any_held and state.is_held(run)),
             )
 
 

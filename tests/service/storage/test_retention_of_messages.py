@@ -16,7 +16,11 @@ from tests.support.storage_client import (
 from tidemark import errors, limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
-from tidemark.api.storage.v1.exchange_pb2 import RemoveQueue
+from tidemark.api.storage.v1.exchange_pb2 import (
+    SETTLE_ACTION_ACK,
+    SETTLE_ACTION_NACK,
+    RemoveQueue,
+)
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_COMPLETED,
     RETENTION_TYPE_EXPIRED,
@@ -28,7 +32,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RetentionRow,
     RetentionType,
 )
-from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX
+from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.clock import ManualClock
 
 
@@ -253,3 +257,111 @@ async def test_a_plan_that_cannot_be_is_refused(
         await storage.retention.ApplyRetention(ApplyRetentionRequest(**{**plan, **fields}))
 
     assert refused.value.reason == reason
+
+
+async def wait_with_nine_of_ten_settled(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock, **settings: Any
+) -> int:
+    """One run whose last message has waited too long; the others are settled. The queue's id."""
+    await storage.create_topic("kept", retention_enabled=True, max_wait_time_seconds=5, **settings)
+    queue_id: int = (await exchange.ask(append("kept", *[b"x"] * 10))).queue_id
+    (first,) = (await exchange.ask(reserve("kept"))).slices
+    await exchange.ask(settle(first.receipt, SETTLE_ACTION_ACK, (0, 9)))
+    await exchange.ask(settle(first.receipt, SETTLE_ACTION_NACK))
+    await clock.advance_ms(5_000)
+    return queue_id
+
+
+@pytest.mark.parametrize("handed_out", [True, False])
+async def test_eviction_leaves_the_messages_of_a_run_that_are_kept_for_replay(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock, handed_out: bool
+) -> None:
+    """R5, R2: only what has waited is settled, whether or not it was ever handed out."""
+    await storage.create_topic("kept", retention_enabled=True, max_wait_time_seconds=5)
+    queue_id = (await exchange.ask(append("kept", *[b"x"] * 10))).queue_id
+    (taken,) = (await exchange.ask(reserve("kept", 10 if handed_out else 9))).slices
+    await exchange.ask(settle(taken.receipt, SETTLE_ACTION_ACK, (0, 9)))
+    if handed_out:
+        await exchange.ask(settle(taken.receipt, SETTLE_ACTION_NACK))
+    await clock.advance_ms(5_000)
+
+    applied = await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, run(queue_id, 0, 10))
+    again = await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, run(queue_id, 0, 10))
+    await storage.restart()
+    async with storage.exchange() as after:
+        left = (await storage.queue("kept")).queue.messages
+        await after.ask(append("kept", b"next"))
+        (following,) = (await after.ask(reserve("kept"))).slices
+        await after.ask(settle(following.receipt))
+        (replayed,) = (await after.ask(reserve("kept", 10, group="replay"))).slices
+
+    assert (applied, again) == ((1, 0, 0), (0, 0, 1))
+    assert left == 10
+    assert (following.first_offset, following.count) == (10, 1)
+    assert (replayed.first_offset, replayed.count) == (0, 10)
+    assert await history(storage) == [("kept", 1, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, "pass-1")]
+
+
+async def test_dead_lettering_after_max_wait_leaves_what_is_kept_for_replay(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R5, R2."""
+    await storage.create_topic("dead")
+    queue_id = await wait_with_nine_of_ten_settled(
+        storage,
+        exchange,
+        clock,
+        max_wait_action=MAX_WAIT_ACTION_DEAD_LETTER,
+        dead_letter_topic="dead",
+    )
+
+    applied = await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, run(queue_id, 0, 10))
+
+    assert applied == (1, 0, 0)
+    assert (await storage.queue("kept")).queue.messages == 10
+    (entry,) = await storage.due(SCAN_KIND_OUTBOX)
+    assert entry.append_from_outbox.entry.count == 1
+
+
+async def test_no_rule_erases_messages_whose_attempts_are_exhausted_before_a_sweep_took_them(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R1, R5, L5: they go to the dead-letter topic; the plan does not name them either."""
+    await storage.create_topic("dead")
+    await storage.create_topic(
+        "kept",
+        retention_enabled=True,
+        retention_seconds=5,
+        max_wait_time_seconds=5,
+        max_attempts=1,
+        dead_letter_topic="dead",
+    )
+    queue_id = (await exchange.ask(append("kept", b"x"))).queue_id
+    (taken,) = (await exchange.ask(reserve("kept"))).slices
+    await exchange.ask(settle(taken.receipt, SETTLE_ACTION_NACK))
+    await clock.advance_ms(5_000)
+
+    expired = await apply(storage, RETENTION_TYPE_EXPIRED, run(queue_id))
+    evicted = await apply(storage, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, run(queue_id))
+    (planned,) = await table(storage, SCAN_TABLE_NAME_RUNS)
+    (sweep,) = await storage.due(SCAN_KIND_ATTEMPTS_EXHAUSTED)
+    await exchange.ask(operation(action=sweep))
+    (entry,) = await storage.due(SCAN_KIND_OUTBOX)
+
+    assert expired == evicted == (0, 0, 1)
+    assert planned["held"]
+    assert entry.append_from_outbox.entry.count == 1
+
+
+async def test_a_deleted_queue_leaves_a_row_of_history(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """R6: scheduled messages count; a queue without messages leaves none."""
+    await exchange.ask_all(append("jobs/full", b"1", b"2"), append("jobs/empty", b"x"))
+    await exchange.ask(append("jobs/full", b"3", delay_ms=1000))
+    await settled(exchange, "jobs/empty")
+
+    for name in ("jobs/full", "jobs/empty"):
+        await exchange.ask(operation(remove_queue=RemoveQueue(lmq_name=name)))
+
+    assert await history(storage) == [("jobs/full", 3, RETENTION_TYPE_PURGE, "delete")]
