@@ -188,7 +188,7 @@ async def _passes(
 def _plan(jobs: "Jobs") -> Any:
     """A plan that Spark has computed and cached."""
     topics = [each for each in find_topics(jobs.storage) if each.settings.retention_seconds]
-    plan = jobs.plan_retention(topics, SystemClock().wall_ms())
+    plan = jobs.plan_retention(topics)
     assert plan is not None
     plan = plan.cache()
     plan.count()

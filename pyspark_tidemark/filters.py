@@ -32,6 +32,7 @@ class ScanFilter:
     partitions: tuple[int, ...] | None = None
     after_ms: int = 0  # inclusive
     before_ms: int | None = None  # exclusive
+    age_ms_min: int = 0  # by the time of each partition
 
     def scans(self) -> Iterator[tuple[str, str]]:
         """The topic and the queue of each scan that a partition needs; "" is all."""

@@ -30,6 +30,7 @@ _INT32: Final = FieldDescriptorProto.TYPE_INT32
 _INT64: Final = FieldDescriptorProto.TYPE_INT64
 _STRING: Final = FieldDescriptorProto.TYPE_STRING
 _UINT32: Final = FieldDescriptorProto.TYPE_UINT32
+_UINT64: Final = FieldDescriptorProto.TYPE_UINT64
 
 FIELDS: Final[dict[str, dict[str, tuple[int, Any, bool]]]] = {
     "DescribeStorageRequest": {},
@@ -49,6 +50,7 @@ FIELDS: Final[dict[str, dict[str, tuple[int, Any, bool]]]] = {
         "batch_rows": (7, _UINT32, False),
         "lmq_name": (8, _STRING, False),
         "prefix": (9, _STRING, False),
+        "age_ms_min": (10, _UINT64, False),
     },
     "ScanTableResponse": {"arrow": (1, _BYTES, False)},
 }

@@ -72,6 +72,7 @@ class TidemarkReader(DataSourceReader):
             lmq_name=queue,
             prefix=self._filter.prefix,
             batch_rows=self._batch_rows,
+            age_ms_min=self._filter.age_ms_min,
         )
         if self._filter.after_ms > 0:
             _set_time(request.after_time, self._filter.after_ms)

@@ -246,6 +246,7 @@ class PartitionLink:
             incarnation=self._incarnation,
             broker_address=self.address,
             held_epoch=self._held_epoch,
+            client_timeout_ms=self._settings.client_timeout_ms,
         )
         try:
             claimed = await self._storage.ClaimPartition(claim)

@@ -33,6 +33,9 @@ _SHARED: Final = (
 )
 """The columns that planned rows of one lane share."""
 
+_OF_FIRST: Final = ("first_offset", "before_ms", "age_ms")
+"""The columns that are taken from the first of them."""
+
 
 class Planned(NamedTuple):
     """Consecutive planned rows of one lane, or one queue, or one table of old records."""
@@ -45,6 +48,7 @@ class Planned(NamedTuple):
     fairness_key: str
     first_offset: int
     before_ms: int
+    age_ms: int
     end_offset: int
     rows: int
 
@@ -73,7 +77,7 @@ def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
     ]
     heads = plan.take([start for start, _ in pieces])
     lasts = plan.take([end - 1 for _, end in pieces])
-    columns = [heads.column(name).to_pylist() for name in (*_SHARED, "first_offset", "before_ms")]
+    columns = [heads.column(name).to_pylist() for name in (*_SHARED, *_OF_FIRST)]
     ends = pc.add(lasts.column("first_offset"), lasts.column("messages")).to_pylist()
     sizes = [end - start for start, end in pieces]
     yield from map(Planned._make, zip(*columns, ends, sizes, strict=True))
@@ -118,9 +122,10 @@ def _add(request: ApplyRetentionRequest, planned: Planned) -> None:
     match planned.retention_type:
         case rules.OLD_RECORDS:
             row.table = ScanTableName.Value(f"SCAN_TABLE_NAME_{planned.topic.upper()}")
-            row.before_ms = planned.before_ms
+            row.age_ms = planned.age_ms
         case rules.INACTIVE_QUEUE:
             row.before_ms = planned.before_ms
+            row.age_ms = planned.age_ms
         case _:
             row.fairness_key = planned.fairness_key
             row.range.start = planned.first_offset

@@ -43,7 +43,9 @@ def explain(
             of_kind = sorted(name for name, found in counts if found == kind) or [""]
             why_not = {name: _by_days(days[kind]) for name in of_kind}
         elif kind == rules.INACTIVE_QUEUE:
-            why_not = dict.fromkeys(names, _by_days(days[kind]))
+            # Queues outlive their topic until they are removed.
+            gone = sorted({name for name, found in counts if found == kind} - set(names))
+            why_not = dict.fromkeys([*names, *gone], _by_days(days[kind]))
         else:
             why_not = {topic.name: _by_limit(topic.settings, kind) for topic in topics}
         for name, reason in why_not.items():

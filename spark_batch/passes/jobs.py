@@ -16,7 +16,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
 from pyspark_tidemark.filters import ScanFilter
 from pyspark_tidemark.storage import PartitionAddress
-from pyspark_tidemark.tables import TABLES
 from spark_batch.passes import rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
 from spark_batch.passes.findings import Counts, Finding, explain
@@ -33,17 +32,15 @@ RETENTION_TYPES: Final = (
     rules.OLD_RECORDS,
 )
 EVICTION_TYPES: Final = (rules.MAX_WAIT_TIME_EVICTION,)
-RECORD_TIMES: Final = {
-    name: TABLES[name].time for name in ("messages_consumed", "system_metrics", "history")
-}
-"""Tables of records, with the column that determines their age."""
+RECORD_TABLES: Final = ("messages_consumed", "system_metrics", "history")
 
 _RUN_COLUMNS: Final = (
     "partition,topic,lmq_name,queue_id,fairness_key,first_offset,messages,bytes,publish_time,"
-    "groups,waiting_groups,held"
+    "groups,waiting_groups,held,age_ms"
 )
-_QUEUE_COLUMNS: Final = "partition,topic,lmq_name,queue_id,messages,bytes,scheduled,last_activity"
-_DAY_MS: Final = 86_400_000
+_QUEUE_COLUMNS: Final = (
+    "partition,topic,lmq_name,queue_id,messages,bytes,scheduled,last_activity,in_use,age_ms"
+)
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
@@ -113,55 +110,54 @@ class Jobs:
 
     # --- plans ---------------------------------------------------------------------------------
 
-    def plan_retention(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
+    def plan_retention(self, topics: list[Topic]) -> DataFrame | None:
         """The plan of a retention pass, as rows of `rules.PLAN`; None if every rule is off."""
         settings = self._settings
         parts = []
         kept = [topic for topic in topics if _shortest_s(topic.settings)]
         if kept:
-            bound_ms = now_ms - 1000 * min(_shortest_s(topic.settings) for topic in kept)
-            runs = self._runs(kept, bound_ms)
-            parts.append(rules.expired_or_completed(runs, self._limits(kept), now_ms))
+            runs = self._runs(kept, min(_shortest_s(topic.settings) for topic in kept))
+            parts.append(rules.expired_or_completed(runs, self._limits(kept)))
         days = settings.partition_cleanup_days
         if days:
-            idle_since = ScanFilter(before_ms=now_ms - days * _DAY_MS + 1)
-            queues = self._read("queues", _QUEUE_COLUMNS, idle_since)
-            parts.append(rules.inactive_queues(queues, days, now_ms))
+            idle = ScanFilter(age_ms_min=days * rules.DAY_MS)
+            queues = self._read("queues", _QUEUE_COLUMNS, idle)
+            parts.append(rules.inactive_queues(queues, days))
         parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
         days = settings.metrics_retention_days
         if days:
-            records = self._old_records(now_ms - days * _DAY_MS)
+            records = self._old_records(days)
             if records is not None:
-                parts.append(rules.old_records(records, days, now_ms))
+                parts.append(rules.old_records(records, days))
         return _union(parts) if parts else None
 
-    def plan_eviction(self, topics: list[Topic], now_ms: int) -> DataFrame | None:
+    def plan_eviction(self, topics: list[Topic]) -> DataFrame | None:
         """The plan of an eviction pass; None if no topic limits the wait."""
         limited = [topic for topic in topics if topic.settings.max_wait_time_seconds]
         if not limited:
             return None
         shortest_s = min(topic.settings.max_wait_time_seconds for topic in limited)
-        runs = self._runs(limited, now_ms - 1000 * shortest_s)
-        plan = rules.waiting_too_long(runs, self._limits(limited), now_ms)
+        runs = self._runs(limited, shortest_s)
+        plan = rules.waiting_too_long(runs, self._limits(limited))
         return rules.capped(plan, self._settings.eviction_pass_limit)
 
-    def _runs(self, topics: list[Topic], bound_ms: int) -> DataFrame:
-        """Runs that may be due: of these topics, published at or before `bound_ms`."""
+    def _runs(self, topics: list[Topic], age_s: int) -> DataFrame:
+        """Runs that may be due: of these topics, and at least this old."""
         names = tuple(sorted(topic.name for topic in topics))
-        return self._read("runs", _RUN_COLUMNS, ScanFilter(names, before_ms=bound_ms + 1))
+        return self._read("runs", _RUN_COLUMNS, ScanFilter(names, age_ms_min=1000 * age_s))
 
-    def _old_records(self, bound_ms: int) -> DataFrame | None:
-        """Partition, table and time of all records before `bound_ms`, as one frame.
+    def _old_records(self, days: int) -> DataFrame | None:
+        """Partition and table of all records that are at least this old, as one frame.
 
         The driver first asks storage whether there are any: records are ordered by time, so that is
         cheap, and mostly none is old.
         """
-        scan_filter = ScanFilter(before_ms=bound_ms)
+        scan_filter = ScanFilter(age_ms_min=days * rules.DAY_MS)
         frames = [
-            self._read(table, f"partition,{time}", scan_filter).select(
-                "partition", F.lit(table).alias("table"), F.col(time).alias("time")
+            self._read(table, "partition", scan_filter).select(
+                "partition", F.lit(table).alias("table")
             )
-            for table, time in RECORD_TIMES.items()
+            for table in RECORD_TABLES
             if table_reader.has_rows(self._partitions(), table, scan_filter)
         ]
         return _union(frames) if frames else None
@@ -199,7 +195,7 @@ class Jobs:
         self,
         name: str,
         kinds: tuple[str, ...],
-        make_plan: Callable[[list[Topic], int], DataFrame | None],
+        make_plan: Callable[[list[Topic]], DataFrame | None],
         batch_size: int,
         dry_run: bool,
     ) -> Pass:
@@ -208,7 +204,7 @@ class Jobs:
         counts: Counts = {}
         with LateSpan(_tracer, f"{name} pass", {"tidemark.pass_id": pass_id}) as traced:
             topics = find_topics(self.storage)
-            plan = make_plan(topics, self._clock.wall_ms())
+            plan = make_plan(topics)
             if plan is not None:
                 traced.begin()
                 counts = _count(plan) if dry_run else self.apply(plan, pass_id, batch_size)

@@ -1,7 +1,8 @@
 """The rules of retention, one function each: tables in, planned deletions out (R1-R5).
 
-Pure: a rule reads no clock, no settings and no storage, so a test can run it on three rows. A
-planned deletion is one row of `PLAN`; storage checks it again before it deletes anything.
+Pure: a rule reads no clock, no settings and no storage, so a test can run it on three rows. Ages
+are those that storage read by the time of each partition: the clock of the driver decides nothing.
+A planned deletion is one row of `PLAN`; storage checks it again before it deletes anything.
 """
 
 from typing import Final
@@ -26,7 +27,8 @@ PLAN: Final = (
     "first_offset",
     "messages",  # for queues 1, for old records their number
     "bytes",
-    "before_ms",
+    "before_ms",  # of a run its publish time, of a queue its last activity
+    "age_ms",  # of a queue or old records: the age from which they are removed
 )
 """The columns of a plan: one row per run, per queue, or per table of old records."""
 
@@ -41,42 +43,45 @@ LIMITS: Final = StructType(
 )
 """The columns of `topics`: the limits of the rules for runs."""
 
-_DAY_MS: Final = 86_400_000
+DAY_MS: Final = 86_400_000
 
 
-def expired(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+def expired(runs: DataFrame, topics: DataFrame) -> DataFrame:
     """R1: older than `retention_seconds`, settled or not."""
-    return _planned_runs(_with_limits(runs, topics), F.when(_is_expired(now_ms), EXPIRED))
+    return _planned_runs(_with_limits(runs, topics), F.when(_is_expired(), EXPIRED))
 
 
-def completed(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+def completed(runs: DataFrame, topics: DataFrame) -> DataFrame:
     """R2: settled by every group, at least one, and older than `completed_retention_seconds`."""
-    return _planned_runs(_with_limits(runs, topics), F.when(_is_completed(now_ms), COMPLETED))
+    return _planned_runs(_with_limits(runs, topics), F.when(_is_completed(), COMPLETED))
 
 
-def expired_or_completed(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+def expired_or_completed(runs: DataFrame, topics: DataFrame) -> DataFrame:
     """R1 and R2 over one read; runs that match both count as expired."""
-    kind = F.when(_is_expired(now_ms), EXPIRED).when(_is_completed(now_ms), COMPLETED)
+    kind = F.when(_is_expired(), EXPIRED).when(_is_completed(), COMPLETED)
     return _planned_runs(_with_limits(runs, topics), kind)
 
 
-def waiting_too_long(runs: DataFrame, topics: DataFrame, now_ms: int) -> DataFrame:
+def waiting_too_long(runs: DataFrame, topics: DataFrame) -> DataFrame:
     """R5: unsettled in some group, or without any group, after `max_wait_time_seconds`."""
     due = (
-        _is_older(F.col("max_wait_time_seconds"), now_ms)
+        _is_older(F.col("max_wait_time_seconds"))
         & ((F.col("groups") == 0) | (F.col("waiting_groups") > 0))
         & ~F.col("held")
     )
     return _planned_runs(_with_limits(runs, topics), F.when(due, MAX_WAIT_TIME_EVICTION))
 
 
-def inactive_queues(queues: DataFrame, days: int, now_ms: int) -> DataFrame:
-    """R3: no messages, none scheduled, and no activity for `days` days."""
-    last_activity_ms = F.unix_millis("last_activity")
+def inactive_queues(queues: DataFrame, days: int) -> DataFrame:
+    """R3: no messages, none scheduled, no client, and no activity for `days` days.
+
+    A queue in use is left out and not only refused by storage: a cap would fill with such queues.
+    """
     due = (
         (F.col("messages") == 0)
         & (F.col("scheduled") == 0)
-        & (last_activity_ms <= now_ms - days * _DAY_MS)
+        & ~F.col("in_use")
+        & (F.col("age_ms") >= days * DAY_MS)
     )
     return queues.where(due).select(
         "partition",
@@ -88,15 +93,14 @@ def inactive_queues(queues: DataFrame, days: int, now_ms: int) -> DataFrame:
         F.lit(0).cast("bigint").alias("first_offset"),
         F.lit(1).cast("bigint").alias("messages"),
         "bytes",
-        last_activity_ms.alias("before_ms"),
+        F.unix_millis("last_activity").alias("before_ms"),
+        F.lit(days * DAY_MS).cast("bigint").alias("age_ms"),
     )
 
 
-def old_records(records: DataFrame, days: int, now_ms: int) -> DataFrame:
-    """R4: `records` (partition, table, time) older than `days` days, one row per table."""
-    before_ms = now_ms - days * _DAY_MS
-    old = records.where(F.unix_millis("time") < before_ms)
-    counted = old.groupBy("partition", "table").agg(F.count("*").alias("messages"))
+def old_records(records: DataFrame, days: int) -> DataFrame:
+    """R4: `records` (partition, table) that storage found to be `days` days old, counted."""
+    counted = records.groupBy("partition", "table").agg(F.count("*").alias("messages"))
     return counted.select(
         "partition",
         F.col("table").alias("topic"),
@@ -107,7 +111,8 @@ def old_records(records: DataFrame, days: int, now_ms: int) -> DataFrame:
         F.lit(0).cast("bigint").alias("first_offset"),
         "messages",
         F.lit(0).cast("bigint").alias("bytes"),
-        F.lit(before_ms).cast("bigint").alias("before_ms"),
+        F.lit(0).cast("bigint").alias("before_ms"),
+        F.lit(days * DAY_MS).cast("bigint").alias("age_ms"),
     )
 
 
@@ -129,22 +134,23 @@ def _with_limits(runs: DataFrame, topics: DataFrame) -> DataFrame:
     return runs.join(F.broadcast(topics), "topic")
 
 
-def _is_expired(now_ms: int) -> Column:
-    older = _is_older(F.col("retention_seconds"), now_ms)
+def _is_expired() -> Column:
+    older = _is_older(F.col("retention_seconds"))
     return F.col("retention_enabled") & older & ~F.col("held")
 
 
-def _is_completed(now_ms: int) -> Column:
+def _is_completed() -> Column:
     settled = (F.col("groups") > 0) & (F.col("waiting_groups") == 0)
-    older = _is_older(F.col("completed_retention_seconds"), now_ms)
+    older = _is_older(F.col("completed_retention_seconds"))
     return F.col("retention_enabled") & older & settled & ~F.col("held")
 
 
-def _is_older(limit_s: Column, now_ms: int) -> Column:
+def _is_older(limit_s: Column) -> Column:
     """Whether a run has reached the limit; 0 is no limit."""
-    return (limit_s > 0) & (F.unix_millis("publish_time") <= F.lit(now_ms) - limit_s * 1000)
+    return (limit_s > 0) & (F.col("age_ms") >= limit_s * 1000)
 
 
 def _planned_runs(runs: DataFrame, kind: Column) -> DataFrame:
     marked = runs.withColumn("retention_type", kind).where(F.col("retention_type").isNotNull())
-    return marked.withColumn("before_ms", F.unix_millis("publish_time")).select(*PLAN)
+    timed = marked.withColumn("before_ms", F.unix_millis("publish_time"))
+    return timed.withColumn("age_ms", F.lit(0).cast("bigint")).select(*PLAN)

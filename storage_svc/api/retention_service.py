@@ -54,6 +54,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             request.before_time.ToMilliseconds(),
             request.lmq_name,
             request.prefix,
+            request.age_ms_min,
         )
         if request.lmq_name:
             LmqName.parse(request.lmq_name)
@@ -198,4 +199,5 @@ def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:
         proto.range.end,
         proto.before_ms,
         table,
+        proto.age_ms,
     )

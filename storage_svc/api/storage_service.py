@@ -83,7 +83,9 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             request.incarnation,
             request.assignment_version,
         )
-        claimed = await partition.call(ClaimPartition(claim, request.held_epoch))
+        claimed = await partition.call(
+            ClaimPartition(claim, request.held_epoch, request.client_timeout_ms)
+        )
         return storage_pb2.ClaimPartitionResponse(
             broker_epoch=claimed.broker_epoch,
             health=encode_health(partition.health),

@@ -29,6 +29,7 @@ class ClaimPartition(NamedTuple):
 
     claim: Claim
     held_epoch: int = 0  # of the caller's last claim; 0 for its first
+    client_timeout_ms: int = 0
 
     async def apply(self, commit: CommitContext) -> Claimed:
         held, asked = commit.state.claim, self.claim
@@ -46,6 +47,7 @@ class ClaimPartition(NamedTuple):
             )
         if not same:
             commit.handles.forget_trackers()
+        commit.state.hold.begin(commit.now_ms, self.client_timeout_ms)
         commit.state.claim = asked
         commit.counters.broker_epoch += 1
         put_claim(commit.journal.batch, asked)

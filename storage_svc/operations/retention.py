@@ -66,6 +66,7 @@ class RetentionRow(NamedTuple):
     end_offset: int = 0
     before_ms: int = 0
     table: str = ""
+    age_ms: int = 0
 
 
 class ApplyRetention(NamedTuple):
@@ -85,6 +86,8 @@ class ApplyRetention(NamedTuple):
                     raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
             elif self.type in _OF_RUNS and row.first_offset >= row.end_offset:
                 raise InvalidArgument("a row of messages has a range", field="range")
+            if self.type not in _OF_RUNS and not row.age_ms:
+                raise InvalidArgument("a row of queues or records has an age", field="age_ms")
 
     async def apply(self, commit: CommitContext) -> RetentionApplied:
         if commit.deletions_refused is not None:
@@ -200,16 +203,17 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed 
     if handle is None:
         return None
     record = handle.state.record
-    if record.messages or record.scheduled or record.last_activity_ms > row.before_ms:
+    newest_ms = min(row.before_ms, commit.now_ms - row.age_ms)
+    if record.messages or record.scheduled or record.last_activity_ms > newest_ms:
         return None
-    if commit.handles.is_tracked(record.lmq_name):
-        return None  # a client uses it and would not be notified
+    if commit.state.is_in_use(record.lmq_name, commit.now_ms):
+        return None
     await delete_queue(commit, handle)
     return 0, 0
 
 
 async def _old_records(commit: CommitContext, row: RetentionRow) -> _Removed | None:
-    before = u64(row.before_ms)
+    before = u64(max(0, commit.now_ms - row.age_ms + 1))
     if row.table == "history":
         old = await history.delete_old(commit, before, RECORDS_PER_ROW_MAX)
     else:

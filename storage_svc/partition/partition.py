@@ -14,6 +14,7 @@ from storage_svc.engines.engine import Engines, Identity, Reader, Table
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
+from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.deadlines import Deadlines
@@ -69,6 +70,7 @@ class Partition:
         self._deadlines = Deadlines()
         """Those of the state, also while a fault is being recovered from."""
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
+        self._hold = BrokerHold()
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -176,7 +178,7 @@ class Partition:
     def disconnect(self, events: ExchangeEvents) -> None:
         self._exchanges.disconnect(events)
         if self._state is not None and not self.has_connected_broker:
-            self._state.handles.forget_trackers()
+            self._state.broker_gone()
             # From now on only sweeps expire reservations (V1).
             self.lifecycle.broker_disconnected(Table.DEADLINES, self._deadlines.earliest_ms())
 
@@ -286,11 +288,13 @@ class Partition:
             await state.engine.close()  # or it could never be opened again
             raise
         self._state, self._deadlines = state, state.deadlines
+        state.hold = self._hold
         self.health.openings += 1
         committed_ms = max(state.counters.time_ms, self.now_ms())
         suspicious = self._time.suspicious
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
         self._time.suspicious = suspicious
+        self._hold.restart(self.now_ms())
 
     def _faulty(self) -> TidemarkError:
         return self.health.refusal(self.number) or PartitionFaulty(

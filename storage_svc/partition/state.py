@@ -10,6 +10,7 @@ from storage_svc.engines.engine import Engine, Engines, Identity, Table
 from storage_svc.engines.keys import read_u64
 from storage_svc.engines.paging import scan_all
 from storage_svc.loading.handles import Handles
+from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.counters import Claim, Counters, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
@@ -33,6 +34,16 @@ class PartitionState:
     bodies: BodyCache = field(default_factory=BodyCache)
     due: DueIndexes = field(default_factory=DueIndexes)
     left_out: LeftOut = field(default_factory=LeftOut)
+    hold: BrokerHold = field(default_factory=BrokerHold)
+
+    def is_in_use(self, lmq_name: str, now_ms: int) -> bool:
+        """Whether a connected client uses the queue, or might: it would not notice its removal."""
+        return self.handles.is_tracked(lmq_name) or not self.hold.knows_clients(now_ms)
+
+    def broker_gone(self) -> None:
+        """No broker is connected: no queue is tracked until one loads it again."""
+        self.handles.forget_trackers()
+        self.hold.end()
 
 
 async def open_state(engines: Engines, identity: Identity) -> PartitionState:

@@ -28,6 +28,7 @@ SCHEMAS = {
             ("groups", pa.int32()),  # of the queue
             ("waiting_groups", pa.int32()),  # that have not settled the run
             ("held", pa.bool_()),  # by a live reservation, or for a sweep: no rule removes it
+            ("age_ms", pa.int64()),  # since its publish time, by the time of the partition
         ]
     ),
     TableName.GROUPS: pa.schema(
@@ -51,6 +52,8 @@ SCHEMAS = {
             ("create_time", _TIME),
             ("last_activity", _TIME),
             ("materialized", pa.bool_()),
+            ("in_use", pa.bool_()),  # by a connected client, as far as storage knows
+            ("age_ms", pa.int64()),  # since the last activity, by the time of the partition
         ]
     ),
     TableName.HISTORY: pa.schema(

@@ -54,6 +54,15 @@ class TableFilter(NamedTuple):
     before_ms: int = 0
     lmq_name: str = ""
     prefix: str = ""
+    age_ms_min: int = 0
+
+    def at(self, now_ms: int) -> "TableFilter":
+        """The same filter with its age as a time."""
+        if not self.age_ms_min:
+            return self
+        newest_ms = max(0, now_ms - self.age_ms_min)
+        before_ms = min(self.before_ms, newest_ms + 1) if self.before_ms else newest_ms + 1
+        return self._replace(before_ms=before_ms, age_ms_min=0)
 
     def has_queue(self, lmq_name: str) -> bool:
         return (
@@ -78,6 +87,7 @@ async def scan(
         raise InvalidArgument(f"no such columns: {sorted(unknown)}", field="columns")
     if name is TableName.SYSTEM_METRICS and (wanted.topic or wanted.lmq_name or wanted.prefix):
         raise InvalidArgument("rows of this table belong to no queue", field="topic")
+    wanted = wanted.at(partition.now_ms())
     source = _records if name in _RECORD_READERS else _queues
     pending: list[_Row] = []
     slice_began_ns = clock.monotonic_ns()
@@ -156,6 +166,7 @@ def _runs(
     partition: Partition, state: QueueState, headers: list[tuple[bytes, bytes]], wanted: TableFilter
 ) -> Iterator[_Row]:
     head = _head(partition, state.record)
+    now_ms = partition.now_ms()
     groups = state.groups.values()
     any_held = state.has_inflight
     exhausted = state.exhausted_runs()
@@ -172,6 +183,7 @@ def _runs(
                 len(groups),
                 sum(not group.has_settled(run) for group in groups) if groups else 0,
                 run.first_offset in exhausted or (any_held and state.is_held(run)),
+                max(0, now_ms - run.publish_time_ms),
             )
 
 
@@ -192,6 +204,7 @@ def _groups(partition: Partition, state: QueueState) -> Iterator[_Row]:
 
 def _queue(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[_Row]:
     if _in_time(record.last_activity_ms, wanted):
+        now_ms = partition.now_ms()
         yield (
             *_head(partition, record),
             record.messages,
@@ -201,6 +214,8 @@ def _queue(partition: Partition, record: QueueRecord, wanted: TableFilter) -> It
             record.create_time_ms * 1000,
             record.last_activity_ms * 1000,
             partition.state.handles.peek(record.lmq_name) is not None,
+            partition.state.is_in_use(record.lmq_name, now_ms),
+            max(0, now_ms - record.last_activity_ms),
         )
 
 

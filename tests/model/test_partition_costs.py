@@ -21,6 +21,7 @@ from storage_svc.operations.queues import Purge
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.retention import ApplyRetention, RetentionRow
 from storage_svc.operations.settle import Settle
+from storage_svc.partition.broker_hold import CLIENT_TIMEOUT_DEFAULT_MS
 from storage_svc.partition.partition import HOUSEKEEPING_MS
 from storage_svc.queue import group as group_module
 from storage_svc.queue.group import Group
@@ -120,7 +121,9 @@ async def test_removing_many_queues_in_one_commit_costs_what_one_costs_times_man
     queues = 50
     made = await life.do(*[Materialize(f"t/{number}", True) for number in range(queues)])
     life.partition.state.handles.forget_trackers()
-    inactive = [RetentionRow(queue_id=each.queue_id, before_ms=1 << 60) for each in made]
+    life.partition.state.hold.begin(life.partition.now_ms())
+    await life.clock.advance_ms(CLIENT_TIMEOUT_DEFAULT_MS)
+    inactive = [RetentionRow(queue_id=each.queue_id, before_ms=1 << 60, age_ms=1) for each in made]
     make_batch = Batch.__init__
 
     def make_counted(batch: Batch) -> None:

@@ -28,6 +28,7 @@ class Row(NamedTuple):
     messages: int
     bytes: int
     before_ms: int
+    age_ms: int = 0
 
 
 def run(first_offset: int, queue_id: int = 1, messages: int = 10, key: str = "") -> Row:
@@ -94,16 +95,20 @@ def test_partitions_topics_and_types_are_calls_of_their_own() -> None:
     assert calls[0].request.type == RETENTION_TYPE_EXPIRED
 
 
-def test_queues_and_records_say_up_to_which_time() -> None:
-    queue = Row(0, "t", "inactive_queue", "t/1", 1, "", 0, 1, 0, 77)
-    records = Row(0, "history", "old_records", "", 0, "", 0, 12, 0, 99)
+def test_queues_and_records_are_sent_with_their_age() -> None:
+    """R3, R4: storage compares it with its own clock."""
+    queue = Row(0, "t", "inactive_queue", "t/1", 1, "", 0, 1, 0, 77, 7)
+    records = Row(0, "history", "old_records", "", 0, "", 0, 12, 0, 0, 99)
 
     queues, old = calls_of([queue, queue._replace(queue_id=2), records])
 
     assert queues.request.type == RETENTION_TYPE_INACTIVE_QUEUE
-    assert [(row.queue_id, row.before_ms) for row in queues.request.rows] == [(1, 77), (2, 77)]
+    assert [(row.queue_id, row.before_ms, row.age_ms) for row in queues.request.rows] == [
+        (1, 77, 7),
+        (2, 77, 7),
+    ]
     (row,) = old.request.rows
-    assert (row.table, row.before_ms) == (SCAN_TABLE_NAME_HISTORY, 99)
+    assert (row.table, row.age_ms) == (SCAN_TABLE_NAME_HISTORY, 99)
 
 
 def test_a_lane_that_starts_over_is_a_row_of_its_own() -> None:

@@ -39,6 +39,16 @@ def test_a_rule_that_takes_something_needs_no_reason() -> None:
     ]
 
 
+def test_queues_of_deleted_topics_are_counted() -> None:
+    """R3, R8."""
+    counts = {("gone", "inactive_queue"): 2}
+
+    assert explain([Topic("t")], ["inactive_queue"], counts, DAYS) == [
+        Finding("t", "inactive_queue", 0, "too young"),
+        Finding("gone", "inactive_queue", 2),
+    ]
+
+
 def test_records_are_found_by_table() -> None:
     counts = {("history", "old_records"): 2}
 

@@ -21,7 +21,7 @@ from tests.support.storage_client import (
     settle,
 )
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
-from tidemark.api.storage.v1.exchange_pb2 import Purge
+from tidemark.api.storage.v1.exchange_pb2 import Materialize, Purge
 from tidemark.api.storage.v1.retention_pb2 import (
     ListRetentionHistoryRequest,
     MetricRow,
@@ -31,8 +31,10 @@ from tidemark.api.storage.v1.retention_pb2 import (
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX, ConfirmPartitionTimeRequest
 from tidemark.clock import ManualClock
 from tidemark.errors import QueueNotFound
+from tidemark.settings import RetentionSettings
 
 DAY_MS = 86_400_000
+CLIENT_TIMEOUT_MS = 30_000
 
 
 async def history(storage: RunningStorage) -> dict[tuple[str, str], int]:
@@ -146,10 +148,13 @@ async def test_a_dry_run_says_what_is_due_and_why_the_rest_is_not(
 async def test_inactive_queues_and_old_records_leave_after_their_days(
     storage: RunningStorage, clock: ManualClock, retention: RunPass
 ) -> None:
-    """R3, R4: the queue that is used, and what is younger than its limit, stay."""
+    """R3, R4, R7: queues that are used or have a client, and younger ones, stay."""
     await storage.create_topic("jobs")
     figure = MetricRow(instance="i", name="n", samples=1, min=1, max=1, mean=1, last=1)
     async with storage.exchange(0) as exchange:
+        create = Materialize(lmq_name="jobs/consumed", create=True)
+        await exchange.ask(operation(materialize=create))
+        await clock.advance_ms(1)
         for name in ("jobs/idle", "jobs/used"):
             await exchange.ask(append(name, b"x"))
             await taken_and_settled(exchange, name)
@@ -160,12 +165,18 @@ async def test_inactive_queues_and_old_records_leave_after_their_days(
     async with storage.exchange(0) as exchange:
         await exchange.ask(append("jobs/used", b"y"))
         await taken_and_settled(exchange, "jobs/used")
-
-    week = await retention()
+        await exchange.ask(operation(materialize=Materialize(lmq_name="jobs/consumed")))
+        too_soon = await retention()
+        await clock.advance_ms(CLIENT_TIMEOUT_MS)
+        # The oldest queue has a client: it must not take the place of one that can be removed.
+        passes = [await retention(retention_pass_limit=1) for _ in range(2)]
     await days_later(storage, clock, 84)
     quarter = await retention(partition_cleanup_days=0)
 
-    assert week.counts == {"expired": 0, "completed": 0, "inactive_queue": 2, "old_records": 0}
+    nothing = {"expired": 0, "completed": 0, "inactive_queue": 0, "old_records": 0}
+    assert too_soon.counts == nothing
+    assert [each.counts for each in passes] == [{**nothing, "inactive_queue": 1}] * 2
+    assert (await storage.queue("jobs/consumed")).queue.messages == 0
     with pytest.raises(QueueNotFound):
         await storage.queue("jobs/idle")
     assert (await storage.queue("jobs/used")).queue.messages == 0
@@ -248,11 +259,12 @@ async def test_what_happens_between_plan_and_apply_is_respected(
             await exchange.ask(append(name, b"x"))
             await exchange.ask(operation(purge=Purge(lmq_name=name)))
         await days_later(storage, clock, 8)
+        await clock.advance_ms(CLIENT_TIMEOUT_MS)
         job = jobs()
 
         def planned() -> Any:
             topics = find_topics(storage.address)
-            plan = job.plan_retention(topics, clock.wall_ms())
+            plan = job.plan_retention(topics)
             assert plan is not None
             return spark.createDataFrame(plan.collect(), plan.schema)
 
@@ -283,3 +295,25 @@ async def test_what_happens_between_plan_and_apply_is_respected(
     assert removed["old/a", "expired"] == 2
     with pytest.raises(QueueNotFound):
         await storage.queue("old/idle")
+
+
+async def test_the_clock_of_the_driver_decides_nothing(
+    storage: RunningStorage, spark: SparkSession, clock: ManualClock
+) -> None:
+    """R9: a driver that is 100 days ahead finds nothing due, whatever the rule."""
+    await storage.create_topic("jobs", retention_enabled=True, retention_seconds=86_400)
+    settings = RetentionSettings(storage_address=storage.address)
+    ahead = Jobs(spark, settings, ManualClock(clock.wall_ms() + 100 * DAY_MS))
+    async with storage.exchange(0) as exchange:
+        await exchange.ask(append("jobs/full", b"x"))
+        await exchange.ask(append("jobs/idle", b"x"))
+        await taken_and_settled(exchange, "jobs/idle")
+        await exchange.ask(operation(purge=Purge(lmq_name="jobs/idle")))
+        await clock.advance_ms(CLIENT_TIMEOUT_MS)
+
+        done = await asyncio.to_thread(ahead.retention)
+
+    assert set(done.counts.values()) == {0}
+    assert (await storage.queue("jobs/full")).queue.messages == 1
+    assert (await storage.queue("jobs/idle")).queue.messages == 0
+    assert await history(storage) == {("jobs/idle", "purge"): 1}

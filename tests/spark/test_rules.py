@@ -15,7 +15,7 @@ DAY_MS = 86_400_000
 RUNS = TABLES["runs"].schema
 QUEUES = TABLES["queues"].schema
 
-Rule = Callable[[DataFrame, DataFrame, int], DataFrame]
+Rule = Callable[[DataFrame, DataFrame], DataFrame]
 
 
 def at(time_ms: int) -> datetime:
@@ -27,7 +27,7 @@ def run(offset: int, age_ms: int, *, topic: str = "t", **fields: Any) -> tuple[A
     facts = {"groups": 1, "waiting_groups": 1, "held": False, **fields}
     published = at(NOW_MS - age_ms)
     head = (0, topic, f"{topic}/q", 7, "", offset, 10, 100, published)
-    return (*head, facts["groups"], facts["waiting_groups"], facts["held"])
+    return (*head, facts["groups"], facts["waiting_groups"], facts["held"], age_ms)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def due(spark: SparkSession) -> Callable[..., list[int]]:
             **limits,
         }
         topics = spark.createDataFrame([("t", *known.values())], rules.LIMITS)
-        plan = rule(spark.createDataFrame(runs, RUNS), topics, NOW_MS)
+        plan = rule(spark.createDataFrame(runs, RUNS), topics)
         assert tuple(plan.columns) == rules.PLAN
         return sorted(row["first_offset"] for row in plan.collect())
 
@@ -89,7 +89,7 @@ def test_what_is_expired_and_completed_counts_once_as_expired(
     runs = [run(0, 20_000, waiting_groups=0), run(1, 6_000, waiting_groups=0), run(2, 6_000)]
     topics = spark.createDataFrame([("t", True, 10, 5, 0)], rules.LIMITS)
 
-    plan = rules.expired_or_completed(spark.createDataFrame(runs, RUNS), topics, NOW_MS)
+    plan = rules.expired_or_completed(spark.createDataFrame(runs, RUNS), topics)
 
     found = {row["first_offset"]: row["retention_type"] for row in plan.collect()}
     assert found == {0: "expired", 1: "completed"}
@@ -115,9 +115,11 @@ def test_waiting_runs_are_unsettled_somewhere_or_without_a_group(
 def test_inactive_queues_are_empty_and_long_unused(spark: SparkSession) -> None:
     """R3."""
 
-    def queue(name: str, idle_ms: int, messages: int = 0, scheduled: int = 0) -> tuple[Any, ...]:
+    def queue(
+        name: str, idle_ms: int, messages: int = 0, scheduled: int = 0, in_use: bool = False
+    ) -> tuple[Any, ...]:
         used = at(NOW_MS - idle_ms)
-        return (0, "t", name, 7, messages, 0, scheduled, 5, used, used, False)
+        return (0, "t", name, 7, messages, 0, scheduled, 5, used, used, False, in_use, idle_ms)
 
     week = 7 * DAY_MS
     queues = [
@@ -125,34 +127,35 @@ def test_inactive_queues_are_empty_and_long_unused(spark: SparkSession) -> None:
         queue("used since", week - 1),
         queue("full", week, messages=1),
         queue("waiting", week, scheduled=1),
+        queue("with a client", week, in_use=True),
     ]
 
-    plan = rules.inactive_queues(spark.createDataFrame(queues, QUEUES), 7, NOW_MS)
+    plan = rules.inactive_queues(spark.createDataFrame(queues, QUEUES), 7)
 
     (row,) = plan.collect()
     assert tuple(plan.columns) == rules.PLAN
     assert (row["lmq_name"], row["before_ms"]) == ("at the limit", NOW_MS - week)
+    assert row["age_ms"] == week
 
 
 def test_old_records_are_counted_per_partition_and_table(spark: SparkSession) -> None:
-    """R4: before the limit, not at it."""
-    old, young = at(NOW_MS - DAY_MS - 1), at(NOW_MS - DAY_MS)
-    records = [(0, "history", old), (0, "history", old), (1, "history", old), (1, "x", young)]
-    frame = spark.createDataFrame(records, "partition int, table string, time timestamp")
+    """R4."""
+    records = [(0, "history"), (0, "history"), (1, "history")]
+    frame = spark.createDataFrame(records, "partition int, table string")
 
-    plan = rules.old_records(frame, 1, NOW_MS)
+    plan = rules.old_records(frame, 1)
 
     assert tuple(plan.columns) == rules.PLAN
     found = {(row["partition"], row["topic"], row["messages"]) for row in plan.collect()}
     assert found == {(0, "history", 2), (1, "history", 1)}
-    assert {row["before_ms"] for row in plan.collect()} == {NOW_MS - DAY_MS}
+    assert {row["age_ms"] for row in plan.collect()} == {DAY_MS}
 
 
 def test_a_capped_plan_takes_the_oldest_until_the_limit_is_reached(spark: SparkSession) -> None:
     """R7: the run that reaches it is the last one; none of them is put off for ever."""
     topics = spark.createDataFrame([("t", True, 1, 0, 0)], rules.LIMITS)
     runs = spark.createDataFrame([run(n, 5_000 - n) for n in range(4)], RUNS)
-    plan = rules.expired(runs, topics, NOW_MS)
+    plan = rules.expired(runs, topics)
 
     def taken(limit: int) -> list[int]:
         return sorted(row["first_offset"] for row in rules.capped(plan, limit).collect())

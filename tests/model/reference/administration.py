@@ -67,6 +67,7 @@ def remove_queue(model: ModelState, asked: RemoveQueue, _: object) -> object:
     model.expired += (each.reservation_id for each in queue.live)
     messages = sum(run.messages for run in queue.runs.values())
     messages += sum(run.messages for _, run in queue.scheduled.values())
+    model.count_deleted(queue, messages)
     return Removed(messages, sum(run.body_bytes for run in queue.runs.values()))
 
 

@@ -218,7 +218,7 @@ async def test_a_queue_with_a_waiting_consumer_is_not_inactive(
     consumer = await broker.waiting_consumer()
     found = await broker.topics.GetQueue(topic_pb2.GetQueueRequest(lmq_name=QUEUE))
     inactive = retention_pb2.RetentionRow(
-        queue_id=found.queue.queue_id, lmq_name=QUEUE, before_ms=1 << 60
+        queue_id=found.queue.queue_id, lmq_name=QUEUE, before_ms=1 << 60, age_ms=1
     )
 
     async with open_channel(stored.address) as channel:

@@ -124,6 +124,7 @@ class ScanTableRequest(_message.Message):
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
     LMQ_NAME_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    AGE_MS_MIN_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     table: Global___ScanTableName.ValueType
@@ -138,6 +139,10 @@ class ScanTableRequest(_message.Message):
     """Only rows of this queue. Default "": all."""
     prefix: _builtins.str
     """Only rows of queues whose name begins with this. Default "": all."""
+    age_ms_min: _builtins.int
+    """Only rows whose time is at least this long ago, in milliseconds by the time of the partition.
+    Default 0: all.
+    """
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Columns. Default empty: all."""
@@ -162,10 +167,11 @@ class ScanTableRequest(_message.Message):
         batch_rows: _builtins.int = ...,
         lmq_name: _builtins.str = ...,
         prefix: _builtins.str = ...,
+        age_ms_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "batch_rows", b"batch_rows", "before_time", b"before_time", "columns", b"columns", "lmq_name", b"lmq_name", "partition", b"partition", "prefix", b"prefix", "table", b"table", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "age_ms_min", b"age_ms_min", "batch_rows", b"batch_rows", "before_time", b"before_time", "columns", b"columns", "lmq_name", b"lmq_name", "partition", b"partition", "prefix", b"prefix", "table", b"table", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,18 +215,23 @@ class RetentionRow(_message.Message):
     BEFORE_MS_FIELD_NUMBER: _builtins.int
     TABLE_FIELD_NUMBER: _builtins.int
     FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """The queue's identity; another queue under the same name is not touched. 0 for old records."""
     lmq_name: _builtins.str
     """The queue's name, for the history."""
     before_ms: _builtins.int
     """Inactive queues: the last activity when it was read, Unix milliseconds; a no-op if there was
-    later activity. Old records: rows before this time are removed.
+    later activity. Otherwise unset.
     """
     table: Global___ScanTableName.ValueType
     """Old records: the table. Otherwise unspecified."""
     fairness_key: _builtins.str
     """The fairness key of the run."""
+    age_ms: _builtins.int
+    """Inactive queues and old records: the age from which they are removed, in milliseconds by the
+    time of the partition. 1 or more. Unset for messages, whose age is a setting of their topic.
+    """
     @_builtins.property
     def range(self) -> _action_pb2.OffsetRange:
         """The messages: at most 1 000 whole runs of one fairness key, each checked and removed on its
@@ -236,10 +247,11 @@ class RetentionRow(_message.Message):
         before_ms: _builtins.int = ...,
         table: Global___ScanTableName.ValueType = ...,
         fairness_key: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms", "fairness_key", b"fairness_key", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "fairness_key", b"fairness_key", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,6 +132,7 @@ class ClaimPartitionRequest(_message.Message):
     BROKER_ADDRESS_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
     HELD_EPOCH_FIELD_NUMBER: _builtins.int
+    CLIENT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     cluster_id: _builtins.str
@@ -149,6 +150,11 @@ class ClaimPartitionRequest(_message.Message):
     fenced since is rejected unless a newer assignment names it, so that two brokers do not fence
     each other in turn.
     """
+    client_timeout_ms: _builtins.int
+    """Time after which the broker considers a silent client gone, in milliseconds. Until the broker
+    has held the partition for this long, no queue is removed as inactive, because its clients may
+    not have reconnected yet. Default 0: 30 000.
+    """
     def __init__(
         self,
         *,
@@ -159,10 +165,11 @@ class ClaimPartitionRequest(_message.Message):
         broker_address: _builtins.str = ...,
         assignment_version: _builtins.int = ...,
         held_epoch: _builtins.int = ...,
+        client_timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "client_timeout_ms", b"client_timeout_ms", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
