@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from storage_svc import key_figures, metrics
@@ -61,7 +61,7 @@ async def storage(
     async with ChannelPool() as channels:
         tasks: list[asyncio.Task[None]] = []
         try:
-            await asyncio.gather(*(partition.open() for partition in held.values()))
+            await _open_all(held.values())
             await server.start()
             metrics.offer(held.values())
             _log.info("storage serves", extra={"address": server.address})
@@ -80,6 +80,14 @@ async def storage(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(partition.close() for partition in held.values()))
+
+
+async def _open_all(partitions: Collection[Partition]) -> None:
+    """Raises the first refusal, after all have ended: they share one database."""
+    opening = (partition.open() for partition in partitions)
+    for outcome in await asyncio.gather(*opening, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def _silence(settings: StorageSettings) -> SilencePolicy:

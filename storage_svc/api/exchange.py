@@ -174,7 +174,11 @@ class Exchange:
             next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
             if next_ms is not None:
                 frame.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
-        if events.health_changed:
+        if events.health_changed and frame.results:
+            # In a frame of its own: a broker that reads of a reopening drops its callers, and those
+            # whose results are in this frame have not seen them yet.
+            events.changed.set()
+        elif events.health_changed:
             events.health_changed = False
             frame.health.CopyFrom(codec.encode_health(self._partition.health))
         return frame if frame.ListFields() else None

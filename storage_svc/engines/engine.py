@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, Self
 
-FORMAT_VERSION = 4
+from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
+
+FORMAT_VERSION = 5
 """Version of the key and value layouts. An engine refuses data written in any other."""
 
 Row = tuple[bytes, bytes]
@@ -94,20 +96,36 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an engine takes up now, and its caps."""
+    """What an engine takes up now, and its caps. Partitions of a node may share all of it."""
 
     disk_free_bytes: int
     disk_total_bytes: int
     stored_bytes: int
     write_buffer_bytes: int
     write_buffer_bytes_max: int
-    cache_bytes: int  # shared by every partition of the process
+    cache_bytes: int
     cache_bytes_max: int
 
 
 class EngineClosed(RuntimeError):
     """The engine or the reader was used after it was closed: a programming error."""
 
+
+class EngineFailed(RuntimeError):
+    """A write or a sync of the engine has failed: nothing can be committed until it is opened
+    again. What raises this has written nothing."""
+
+
+REFUSALS = (
+    ClusterMismatch,
+    FormatNotSupported,
+    DataDirectoryInUse,
+    FileExistsError,
+    NotADirectoryError,
+    PermissionError,
+)
+"""Errors of `Engines.open` that come from a wrong setting. A process does not start with them; any
+other error is a fault of the data or the disk, which the process reports while it serves."""
 
 Operation = tuple[Table, bytes, bytes | None, bytes | None]
 """Table, key, value, range end. A put has a value, a range delete an end, a delete neither."""
@@ -209,6 +227,15 @@ class Engine(Protocol):
         commit fails too: close the engine and open it again. Range deletes slow reads down until
         the engine has written them out, which it does by itself: keep them for bulk.
         """
+        ...
+
+    async def verify(self) -> None:
+        """Confirm that a commit made now would be accepted; raises EngineFailed if not."""
+        ...
+
+    async def wait_failed(self) -> None:
+        """Return once nothing can be committed any more, also if another partition's commit was
+        the cause: close the engine and open it again."""
         ...
 
     def reader(self) -> Reader: ...

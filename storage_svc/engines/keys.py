@@ -11,11 +11,13 @@ length first; no key uses one.)
 
 from struct import Struct
 
+_u16 = Struct(">H")
 _u32 = Struct(">I")
 _u64 = Struct(">Q")
 _u64x2 = Struct(">QQ")
 _u64x3 = Struct(">QQQ")
 
+u16 = _u16.pack
 u32 = _u32.pack
 u64 = _u64.pack
 u64x2 = _u64x2.pack

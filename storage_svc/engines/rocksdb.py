@@ -1,45 +1,53 @@
-"""The embedded engine: RocksDB through `rocksdict`, one directory per partition.
+"""The embedded engine: RocksDB through `rocksdict`, one database for all partitions of a node.
 
-This module owns the files below the data directory; it and `rocksdb_files.py`, which holds the
-options, are the only ones that import rocksdict. There is one copy: losing the disk loses the data.
+This module owns the layout of the data directory, and when the database is opened and closed.
+`node_database.py` reads and writes it, `rocksdb_files.py` holds the options; no other module
+imports rocksdict. There is one copy: losing the disk loses the data.
 
-    <data directory>/partition-00000/
-        LOCK                  the fence: held by the one process that has the partition open
+    <data directory>/node/
+        LOCK                  the fence: held by the one process that has the directory open
         CURRENT, MANIFEST-*   which files make up the database
         *.log                 write-ahead log: what was committed and is not yet in tables
         *.sst                 tables, sorted and checksummed; a column family per `Table`
         LOG, LOG.old.*        RocksDB's own log for people, at most 4 MiB
         IDENTITY, OPTIONS-*, rocksdict-config.json   RocksDB's notes; nothing of ours is in them
 
-META holds one key of the engine's own, `identity`: u32 format version, u32 partition, u32
-partitions, text cluster id. The version stays in front in every format to come.
+Every key begins with its partition as u16. META holds one key of the engine's own per partition,
+`identity`: u32 format version, u32 partition, u32 partitions, text cluster id. It is written when
+the partition is created. Under the prefix 0xFFFF, which no partition has, META holds the `identity`
+of the node: the same without a partition. The version stays in front in every format to come.
 
-*Durability.* A commit is one WriteBatch written without sync on the event loop (microseconds), and
-`flush_wal(True)` in a thread: `write(sync=True)` would hold the interpreter lock for as long as the
-disk takes, `flush_wal` gives it up. A busy event loop returns the lock only after the switch
-interval, 5 ms by default: a service calls `sys.setswitchinterval(SWITCH_INTERVAL_S)`. All writes go
-through the one log, so tables need no atomic flush to agree after a crash. A write that RocksDB
-would stall is refused instead (`no_slowdown`) and tried again: stalled, it would hold the
-interpreter lock as well, and with it the other partitions.
+*Durability.* A gather of commits is one WriteBatch written without sync on the event loop
+(microseconds), and `flush_wal(True)` in a thread: `write(sync=True)` would hold the interpreter
+lock for as long as the disk takes, `flush_wal` gives it up. A busy event loop returns the lock only
+after the switch interval, 5 ms by default: a service calls
+`sys.setswitchinterval(SWITCH_INTERVAL_S)`. All writes go through the one log, so tables need no
+atomic flush to agree after a crash. A write that RocksDB would stall is refused instead
+(`no_slowdown`) and tried again: stalled, it would hold the interpreter lock as well.
+
+*Faults.* A failed write or sync ends the opening of the database for all partitions, which open
+their engines again: the first that does so reopens the database, the others wait for the same
+attempt. A bad block is a fault of the partitions that read it. A compaction that meets one ends the
+opening as well; the table is then reopened without compaction, so that the others continue.
 
 *Corruption is reported, never skipped.* Recovery accepts a torn end of the log and nothing else
 (`wal.py` closes a gap there); a scan asks the iterator for its status, because rocksdict's own row
 iterators end in silence at a block that fails its checksum.
 
-*Memory* does not grow with the number of queues: one block cache for the process, which also holds
-indexes and filters, and per partition the write buffers and at most `OPEN_FILES_MAX` open files.
+*Memory* grows neither with queues nor with partitions: a node has one block cache, which also holds
+indexes and filters, one set of write buffers, and at most `OPEN_FILES_MAX` open files.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import Context
 from pathlib import Path
-from shutil import disk_usage
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from rocksdict import Cache, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import Cache
 
 from storage_svc.engines.engine import (
     FORMAT_VERSION,
@@ -50,25 +58,26 @@ from storage_svc.engines.engine import (
     Table,
     Usage,
 )
-from storage_svc.engines.keys import read_text, read_u32, successor, text, u32
-from storage_svc.engines.rocksdb_files import MIB, Memory, open_database, stored_bytes, translated
+from storage_svc.engines.keys import read_text, read_u32, successor, text, u16, u32
+from storage_svc.engines.node_database import NodeDatabase
+from storage_svc.engines.rocksdb_files import MIB, Memory, open_database
 from tidemark.clock import SystemClock
-from tidemark.errors import ClusterMismatch, CommitOutcomeUnknown, DataCorrupt, FormatNotSupported
+from tidemark.errors import ClusterMismatch, DataCorrupt, DataDirectoryInUse, FormatNotSupported
 
 _log = logging.getLogger(__name__)
 
 BLOCK_CACHE_BYTES: Final = 64 * MIB
-WRITE_BUFFER_BYTES: Final = 32 * MIB
+WRITE_BUFFER_BYTES: Final = 64 * MIB
 CHUNK_BYTES_MAX: Final = 256 * 1024
 SWITCH_INTERVAL_S: Final = 0.0001
 
-_STALL_RETRY_MS = 2
-_IDENTITY = b"identity"
-_CLOCK = SystemClock()  # waits for a real disk, also where a test moves time by hand
+_NODE: Final = u16(0xFFFF)
+_IDENTITY: Final = b"identity"
+_CLOCK = SystemClock()
 
 
 class RocksEngines:
-    """Opens the partitions below one data directory. They share one block cache."""
+    """Opens the partitions of one data directory. The database is open while one of them is."""
 
     def __init__(
         self,
@@ -77,208 +86,180 @@ class RocksEngines:
         block_cache_bytes: int = BLOCK_CACHE_BYTES,
         write_buffer_bytes: int = WRITE_BUFFER_BYTES,
     ) -> None:
+        self.directory = data_directory / "node"
         self._data_directory = data_directory
         self._memory = Memory(Cache(block_cache_bytes), block_cache_bytes, write_buffer_bytes)
+        self._held: set[int] = set()
+        """The partitions that are open or being opened."""
+        self._database: NodeDatabase | None = None
+        self._change: asyncio.Task[None] | None = None
+        """An opening or closing of the database that is under way."""
+        self._uncompacted: frozenset[Table] = frozenset()
 
     async def open(self, identity: Identity) -> "RocksEngine":
-        directory = self.directory(identity.partition)
-        db = await asyncio.to_thread(open_database, directory, self._memory)
-        engine = RocksEngine(identity, directory, db, self._memory)
+        partition = identity.partition
+        if partition in self._held:
+            raise DataDirectoryInUse(f"{self.directory}: partition {partition} is open already")
+        self._held.add(partition)
         try:
+            engine = RocksEngine(identity, await self._open_database(), self)
             await engine.check_identity()
         except BaseException:
-            await engine.close()
+            await self.release(partition)
             raise
         return engine
 
-    def directory(self, partition: int) -> Path:
-        return self._data_directory / f"partition-{partition:05}"
+    async def release(self, partition: int) -> None:
+        """Give up a partition; the database is closed with the last one."""
+        self._held.discard(partition)
+        while not self._held and (self._database is not None or self._change is not None):
+            if self._change is None:
+                self._begin(self._close())
+            with suppress(Exception):  # of an opening; those who asked for it get the error
+                await self._changed()
+
+    async def _open_database(self) -> NodeDatabase:
+        """The open database. All who ask while it is being opened share the attempt."""
+        while self._database is None or self._database.has_failed or self._change is not None:
+            if self._change is None:
+                self._begin(self._reopen())
+            await self._changed()
+        return self._database
+
+    def _begin(self, change: Coroutine[object, object, None]) -> None:
+        # In a context of its own: it works for all partitions, not for the one that came first.
+        self._change = asyncio.get_running_loop().create_task(change, context=Context())
+
+    async def _changed(self) -> None:
+        assert self._change is not None, "a change is under way"
+        await asyncio.shield(self._change)
+
+    async def _reopen(self) -> None:
+        try:
+            await self._close_database()
+            await asyncio.to_thread(_refuse_older_layout, self._data_directory)
+            db = await asyncio.to_thread(
+                open_database, self.directory, self._memory, uncompacted=self._uncompacted
+            )
+            self._database = NodeDatabase(self.directory, db, self._memory)
+        finally:
+            self._change = None
+
+    async def _close(self) -> None:
+        try:
+            await self._close_database()
+        finally:
+            self._change = None
+
+    async def _close_database(self) -> None:
+        database, self._database = self._database, None
+        if database is None:
+            return
+        if damaged := database.damaged_tables() - self._uncompacted:
+            self._uncompacted |= damaged
+            _log.error(
+                "a bad block: its table is no longer compacted until the process restarts",
+                extra={"tables": sorted(damaged), "directory": str(self.directory)},
+            )
+        await database.close()
 
 
 class RocksEngine:
-    """One open partition. Reads and writes run on the event loop and never suspend; only waiting
-    for the disk happens in a thread of its own."""
+    """One partition of the database. Reads run on the event loop and never suspend."""
 
-    def __init__(self, identity: Identity, directory: Path, db: Rdict, memory: Memory) -> None:
+    def __init__(self, identity: Identity, database: NodeDatabase, engines: RocksEngines) -> None:
         self._identity = identity
-        self._directory = directory
-        self._memory = memory
-        self._db: Rdict | None = db
-        self._families = {table: db.get_column_family(table) for table in Table}
-        self._handles = {table: db.get_column_family_handle(table) for table in Table}
-        self._unstalled = WriteOptions()
-        self._unstalled.no_slowdown = True
-        self._writing = asyncio.Lock()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix=directory.name)
-        self._fault: str | None = None
+        self._prefix = u16(identity.partition)
+        self._opened_database: NodeDatabase | None = database
+        self._engines = engines
 
     @property
     def identity(self) -> Identity:
         return self._identity
 
     async def check_identity(self) -> None:
-        """Refuse data of another format, cluster or partition; mark a new database as ours."""
-        mine = self._identity
-        name = text(mine.cluster_id.encode())
-        expected = u32(FORMAT_VERSION) + u32(mine.partition) + u32(mine.partitions) + name
-        (stored,) = await self.load(Table.META, [_IDENTITY])
+        """Refuse data of another format, cluster or partition; mark new data as ours."""
+        mine, database = self._identity, self._database
+        cluster = u32(mine.partitions) + text(mine.cluster_id.encode())
+        (node,) = database.load(_NODE, Table.META, [_IDENTITY])
+        if node is None:
+            if not database.is_empty:
+                raise DataCorrupt(f"{database.directory} has lost its identity", file="CURRENT")
+            await database.commit(_NODE, _identity_row(u32(FORMAT_VERSION) + cluster))
+        else:
+            self._refuse_foreign(node, u32(FORMAT_VERSION) + cluster)
+        expected = u32(FORMAT_VERSION) + u32(mine.partition) + cluster
+        (stored,) = database.load(self._prefix, Table.META, [_IDENTITY])
         if stored is None:
-            if self._opened().latest_sequence_number() > 0:
-                raise DataCorrupt(f"{self._directory} has lost its identity", file="CURRENT")
-            first = Batch()
-            first.put(Table.META, _IDENTITY, expected)
-            await self.commit(first)
-        elif (version := read_u32(stored)) != FORMAT_VERSION:
+            if database.rows(self._prefix, Table.META, b"", None, 1):
+                raise DataCorrupt(
+                    f"{database.directory}: partition {mine.partition} has lost its identity",
+                    file="CURRENT",
+                )
+            await database.commit(self._prefix, _identity_row(expected))
+        else:
+            self._refuse_foreign(stored, expected)
+
+    def _refuse_foreign(self, stored: bytes, expected: bytes) -> None:
+        directory, mine = self._database.directory, self._identity
+        if (version := read_u32(stored)) != FORMAT_VERSION:
             raise FormatNotSupported(
-                f"{self._directory} is in format {version}, this version reads {FORMAT_VERSION}"
+                f"{directory} is in format {version}, this version reads {FORMAT_VERSION}"
             )
-        elif stored != expected:
-            cluster_id = read_text(stored, 12)[0].decode(errors="replace")
+        if stored != expected:
+            partitions_at = len(expected) - len(text(mine.cluster_id.encode())) - 4
+            cluster_id = read_text(stored, partitions_at + 4)[0].decode(errors="replace")
             raise ClusterMismatch(
-                f"{self._directory} holds partition {read_u32(stored, 4)} of {read_u32(stored, 8)} "
-                f"of cluster {cluster_id!r}, not partition {mine.partition} of {mine.partitions} "
-                f"of cluster {mine.cluster_id!r}"
+                f"{directory} belongs to cluster {cluster_id!r} with "
+                f"{read_u32(stored, partitions_at)} partitions, not to cluster "
+                f"{mine.cluster_id!r} with {mine.partitions}"
             )
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        family = self._family(table)
-        try:
-            values: list[bytes | None] = family.get(list(keys))
-        except Exception as error:
-            raise translated(error, self._directory) from error
-        return values
+        return self._database.load(self._prefix, table, keys)
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
-        return self.rows(table, start, end, limit)
+        return self._database.rows(self._prefix, table, start, end, limit)
 
-    def rows(
-        self,
-        table: Table,
-        start: bytes,
-        end: bytes | None,
-        limit: int,
-        *,
-        bytes_max: float = math.inf,
-        fill_cache: bool = True,
+    def scan_beside(
+        self, table: Table, start: bytes, end: bytes | None, limit: int, bytes_max: float
     ) -> list[Row]:
-        """At most `limit` rows, and none after the one that reaches `bytes_max`."""
-        family = self._family(table)
-        options: Any = ReadOptions()
-        options.fill_cache(fill_cache)
-        if end is not None:
-            options.set_iterate_upper_bound(end)
-        rows: list[Row] = []
-        size = 0
-        iterator = family.iter(options)
-        try:
-            iterator.seek(start)
-            while len(rows) < limit and size < bytes_max and (key := iterator.key()) is not None:
-                value = iterator.value()
-                rows.append((key, value))
-                size += len(key) + len(value)
-                iterator.next()
-            iterator.status()
-        except Exception as error:
-            raise translated(error, self._directory) from error
-        finally:
-            del iterator  # a traceback that is kept would keep the directory locked
-        return rows
+        """Rows for a reader: they do not displace what the writer has in the cache."""
+        return self._database.rows(
+            self._prefix, table, start, end, limit, bytes_max=bytes_max, fill_cache=False
+        )
 
     async def commit(self, batch: Batch) -> None:
-        if not batch:
-            return
-        async with self._writing:  # keeps the order of the calls where one of them waits
-            await self._write(batch)
-            db = self._opened()
-            durable = asyncio.get_running_loop().run_in_executor(self._disk, self._sync, db)
-        for table in batch.ranged_tables:
-            self._disk.submit(_flush, self._family(table))
-        await durable
+        database = self._database
+        if batch:
+            await database.commit(self._prefix, batch)
+
+    async def verify(self) -> None:
+        self._database.verify()
+
+    async def wait_failed(self) -> None:
+        await self._database.wait_failed()
 
     def reader(self) -> "RocksReader":
-        self._opened()
+        self._database.check_open()
         return RocksReader(self)
 
     def disk_free_bytes(self) -> int:
-        self._opened()
-        return disk_usage(self._directory).free
+        return self._database.disk_free_bytes()
 
     def usage(self) -> Usage:
-        self._opened()
-        disk = disk_usage(self._directory)
-        return Usage(
-            disk_free_bytes=disk.free,
-            disk_total_bytes=disk.total,
-            stored_bytes=stored_bytes(self._directory),
-            write_buffer_bytes=sum(
-                family.property_int_value("rocksdb.cur-size-all-mem-tables") or 0
-                for family in self._families.values()
-            ),
-            write_buffer_bytes_max=self._memory.write_buffer_bytes_max,
-            cache_bytes=self._memory.cache.get_usage(),
-            cache_bytes_max=self._memory.cache_bytes_max,
-        )
+        return self._database.usage()
 
     async def close(self) -> None:
-        db, self._db = self._db, None
-        if db is None:
-            return
-        # The directory stays locked while anything refers to the database: drop every handle.
-        self._handles.clear()
-        parts = [*self._families.values(), db]
-        self._families.clear()
-        released = asyncio.get_running_loop().run_in_executor(self._disk, _release, parts)
-        self._disk.shutdown(wait=False)
-        await asyncio.shield(released)
+        if self._opened_database is not None:
+            self._opened_database = None
+            await self._engines.release(self._identity.partition)
 
-    def _opened(self) -> Rdict:
-        if self._db is None:
-            raise EngineClosed(f"{self._directory} is closed")
-        return self._db
-
-    def _family(self, table: Table) -> Any:  # rocksdict's types know nothing of raw mode
-        self._opened()
-        return self._families[table]
-
-    async def _write(self, batch: Batch) -> None:
-        """Put the batch into the log and the write buffers; not yet on disk."""
-        while True:
-            db = self._opened()
-            if self._fault is not None:
-                raise self._outcome_unknown()
-            encoded = self._encoded(batch)  # rocksdict spends it, also where the write is refused
-            try:
-                return db.write(encoded, self._unstalled)
-            except Exception as error:
-                if "Write stall" not in str(error):
-                    self._fault = str(error)
-                    raise self._outcome_unknown() from error
-            await _CLOCK.sleep_ms(_STALL_RETRY_MS)
-
-    def _encoded(self, batch: Batch) -> WriteBatch:
-        encoded = WriteBatch(raw_mode=True)
-        put, delete, handles = encoded.put, encoded.delete, self._handles
-        for table, key, value, end in batch.operations:
-            if value is not None:
-                put(key, value, handles[table])
-            elif end is None:
-                delete(key, handles[table])
-            else:
-                encoded.delete_range(key, end, handles[table])
-        return encoded
-
-    def _sync(self, db: Rdict) -> None:
-        """Force the log to disk. Runs in the thread, in the order of the commits."""
-        if self._fault is not None:
-            raise self._outcome_unknown()
-        try:
-            db.flush_wal(True)
-        except Exception as error:
-            self._fault = str(error)
-            raise self._outcome_unknown() from error
-
-    def _outcome_unknown(self) -> CommitOutcomeUnknown:
-        return CommitOutcomeUnknown(f"{self._directory} must be opened again: {self._fault}")
+    @property
+    def _database(self) -> NodeDatabase:
+        if self._opened_database is None:
+            raise EngineClosed(f"partition {self._identity.partition} is closed")
+        return self._opened_database
 
 
 class RocksReader:
@@ -291,15 +272,13 @@ class RocksReader:
         return await self._opened().load(table, keys)
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
-        return self._opened().rows(table, start, end, limit, fill_cache=False)
+        return self._opened().scan_beside(table, start, end, limit, math.inf)
 
     async def scan_chunks(
         self, table: Table, start: bytes, end: bytes | None, *, chunk_rows: int = 512
     ) -> AsyncIterator[list[Row]]:
         # Each chunk seeks again: an iterator kept open would pin old versions, and the directory.
-        while chunk := self._opened().rows(
-            table, start, end, chunk_rows, bytes_max=CHUNK_BYTES_MAX, fill_cache=False
-        ):
+        while chunk := self._opened().scan_beside(table, start, end, chunk_rows, CHUNK_BYTES_MAX):
             start = successor(chunk[-1][0])
             yield chunk
             await _CLOCK.sleep_ms(0)
@@ -319,17 +298,18 @@ class RocksReader:
         return self._engine
 
 
-def _flush(family: Rdict) -> None:
-    """Have the write buffer written out: range deletes in it slow down every read."""
-    try:
-        family.flush(False)
-    except Exception as error:
-        _log.warning("cannot write out range deletes: %s", error)
+def _identity_row(value: bytes) -> Batch:
+    batch = Batch()
+    batch.put(Table.META, _IDENTITY, value)
+    return batch
 
 
-def _release(parts: list[Rdict]) -> None:
-    for part in parts:
-        try:
-            part.close()
-        except Exception as error:  # after a failed write closing fails as well, and still closes
-            _log.warning("closing after a fault: %s", error)
+def _refuse_older_layout(data_directory: Path) -> None:
+    """Formats before 5 had a database per partition."""
+    older = sorted(data_directory.glob("partition-[0-9]*"))
+    if older:
+        raise FormatNotSupported(
+            f"{older[0]} is in a format before {FORMAT_VERSION}, with a database per partition; "
+            f"this version reads {FORMAT_VERSION}. Start the version that wrote it to consume the "
+            f"messages, then move these directories out of {data_directory}"
+        )

@@ -1,10 +1,11 @@
-"""How a partition's RocksDB files are opened, and how its errors are translated.
+"""How the RocksDB files of a node are opened, and how RocksDB's errors are translated.
 
 This module owns every RocksDB option and the translation of errors; the layout is described at the
 head of `rocksdb.py`. It never reads or writes a key.
 """
 
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ from tidemark.errors import DataCorrupt, DataDirectoryInUse, DiskFull, FormatNot
 
 MIB: Final = 1024 * 1024
 WAL_BYTES_MAX: Final = 128 * MIB
-OPEN_FILES_MAX: Final = 256
+OPEN_FILES_MAX: Final = 512
+
+_NEVER: Final = 1 << 30  # files in level 0
 
 # Tables that are only scanned; the others answer "is this key there?" and get a bloom filter.
 _SCANNED = frozenset(
@@ -52,8 +55,9 @@ class Memory:
     write_buffer_bytes_max: int
 
 
-def open_database(directory: Path, memory: Memory) -> Rdict:
-    """The database; created if the directory holds none."""
+def open_database(directory: Path, memory: Memory, *, uncompacted: Collection[Table] = ()) -> Rdict:
+    """The database; created if the directory holds none. Tables in `uncompacted` are not compacted:
+    a compaction that meets a bad block would end all commits."""
     directory.mkdir(parents=True, exist_ok=True)
     logs = sorted(directory.glob("*.log"))
     exists = (directory / "CURRENT").exists()
@@ -64,6 +68,10 @@ def open_database(directory: Path, memory: Memory) -> Rdict:
         if wal.has_altered_length(log):
             raise DataCorrupt(f"{log} holds a record of the wrong length", file=log.name)
     families = {table.value: _family_options(table, memory) for table in Table}
+    for table in uncompacted:
+        families[table.value].set_disable_auto_compactions(True)
+        families[table.value].set_level_zero_slowdown_writes_trigger(_NEVER)
+        families[table.value].set_level_zero_stop_writes_trigger(_NEVER)
     try:
         return Rdict(str(directory), _database_options(memory, create=not exists), families)
     except Exception as error:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from storage_svc.engines.engine import Engines, Identity, Reader, Table
+from storage_svc.engines.engine import REFUSALS, Engine, Engines, Identity, Reader, Table
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
@@ -73,12 +73,19 @@ class Partition:
         self._hold = BrokerHold()
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[None] | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open the engine and start the writer. Raises what keeps the engine from opening."""
-        await self._load()
+        """Open the engine and start the writer. Raises only what a setting is to blame for; any
+        other fault is reported while the partition tries again."""
+        try:
+            await self._load()
+        except REFUSALS:
+            raise
+        except Exception as error:
+            self._not_opened(error)
         if self._await_sweep:
             self.health.add(FaultReason.AWAITING_SWEEP, "", self.now_ms())
         self._tasks = [
@@ -94,9 +101,9 @@ class Partition:
             writing, housekeeping = self._tasks
             housekeeping.cancel()
             await asyncio.gather(writing, housekeeping, return_exceptions=True)
-        if self._state is not None:
-            await self._state.engine.close()
-            self._state = None
+        state, self._state = self._state, None
+        if state is not None:
+            await self._close_engine(state.engine)
 
     # --- operations ----------------------------------------------------------------------------
 
@@ -214,6 +221,8 @@ class Partition:
     # --- commits -------------------------------------------------------------------------------
 
     async def _write(self) -> None:
+        if self._state is None:
+            await self._reopen()
         while frames := await self._writer.next_frames():
             try:
                 await self._writer.write(self._new_commit(), frames)
@@ -254,14 +263,28 @@ class Partition:
             # It broke before the commit: nothing was stored, so a repeat is safe.
             answer = PartitionFaulty(f"partition {self.number} failed to apply a frame")
         self.health.add(reason, str(error), self.now_ms())
-        self._exchanges.health_changed()
+        state, self._state = self._state, None
+        # Results before health: a broker that reads of a reopening drops its callers.
         for frame in frames:
             frame.fail(answer)
-        state, self._state = self._state, None
-        if state is not None:
-            await state.engine.close()
         self._writer.fail_submitted(self._faulty())
+        self._exchanges.health_changed()
+        if state is not None:
+            await self._close_engine(state.engine)
+        if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
+            await self._pause(_REOPEN_MS_MIN)
         await self._reopen()
+
+    async def _watch_engine(self, engine: Engine) -> None:
+        """Recover also where another partition's commit has failed the engine."""
+        await engine.wait_failed()
+        with suppress(TidemarkError):  # the recovery reports it
+            await self.submit([])  # the writer verifies the engine, which raises
+
+    async def _close_engine(self, engine: Engine) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        await engine.close()
 
     async def _reopen(self) -> None:
         wait_ms = _REOPEN_MS_MIN
@@ -269,16 +292,25 @@ class Partition:
             try:
                 await self._load()
             except Exception as error:  # of any kind: without its writer the partition hangs
-                self.health.add(FaultReason.OPEN_FAILED, str(error), self.now_ms())
-                _log.warning("not reopened", extra={"partition": self.number}, exc_info=error)
-                with suppress(TimeoutError):
-                    await self._clock.wait_for(self._stopping.wait(), wait_ms)
+                self._not_opened(error)
+                await self._pause(wait_ms)
                 wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
                 continue
             self.health.clear(FaultReason.COMMIT_FAILED, FaultReason.OPEN_FAILED)
             self.health.clear(FaultReason.DATA_CORRUPT)
             self._exchanges.health_changed()
             return
+
+    async def _pause(self, wait_ms: int) -> None:
+        """Wait, unless the partition is being closed."""
+        with suppress(TimeoutError):
+            await self._clock.wait_for(self._stopping.wait(), wait_ms)
+
+    def _not_opened(self, error: Exception) -> None:
+        corrupt = isinstance(error, DataCorrupt)
+        reason = FaultReason.DATA_CORRUPT if corrupt else FaultReason.OPEN_FAILED
+        self.health.add(reason, str(error), self.now_ms())
+        _log.warning("not opened", extra={"partition": self.number}, exc_info=error)
 
     async def _load(self) -> None:
         state = await open_state(self._engines, self.identity)
@@ -289,6 +321,7 @@ class Partition:
             raise
         self._state, self._deadlines = state, state.deadlines
         state.hold = self._hold
+        self._watch = asyncio.create_task(self._watch_engine(state.engine))
         self.health.openings += 1
         committed_ms = max(state.counters.time_ms, self.now_ms())
         suspicious = self._time.suspicious

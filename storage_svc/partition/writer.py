@@ -149,6 +149,8 @@ class Writer:
                 with traced.commit():
                     await commit.engine.commit(batch)
                 self.commits += 1
+            else:
+                await commit.engine.verify()
         # Results first: their callers wake first, so that results and events share a frame.
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():

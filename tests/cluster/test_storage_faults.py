@@ -1,9 +1,10 @@
 """Faults of the disk below a whole storage service: altered and torn logs, no space, foreign data.
 
-Whatever was answered is there, or the service says with the file's name why it is not; and what
-concerns one partition is no matter of the others.
+Whatever was answered is there, or the service reports with the file's name why it is not. The log
+and the disk are those of the node; a bad block concerns only the partitions that read it.
 """
 
+import asyncio
 import random
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from tests.support.storage_client import (
     CLUSTER_ID,
     ExchangeClient,
     RunningStorage,
+    StorageClient,
     append,
     apply_topic,
     payloads,
@@ -32,6 +34,7 @@ from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_FAULTY, PARTITION_S
 from tidemark.api.storage.v1.storage_pb2 import PeekQueueRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.local.service_process import ServiceFailed
+from tidemark.rpc import open_channel
 
 MIB = 1024 * 1024
 RUNS = 60
@@ -62,11 +65,11 @@ async def crashed(tmp_path: Path) -> Path:
 
 
 def log_of(data_dir: Path) -> Path:
-    return max(data_dir.glob("partition-00000/*.log"))
+    return max(data_dir.glob("node/*.log"))
 
 
 async def recovered(data_dir: Path) -> list[bytes]:
-    """What is there after the start; raises what keeps the service from starting."""
+    """What is there after the start; raises the fault of a partition that is not served."""
     storage = RunningStorage(data_dir, ManualClock())
     try:
         await storage.start()
@@ -111,10 +114,11 @@ async def test_a_flipped_byte_anywhere_in_the_log_is_never_a_silent_loss(
 
         try:
             assert await recovered(data_dir) == EVERYTHING
-        except errors.DataCorrupt as corrupt:
-            named.append(corrupt.metadata["file"])
+        except errors.PartitionFaulty as faulty:
+            named.append(faulty.detail)
 
-    assert set(named) == {log_of(crashed).name}
+    log_name = log_of(crashed).name
+    assert all("DATA_CORRUPT" in detail and log_name in detail for detail in named)
     assert len(named) > 25
 
 
@@ -138,17 +142,80 @@ def complaints(log_file: Path) -> list[str]:
     return [line for line in log_file.read_text().splitlines() if not line.startswith("{")]
 
 
-async def test_a_process_refuses_an_altered_log_with_the_name_of_the_file(
-    crashed: Path, tmp_path: Path
+async def test_a_process_with_an_altered_log_serves_and_reports_every_partition_with_the_file(
+    tmp_path: Path,
 ) -> None:
-    log = log_of(crashed)
-    data = bytearray(log.read_bytes())
+    """S2, L4: the log is that of the node; restored, all partitions serve without a restart."""
+    storage = RunningStorage(tmp_path / "live", ManualClock(), partitions=3)
+    await storage.start()
+    await storage.create_topic("jobs")
+    shutil.copytree(tmp_path / "live", tmp_path / "crashed")
+    await storage.stop()
+    log = log_of(tmp_path / "crashed")
+    intact = log.read_bytes()
+    data = bytearray(intact)
     data[len(data) // 2] ^= 0xFF
     log.write_bytes(data)
 
-    line = await start_refused(crashed, tmp_path / "storage.log")
+    process = storage_process(tmp_path / "crashed", tmp_path / "storage.log", partitions="3")
+    await process.start()
+    try:
+        await process.wait_healthy()
+        async with open_channel(process.address) as channel:
+            client = StorageClient(channel)
+            held = [await client.info(number) for number in range(3)]
+            for each in held:
+                assert each.state == PARTITION_STATE_FAULTY
+                assert [fault.reason for fault in each.faults] == ["DATA_CORRUPT"]
+                assert log.name in each.faults[0].detail
+            with pytest.raises(errors.PartitionFaulty, match=log.name):
+                await client.claim(1)
 
-    assert log.name in line
+            log.write_bytes(intact)
+            async with asyncio.timeout(60):
+                for number in range(3):
+                    while (await client.info(number)).state != PARTITION_STATE_SERVING:
+                        await SystemClock().sleep_ms(20)
+            await client.claim(1)
+    finally:
+        await process.kill()
+
+
+async def test_a_bad_block_makes_only_the_partition_faulty_that_reads_it(tmp_path: Path) -> None:
+    """L1, L4: the other partitions of the node publish and deliver."""
+    storage = RunningStorage(tmp_path / "data", SystemClock(), partitions=3)
+    await storage.start()
+    topic = await storage.create_topic("jobs")
+    keys = [random.Random(SEED + number).randbytes(30).hex() for number in range(300)]
+    for partition in range(3):
+        async with storage.exchange(partition) as exchange:
+            await apply_topic(exchange, topic)
+            await exchange.ask_all(*(append("jobs", b"x", fairness_key=key) for key in keys))
+    await storage.stop()
+    headers = max((tmp_path / "data/node").glob("*.sst"), key=lambda file: file.stat().st_size)
+    data = bytearray(headers.read_bytes())
+    data[len(data) // 2] ^= 0xFF  # in the run headers of the second of three partitions
+    headers.write_bytes(data)
+
+    await storage.start()
+    async with (
+        storage.exchange(0) as before,
+        storage.exchange(1) as damaged,
+        storage.exchange(2) as behind,
+    ):
+        assert (await damaged.healths.get()).state == PARTITION_STATE_SERVING
+        (failed,) = await damaged.ask_all(reserve("jobs", 300))
+        health = await damaged.healths.get()
+
+        assert isinstance(failed, errors.DataCorrupt)
+        assert health.state == PARTITION_STATE_FAULTY
+        assert [fault.reason for fault in health.faults] == ["DATA_CORRUPT"]
+        assert headers.name in health.faults[0].detail
+        for exchange in (before, behind):
+            got = (await exchange.ask(reserve("jobs", 300))).slices
+            assert sum(len(payloads(each.body)) for each in got) == 300
+            assert (await exchange.ask(append("jobs", b"new"))).first_offset == 300
+    await storage.stop()
 
 
 # --- data of others -------------------------------------------------------------------------------
@@ -166,7 +233,7 @@ async def test_a_process_refuses_another_number_of_partitions(
 ) -> None:
     line = await start_refused(crashed, tmp_path / "storage.log", partitions="2")
 
-    assert "of 1 of cluster" in line
+    assert "with 1 partitions" in line
 
 
 @pytest.mark.parametrize("version", [2, FORMAT_VERSION + 1], ids=["older", "newer"])
@@ -187,6 +254,17 @@ async def test_a_process_refuses_data_of_another_format(
     assert f"is in format {version}, this version reads {FORMAT_VERSION}" in line
 
 
+async def test_a_process_refuses_the_directories_of_an_older_layout(tmp_path: Path) -> None:
+    """S2: formats before 5 had a database per partition; nothing is converted or deleted."""
+    older = tmp_path / "data" / "partition-00000"
+    older.mkdir(parents=True)
+
+    line = await start_refused(tmp_path / "data", tmp_path / "storage.log")
+
+    assert f"{older} is in a format before 5" in line
+    assert "move these directories" in line
+
+
 async def test_two_processes_never_share_a_data_directory(tmp_path: Path) -> None:
     storage = RunningStorage(tmp_path / "data", ManualClock())
     await storage.start()
@@ -202,7 +280,7 @@ async def test_two_processes_never_share_a_data_directory(tmp_path: Path) -> Non
 
 @contextmanager
 def small_disk(directory: Path, mebibytes: int) -> Iterator[None]:
-    directory.mkdir(parents=True)
+    directory.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(directory)]
     if shutil.which("mount") is None:
         pytest.skip("there is no mount")
@@ -225,32 +303,39 @@ async def fill_up(exchange: ExchangeClient) -> tuple[int, errors.TidemarkError]:
         answered += 1
 
 
-async def test_a_full_disk_makes_its_partition_faulty_until_there_is_space(
+async def test_a_full_disk_makes_the_partitions_of_its_node_faulty_until_there_is_space(
     tmp_path: Path,
 ) -> None:
-    """S2, L1, L4: an unknown outcome to who waits, no loss, and no matter of other partitions."""
+    """S2, L4: an unknown outcome to who waits, every partition reports the reason, also one that
+    had nothing to write, and nothing is lost."""
     data_dir = tmp_path / "data"
-    with small_disk(data_dir / "partition-00000", mebibytes=64):
-        ballast = data_dir / "partition-00000" / "ballast"
+    with small_disk(data_dir, mebibytes=64):
+        ballast = data_dir / "ballast"
         ballast.write_bytes(bytes(32 * MIB))
         storage = RunningStorage(data_dir, SystemClock(), partitions=2, write_buffer_bytes=4 * MIB)
         await storage.start()
         topic = await storage.create_topic("jobs")
         async with storage.exchange(partition=1) as other:
             await apply_topic(other, topic)
+            await other.ask(append("jobs/beside", b"x"))
             async with storage.exchange() as exchange:
                 assert (await exchange.healths.get()).state == PARTITION_STATE_SERVING
+                assert (await other.healths.get()).state == PARTITION_STATE_SERVING
 
                 answered, failure = await fill_up(exchange)
 
                 assert isinstance(failure, errors.CommitOutcomeUnknown)
-                assert (await exchange.healths.get()).state == PARTITION_STATE_FAULTY
-                beside = await other.ask(append("jobs/beside", b"x"))
-                assert beside.first_offset == 0
+                for each in (exchange, other):
+                    health = await each.healths.get()
+                    assert health.state == PARTITION_STATE_FAULTY
+                    assert "No space left on device" in health.faults[0].detail
+                (refused,) = await other.ask_all(append("jobs/beside", b"y"))
+                assert isinstance(refused, errors.PartitionFaulty)
 
                 ballast.unlink()
-                while (await exchange.healths.get()).state != PARTITION_STATE_SERVING:
-                    pass
+                for each in (exchange, other):
+                    while (await each.healths.get()).state != PARTITION_STATE_SERVING:
+                        pass
 
             async with storage.exchange() as healed:
                 got = await everything(healed)

@@ -211,6 +211,16 @@ async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(engine: Eng
     assert max([await turns_during_a_commit() for _ in range(10)]) > 2
 
 
+async def test_an_engine_that_works_can_be_verified_and_has_not_failed(engine: Engine) -> None:
+    failed = asyncio.ensure_future(engine.wait_failed())
+    await engine.commit(puts(Table.QUEUES, (b"a", b"1")))
+
+    await engine.verify()
+
+    assert not failed.done()
+    failed.cancel()
+
+
 # --- readers --------------------------------------------------------------------------------------
 
 
@@ -338,6 +348,8 @@ async def test_a_closed_engine_refuses_everything_and_may_be_closed_again(engine
         await reader.scan(Table.QUEUES, b"", None, limit=1)
     with pytest.raises(EngineClosed):
         engine.reader()
+    with pytest.raises(EngineClosed):
+        await engine.verify()
 
 
 async def test_a_reader_left_open_does_not_keep_the_partition(subject: Subject) -> None:

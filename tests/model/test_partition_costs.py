@@ -142,7 +142,7 @@ async def test_a_disk_that_cannot_be_looked_at_for_a_moment_does_not_end_houseke
     life: Life, tmp_path: Path
 ) -> None:
     """S3, I9: the watermark is watched and idle queues are unloaded for as long as it serves."""
-    directory = tmp_path / "partition-00000"
+    directory = tmp_path / "node"
     await life.topic("brief", idle_after_ms=HOUSEKEEPING_MS)
     await life.do(life.run("brief", 1))
     await life.clock.until_sleepers(1)

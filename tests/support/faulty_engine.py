@@ -10,7 +10,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table, Usage
+from storage_svc.engines.engine import (
+    Batch,
+    Engine,
+    EngineFailed,
+    Engines,
+    Identity,
+    Reader,
+    Row,
+    Table,
+    Usage,
+)
 from tidemark.errors import CommitOutcomeUnknown
 
 
@@ -29,6 +39,8 @@ class FaultyEngines:
         """How the next commit fails, of whichever engine; None after it has, and by default."""
         self.is_meant: Callable[[Batch], bool] = lambda _: True
         """Which commit `next_commit` is for, where others may come before it; by default any."""
+        self.only: int | None = None
+        """The partition that `next_commit` and the gate are for; None for all."""
         self.next_openings: list[Exception] = []
         """How the next openings fail, one after the other."""
         self.next_looks: list[Exception] = []
@@ -67,10 +79,12 @@ class FaultyEngine:
         return await self._engine.scan(table, start, end, limit=limit)
 
     async def commit(self, batch: Batch) -> None:
-        if not self._controls.gate.is_set():
+        concerned = self._controls.only in (None, self.identity.partition)
+        if concerned and not self._controls.gate.is_set():
             self._controls.waiting.set()
             await self._controls.gate.wait()
-        fault = self._controls.next_commit if self._controls.is_meant(batch) else None
+        meant = concerned and self._controls.is_meant(batch)
+        fault = self._controls.next_commit if meant else None
         if fault is not None:
             self._controls.next_commit = None
         if fault is Fault.BEFORE_WRITING or self._broken:
@@ -79,6 +93,14 @@ class FaultyEngine:
         if fault is Fault.AFTER_WRITING:
             self._fail()
         self._controls.commits += 1
+
+    async def verify(self) -> None:
+        if self._broken:
+            raise EngineFailed("the disk failed, as it was told to")
+        await self._engine.verify()
+
+    async def wait_failed(self) -> None:
+        await self._engine.wait_failed()
 
     def reader(self) -> Reader:
         return self._engine.reader()

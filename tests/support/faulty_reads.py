@@ -61,6 +61,12 @@ class _Engine:
     async def commit(self, batch: Batch) -> None:
         await self._engine.commit(batch)
 
+    async def verify(self) -> None:
+        await self._engine.verify()
+
+    async def wait_failed(self) -> None:
+        await self._engine.wait_failed()
+
     def reader(self) -> "_Reader":
         return _Reader(self._engine.reader(), self._faults, self.identity.partition)
 

@@ -33,8 +33,8 @@ class StorageSettings(ServiceSettings):
     write_buffer_bytes: int = setting(
         "TIDEMARK_STORAGE_WRITE_BUFFER_BYTES",
         Integer(1024 * 1024, 1024**4, unit="bytes"),
-        default=32 * 1024 * 1024,
-        doc="RocksDB write buffers, per partition.",
+        default=64 * 1024 * 1024,
+        doc="RocksDB write buffers, shared by all partitions.",
     )
     disk_free_bytes_min: int = setting(
         "TIDEMARK_STORAGE_DISK_FREE_BYTES_MIN",

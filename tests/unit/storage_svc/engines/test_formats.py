@@ -11,7 +11,7 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (4, "0aefebdbe521ff91")
+LAYOUT = (5, "0aefebdbe521ff91")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")

@@ -51,11 +51,11 @@ async def crashed(tmp_path: Path) -> AsyncIterator[Path]:
 
 
 def log_of(data: Path) -> Path:
-    return max(data.glob("partition-00000/*.log"))
+    return max(data.glob("node/*.log"))
 
 
 def largest_table(data: Path) -> Path:
-    return max(data.glob("partition-00000/*.sst"), key=lambda file: file.stat().st_size)
+    return max(data.glob("node/*.sst"), key=lambda file: file.stat().st_size)
 
 
 def records(log: bytes) -> list[int]:
@@ -119,7 +119,7 @@ async def test_a_flipped_bit_in_the_log_is_reported_with_the_name_of_the_file(
 
 async def test_a_lost_file_current_is_reported_and_nothing_is_deleted(crashed: Path) -> None:
     """RocksDB alone would start an empty database here."""
-    current = crashed / "partition-00000" / "CURRENT"
+    current = crashed / "node" / "CURRENT"
     content = current.read_bytes()
     current.unlink()
 
@@ -169,7 +169,7 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     await (await engines.open(IDENTITY)).close()
     names = [table.value for table in Table]
     db = Rdict(
-        str(engines.directory(0)),
+        str(engines.directory),
         Options(raw_mode=True),
         {name: Options(raw_mode=True) for name in names},
     )
@@ -183,8 +183,8 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
 
 async def test_a_creation_that_was_interrupted_is_made_good(tmp_path: Path) -> None:
     engines = RocksEngines(tmp_path)
-    engines.directory(0).mkdir(parents=True)
-    (engines.directory(0) / "MANIFEST-000001").write_bytes(b"")
+    engines.directory.mkdir(parents=True)
+    (engines.directory / "MANIFEST-000001").write_bytes(b"")
 
     engine = await engines.open(IDENTITY)
     await put(engine, Table.QUEUES, *ROWS)
