@@ -41,7 +41,7 @@ def test_lint_has_no_complaint(values: Values) -> None:
 @each_value_set
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_kubernetes_takes_every_manifest(values: Values, version: str) -> None:
-    """S5: strictly, so that a misspelt field is found, too."""
+    """S5: strictly, so that a misspelt field is found."""
     for manifest in render(values).values():
         if manifest["kind"] not in CUSTOM:
             kubernetes_validate.validate(manifest, version, strict=True)

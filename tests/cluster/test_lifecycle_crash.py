@@ -65,7 +65,7 @@ class Messages:
             self.published.update(messages)
 
     async def nack_all(self) -> None:
-        """Take and nack for ever; what is not answered expires."""
+        """Take and nack until cancelled; what is not answered expires."""
         async with asyncio.TaskGroup() as tasks:
             for lmq_name in QUEUES:
                 tasks.create_task(_for_ever(partial(self._nack_some, lmq_name)))

@@ -253,7 +253,7 @@ async def until_it_sweeps(address: str) -> None:
 async def test_of_two_replicas_one_sweeps_and_the_other_stands_by(
     start_cluster: StartCluster, tmp_path: Path
 ) -> None:
-    """L2: while there is work, too. The lease is one that no pause of the machine outlasts."""
+    """L2: also while there is work. The lease is one that no pause of the machine outlasts."""
     cluster = await start_cluster(environment={"lifecycle": LONG_LEASE})
     replica = another_replica(cluster, tmp_path / "replica.log", **LONG_LEASE)
     try:

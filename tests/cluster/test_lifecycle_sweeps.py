@@ -144,7 +144,7 @@ async def test_a_message_past_its_time_to_live_leaves_for_the_dead_letter_topic(
     """L5, L6: whether or not anybody ever looked for it; the one without a limit stays."""
     await client.create_topic("dead")
     await client.create_topic("jobs", dead_letter_topic="dead")
-    await client.publish("jobs/ada", b"for ever")
+    await client.publish("jobs/ada", b"without a limit")
 
     await client.publish("jobs/ada", b"short-lived", ttl_ms=200)
     (dead,) = await client.until_stored("dead", 1)
@@ -152,7 +152,7 @@ async def test_a_message_past_its_time_to_live_leaves_for_the_dead_letter_topic(
     assert dead.payload == b"short-lived"
     assert dead.headers["tidemark-dead-reason"] == "time_to_live"
     assert dead.headers["tidemark-dead-offset"] == "1"
-    assert payloads(await client.stored("jobs/ada")) == [b"for ever"]
+    assert payloads(await client.stored("jobs/ada")) == [b"without a limit"]
 
 
 async def test_without_a_dead_letter_topic_the_dead_are_deleted_and_remembered(

@@ -217,7 +217,7 @@ async def test_a_group_that_waits_for_room_among_returned_slices_is_ready_when_r
 async def test_a_purge_looks_once_at_what_came_back(
     life: Life, monkeypatch: pytest.MonkeyPatch, keys: int
 ) -> None:
-    """Not once for every run: thousands that are delayed would hold up everybody for seconds."""
+    """Not once for every run: thousands that are delayed would block the partition for seconds."""
     calls = 0
     drop_runs = Group.drop_runs
 

@@ -152,7 +152,7 @@ def test_old_records_are_counted_per_partition_and_table(spark: SparkSession) ->
 
 
 def test_a_capped_plan_takes_the_oldest_until_the_limit_is_reached(spark: SparkSession) -> None:
-    """R7: the run that reaches it is the last one; none of them is put off for ever."""
+    """R7: the run that reaches it is the last one; none of them is put off without end."""
     topics = spark.createDataFrame([("t", True, 1, 0, 0)], rules.LIMITS)
     runs = spark.createDataFrame([run(n, 5_000 - n) for n in range(4)], RUNS)
     plan = rules.expired(runs, topics)

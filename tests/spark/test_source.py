@@ -12,7 +12,7 @@ import pyspark
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.testing import assertDataFrameEqual
 
 from pyspark_tidemark.reader import TidemarkReader

@@ -1,6 +1,6 @@
 """The two forms of a client, session and unary calls, behind the same few verbs.
 
-Both speak real gRPC to a real broker. What a test says about one must hold for the other, too.
+Both speak real gRPC to a real broker. What a test shows for one must hold for the other.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """An engine whose commits can be told to wait, and to fail before or after they reach the disk.
 
-Opening it and looking at its disk can be told to fail, too.
+Opening it and looking at its disk can be made to fail as well.
 
 Wraps the engines of any `Engines`, so that everything else happens for real. A failed commit breaks
 the engine for good, as the protocol says: it must be opened again.

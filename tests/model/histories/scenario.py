@@ -50,7 +50,7 @@ class Pace:
     drain_ms: int
     """Within which the last owner has acknowledged everything that is left."""
     calm_takeovers: float
-    """How often, per step, everybody pauses for a takeover."""
+    """How often, per step, all clients pause for a takeover."""
 
 
 async def record(cluster: FaultyCluster, chance: random.Random, pace: Pace) -> History:
@@ -108,7 +108,7 @@ class _Scenario:
         await self._cluster.clock.sleep_ms(2 * self._pace.bound_ms)
 
     async def drain(self) -> None:
-        """Mend everything, let everybody go, and have one owner acknowledge what is left."""
+        """Mend everything, disconnect all clients, and have one owner acknowledge what is left."""
         while self._acting:
             await asyncio.wait(list(self._acting))
         for client in self._clients:

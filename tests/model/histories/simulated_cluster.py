@@ -184,7 +184,7 @@ class SimulatedCluster:
         await self._broker.kill()
 
     def remembered(self) -> dict[str, int]:
-        """What the broker still keeps of anybody (E6, I9); nothing once everybody has gone."""
+        """What the broker still keeps of clients (E6, I9); nothing once all have gone."""
         components = self._components
         kept = {
             "exclusive queues": components.subscriptions.exclusive_queues,

@@ -54,7 +54,7 @@ def what_happened(history: History) -> Iterator[str]:
 
 
 def test_no_history_breaks_a_rule(pytestconfig: pytest.Config, directory: Path) -> None:
-    """E1, E7, E8, E9, E10; and E6, I9: in the end the broker has forgotten everybody."""
+    """E1, E7, E8, E9, E10; and E6, I9: in the end the broker has forgotten all clients."""
     happened: Counter[str] = Counter()
     for seed in seeds(pytestconfig):
         run = simulated(seed, directory / str(seed))

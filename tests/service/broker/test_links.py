@@ -90,7 +90,7 @@ async def test_consumers_go_on_by_themselves_when_storage_restarts(local: LocalB
     assert sorted(each.lmq_name for each in await take(consumer, 4)) == sorted(queues)
 
 
-async def test_everybody_is_answered_while_storage_is_away(local: LocalBroker) -> None:
+async def test_every_caller_is_answered_while_storage_is_away(local: LocalBroker) -> None:
     """I2: with a reason and a time to retry, and nothing hangs."""
     session = await local.session()
     await session.publish("orders/x", [b"1"])

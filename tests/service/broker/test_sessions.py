@@ -121,7 +121,7 @@ async def test_a_stopping_broker_says_so_and_answers_what_it_took(local: LocalBr
     assert not any(reason_of(result.result()) for result in results)
 
 
-async def test_everybody_who_waits_is_told_when_the_session_ends(local: LocalBroker) -> None:
+async def test_every_waiting_call_fails_when_the_session_ends(local: LocalBroker) -> None:
     session = await local.session()
     consumer = session.open_consumer(credit=1)
     await consumer.subscribe("orders/x")

@@ -1,4 +1,4 @@
-"""Closing while things are under way: everybody is told, and nothing goes on behind the user."""
+"""Closing while calls are under way: each of them ends, and no task is left behind."""
 
 import asyncio
 from collections.abc import AsyncIterator

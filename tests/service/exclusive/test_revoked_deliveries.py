@@ -1,4 +1,4 @@
-"""What an evicted client still holds: it counts for nothing, nor is it remembered for ever (I4)."""
+"""What an evicted client still holds: it counts for nothing and is forgotten in time (I4)."""
 
 import asyncio
 

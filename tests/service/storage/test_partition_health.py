@@ -117,7 +117,7 @@ async def test_a_partition_heals_whatever_kept_it_from_opening_again(
     why: Exception,
     when: str,
 ) -> None:
-    """S2: a writer that ended would leave everybody waiting for ever."""
+    """S2: without a writer, all callers would wait without end."""
     storage = await start_storage()
     await storage.create_topic("jobs")
     (disk,) = faulty_disks

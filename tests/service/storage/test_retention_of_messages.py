@@ -186,7 +186,7 @@ async def test_a_row_about_a_queue_that_was_deleted_and_created_again_is_stale(
 async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """R1, R9: what is too young or held stays, in the middle of the range, too."""
+    """R1, R9: what is too young or held stays, also in the middle of the range."""
     await storage.create_topic("kept", retention_enabled=True, retention_seconds=10)
     queue_id = (await exchange.ask(append("kept", b"held"))).queue_id
     await exchange.ask(reserve("kept"))

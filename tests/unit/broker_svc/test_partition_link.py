@@ -28,7 +28,7 @@ from tidemark.settings import BrokerSettings
 
 
 class Offers:
-    """Counts how often everybody who waits is offered to storage again, and what is told."""
+    """Counts how often all waiting consumers are offered to storage again, and the notices."""
 
     def __init__(self) -> None:
         self.link_ups = 0
@@ -89,7 +89,7 @@ async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: Par
 async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
     link: PartitionLink,
 ) -> None:
-    """V2, I4: a delivery that expired before it was heard of would be held for ever."""
+    """V2, I4: a delivery that expired before the broker knew it would never be released."""
     offers = Offers()
     link.listen(offers)
     link._take(health(1, topic_pb2.PARTITION_STATE_SERVING))

@@ -78,7 +78,7 @@ def test_a_message_that_is_too_large_stays_where_none_must_be_given() -> None:
 
 
 def test_one_message_is_given_whatever_its_size() -> None:
-    """Or a message larger than the consumer's bound would block the queue for ever."""
+    """Or a message larger than the consumer's bound would block the queue permanently."""
     assert spans(taken(group(run(0, 3, each_bytes=1_000)), bytes_max=1)) == [(0, 1)]
 
 

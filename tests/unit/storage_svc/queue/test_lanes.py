@@ -136,7 +136,7 @@ def test_a_page_skips_what_lies_before_the_position_and_reads_on_behind_it() -> 
 
 
 def test_a_page_of_which_everything_was_deleted_is_not_read_again() -> None:
-    """Or a purge and a hand-out in one commit would read the same page for ever."""
+    """Or a purge and a hand-out in one commit would read the same page in an endless loop."""
     purged = Lane("", position=0, read_from=0)
 
     purged.feed([], read_to=7, last=False)

@@ -113,7 +113,7 @@ def test_a_takeover_revokes_what_the_old_owner_holds() -> None:
     assert spans_of(queue.reserve()) == [(1, 4, 0, 2)]
 
 
-def test_a_group_without_owner_serves_everybody() -> None:
+def test_a_group_without_owner_serves_every_client() -> None:
     """E8."""
     queue = Queue()
 

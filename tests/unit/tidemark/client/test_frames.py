@@ -22,7 +22,7 @@ def frames(outgoing: Outgoing) -> list[list[int]]:
     return cut
 
 
-def test_a_burst_is_cut_so_that_everybody_on_its_way_has_something_to_do() -> None:
+def test_a_burst_is_cut_so_that_all_services_on_its_way_work_at_once() -> None:
     outgoing = Outgoing()
     burst = 2 * FRAME_RUNS + 200
     outgoing.runs.extend(map(run, range(burst)))
