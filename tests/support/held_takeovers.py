@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.service.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker
+from tests.support.exclusive_broker import OTHER_QUEUE, QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import TRANSFERRING, Client, subscribe
 from tests.support.gated_storage import Gate
 from tests.support.local_broker import in_time, run_of, until

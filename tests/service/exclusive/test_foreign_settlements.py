@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.service.exclusive.conftest import QUEUE, ExclusiveBroker
+from tests.support.exclusive_broker import QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import resync, subscribe
 from tests.support.local_broker import in_time, payloads_of, reason_of, run_of
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter, Extend, Nack, Release

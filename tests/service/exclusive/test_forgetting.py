@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.service.exclusive.conftest import QUEUE, ExclusiveBroker, NewClient, Start
+from tests.service.exclusive.conftest import NewClient, Start
+from tests.support.exclusive_broker import QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import (
     ACTIVE,
     EVICTED,

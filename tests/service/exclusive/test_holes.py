@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.service.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
+from tests.service.exclusive.conftest import NewClient, Start
+from tests.support.exclusive_broker import OTHER_QUEUE, QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import ACTIVE, EVICTED, NOT_SUBSCRIBED, resync, subscribe
 from tests.support.held_takeovers import (
     WAYS,

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.service.exclusive.conftest import QUEUE, ExclusiveBroker, Start
+from tests.service.exclusive.conftest import Start
+from tests.support.exclusive_broker import QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import ADD, EVICTED, TRANSFERRING, subscribe
 from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.held_takeovers import (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.service.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
+from tests.service.exclusive.conftest import NewClient, Start
+from tests.support.exclusive_broker import OTHER_QUEUE, QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import (
     ACTIVE,
     EVICTED,

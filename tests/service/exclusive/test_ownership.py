@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.service.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient
+from tests.service.exclusive.conftest import NewClient
+from tests.support.exclusive_broker import OTHER_QUEUE, QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import (
     ACTIVE,
     EVICTED,

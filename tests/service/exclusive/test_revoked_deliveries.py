@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.service.exclusive.conftest import QUEUE, ExclusiveBroker, Start
+from tests.service.exclusive.conftest import Start
+from tests.support.exclusive_broker import QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import REMOVE, subscribe
 from tests.support.held_takeovers import held_takeover
 from tests.support.local_broker import in_time, run_of, until

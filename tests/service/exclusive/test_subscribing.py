@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.service.exclusive.conftest import OTHER_QUEUE, QUEUE, ExclusiveBroker, NewClient, Start
+from tests.service.exclusive.conftest import NewClient, Start
+from tests.support.exclusive_broker import OTHER_QUEUE, QUEUE, ExclusiveBroker
 from tests.support.exclusive_clients import ACTIVE, ADD, REMOVE, REMOVE_ALL, RESYNC, subscribe
 from tests.support.local_broker import in_time, payloads_of, run_of
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2

@@ -5,15 +5,8 @@ import asyncio
 import pytest
 
 from broker_svc.idle.cleanup import EvictionOutcome
-from tests.service.idle.conftest import (
-    IDLE_MS,
-    KEY,
-    QUEUE_PARTITION,
-    IdleBroker,
-    cleaning,
-    leases_of,
-)
 from tests.support.gated_storage import GatedLink, GatedStorage
+from tests.support.idle_broker import IDLE_MS, KEY, QUEUE_PARTITION, IdleBroker, cleaning, leases_of
 from tidemark.errors import Unavailable
 
 

@@ -5,16 +5,9 @@ import asyncio
 import pytest
 
 from broker_svc.idle.cleanup import EvictionOutcome
-from tests.service.idle.conftest import (
-    IDLE_MS,
-    KEY,
-    QUEUE,
-    QUEUE_PARTITION,
-    TOPIC,
-    IdleBroker,
-    StartBroker,
-)
+from tests.service.idle.conftest import StartBroker
 from tests.support.gated_storage import GatedStorage
+from tests.support.idle_broker import IDLE_MS, KEY, QUEUE, QUEUE_PARTITION, TOPIC, IdleBroker
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TopicNotFound

@@ -7,7 +7,8 @@ import pytest
 
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.publish.publishers import PublisherCache
-from tests.service.idle.conftest import (
+from tests.support.gated_storage import GatedLink, GatedStorage
+from tests.support.idle_broker import (
     IDLE_MS,
     PARTITIONS,
     QUEUE,
@@ -17,7 +18,6 @@ from tests.service.idle.conftest import (
     cleaning,
     leases_of,
 )
-from tests.support.gated_storage import GatedLink, GatedStorage
 from tests.support.local_broker import run_of, until
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2, topic_pb2
 from tidemark.api.storage.v1 import storage_pb2

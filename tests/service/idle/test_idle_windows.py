@@ -5,7 +5,7 @@ import asyncio
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from broker_svc.idle.cleanup import EvictionOutcome
-from tests.service.idle.conftest import IDLE_MS, KEY, QUEUE, TOPIC, IdleBroker
+from tests.support.idle_broker import IDLE_MS, KEY, QUEUE, TOPIC, IdleBroker
 from tidemark.api.broker.v1 import topic_pb2
 
 

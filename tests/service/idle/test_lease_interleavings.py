@@ -11,8 +11,8 @@ import pytest
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.publish.publishers import PublisherCache
-from tests.service.idle.conftest import IDLE_MS, KEY, QUEUE, IdleBroker, cleaning, leases_of
 from tests.support.gated_storage import GatedLink, GatedStorage
+from tests.support.idle_broker import IDLE_MS, KEY, QUEUE, IdleBroker, cleaning, leases_of
 from tests.support.local_broker import run_of
 from tidemark.api.broker.v1 import message_pb2
 

@@ -9,17 +9,17 @@ import asyncio
 import pytest
 
 from broker_svc.idle.cleanup import EvictionOutcome
-from tests.service.idle.conftest import (
+from tests.service.idle.conftest import StartBroker
+from tests.support.faulty_engine import Fault
+from tests.support.gated_storage import GatedStorage
+from tests.support.idle_broker import (
     IDLE_MS,
     QUEUE,
     QUEUE_PARTITION,
     TOPIC,
     IdleBroker,
     RestartableStorage,
-    StartBroker,
 )
-from tests.support.faulty_engine import Fault
-from tests.support.gated_storage import GatedStorage
 from tests.support.local_broker import run_of
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.storage.v1 import action_pb2, exchange_pb2, retention_pb2
