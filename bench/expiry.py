@@ -16,10 +16,10 @@ from bench.harness.benchmark import Bench, Result, benchmark, once
 from bench.harness.broker import TOPIC, Broker, Stopwatch, broker_of, publish_each, take
 from bench.harness.cluster import running_cluster
 from bench.harness.figures import percentile
+from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.codec import receipt_of
-from tidemark.client.transport.session import Consumer, Session
 
 LATENESS_P99_MS_MAX: Final = 100
 VISIBILITY_MS: Final = 500

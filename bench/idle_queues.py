@@ -28,9 +28,9 @@ from bench.harness.broker import (
 from bench.harness.cluster import memory_of, running_cluster
 from bench.harness.figures import percentile
 from bench.harness.usage import unshared_bytes
+from tests.support.session import Session
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
-from tidemark.client.transport.session import Session
 from tidemark.local.cluster import SERVICES, ServiceName
 
 FEW: Final = 1000

@@ -18,9 +18,9 @@ from bench.harness.broker import TOPIC, Broker, Stopwatch, ack_all, broker_of, p
 from bench.harness.cluster import running_cluster
 from bench.harness.figures import percentile
 from broker_svc.exclusive.markers import EvictionMarkers
+from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE, TopicSettings
-from tidemark.client.transport.session import Consumer, Session
 
 STALLED_VISIBILITY_MS: Final = 600_000
 """Visibility timeout of the stalled owner: nothing expires during the run."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.harness.usage import cpu_ns
+from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.client.transport.codec import receipt_of
-from tidemark.client.transport.session import Consumer, Session, open_session
 from tidemark.errors import Unavailable
 from tidemark.local.cluster import SERVICES, LocalCluster
 from tidemark.rpc import open_channel
@@ -37,7 +37,7 @@ class Broker:
     @asynccontextmanager
     async def session(self, client_id: str) -> AsyncIterator[Session]:
         """A session that is kept alive while its client is idle."""
-        session = await open_session(self.cluster.address("broker"), client_id)
+        session = await Session.open(self.cluster.address("broker"), client_id)
         alive = asyncio.create_task(_keep_alive(session))
         try:
             yield session

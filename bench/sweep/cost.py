@@ -19,10 +19,10 @@ from bench.harness.cluster import running_cluster
 from bench.harness.usage import cpu_ns
 from lifecycle_svc.holders import Holders
 from lifecycle_svc.sweeper import Replica, Sweeper
+from tests.support.session import Session
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.codec import receipt_of
-from tidemark.client.transport.session import Session
 from tidemark.clock import SystemClock
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings

@@ -17,10 +17,10 @@ from bench.harness.broker import TOPIC, Broker, broker_of
 from bench.harness.cluster import running_cluster
 from bench.harness.figures import percentile
 from bench.harness.usage import cpu_ns
+from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, PublishRun
 from tidemark.api.broker.v1.topic_pb2 import TopicSettings
 from tidemark.client.transport.codec import receipt_of
-from tidemark.client.transport.session import Consumer, Session
 from tidemark.local.cluster import SERVICES
 
 LATENESS_P99_MS_MAX: Final = 200

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from tests.support.local_broker import LocalBroker, in_time, take
+from tests.support.session import Session
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2
 from tidemark.api.broker.v1.message_pb2 import Delivery
 from tidemark.api.broker.v1.subscription_pb2 import (
@@ -17,7 +18,6 @@ from tidemark.api.broker.v1.subscription_pb2 import (
     UnsubscribeNotice,
 )
 from tidemark.client.transport.codec import Action
-from tidemark.client.transport.session import Session
 from tidemark.errors import TidemarkError
 from tidemark.rpc import from_status
 

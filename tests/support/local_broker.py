@@ -14,6 +14,7 @@ import grpc
 from broker_svc.app import broker
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
+from tests.support.session import Consumer, Session, batch_of
 from tests.support.storage_client import NO_LIFECYCLE
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
@@ -21,8 +22,7 @@ from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.client.transport.codec import Action, Range, batch_of, settlement_of
-from tidemark.client.transport.session import Consumer, Session, open_session
+from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.clock import Clock, SystemClock
 from tidemark.local.ports import free_address
 from tidemark.names import partition_of
@@ -129,7 +129,7 @@ class LocalBroker:
 
     async def session(self, client_id: str = "ada", **options: Any) -> Session:
         """A session that is gone, at the latest, when the test ends."""
-        session = await open_session(self.address, client_id, **options)
+        session = await Session.open(self.address, client_id, **options)
         self._clients.push_async_callback(session.abort)
         return session
 

@@ -3,8 +3,8 @@
 import asyncio
 
 from tests.support.local_broker import in_time
+from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1 import broker_pb2
-from tidemark.client.transport.session import Consumer, Session
 
 
 class ReportingConsumer(Consumer):

@@ -22,6 +22,7 @@ from tests.model.histories.history import (
     Settled,
 )
 from tests.support.exclusive_clients import ACTIVE, ADD, REMOVE, RESYNC
+from tests.support.session import Consumer, Session, batch_of
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Nack, PublishRun, Release
 from tidemark.api.broker.v1.subscription_pb2 import (
@@ -30,8 +31,7 @@ from tidemark.api.broker.v1.subscription_pb2 import (
     SubscriptionSync,
     UnsubscribeNotice,
 )
-from tidemark.client.transport.codec import Action, batch_of, settlement_of
-from tidemark.client.transport.session import Consumer, Session
+from tidemark.client.transport.codec import Action, settlement_of
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,

@@ -24,8 +24,8 @@ from tests.model.histories.scenario import TOPIC
 from tests.model.histories.simulated_time import Process, SimulatedClock
 from tests.model.histories.wires import Wire
 from tests.support.faulty_engine import Fault, FaultyEngines
+from tests.support.session import Session
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
-from tidemark.client.transport.session import Session
 from tidemark.errors import Unavailable
 from tidemark.settings import BrokerSettings
 

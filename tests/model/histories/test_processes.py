@@ -17,10 +17,10 @@ import pytest
 from tests.model.histories.checker import check
 from tests.model.histories.history import Delivered, Outcome, Settled
 from tests.model.histories.scenario import TOPIC, Pace, record
+from tests.support.session import Session
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
-from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import SystemClock
 from tidemark.local.cluster import LocalCluster, ServiceName
 from tidemark.rpc import open_channel
@@ -51,7 +51,7 @@ class RealCluster:
         self._hurting = asyncio.Lock()
 
     async def connect(self, client_id: str) -> Session:
-        return await open_session(self._processes.address("broker"), client_id)
+        return await Session.open(self._processes.address("broker"), client_id)
 
     def stub(self) -> BrokerServiceStub:
         return self._stub

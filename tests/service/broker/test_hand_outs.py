@@ -14,9 +14,9 @@ from tests.support.local_broker import (
     until,
 )
 from tests.support.reporting_consumer import ReportingConsumer
+from tests.support.session import Session
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Delivery, Extend, Nack
-from tidemark.client.transport.session import Session
 from tidemark.clock import ManualClock
 from tidemark.rpc import from_status
 

@@ -15,11 +15,11 @@ from tests.support.local_broker import (
     run_of,
     take,
 )
+from tests.support.session import Session
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import Ack, Message, MessageBatch, Settlement
-from tidemark.client.transport.session import Session
 from tidemark.errors import (
     BatchTooLarge,
     InvalidArgument,

@@ -17,6 +17,7 @@ from tests.support.local_broker import (
     take,
     until,
 )
+from tests.support.session import Session
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE, DelegateActionsRequest
@@ -27,7 +28,6 @@ from tidemark.api.storage.v1.storage_pb2 import (
     ClaimPartitionRequest,
     ScanPartitionRequest,
 )
-from tidemark.client.transport.session import Session, open_session
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import (
     Fenced,
@@ -299,7 +299,7 @@ async def test_clients_are_told_which_partitions_another_broker_has_taken(
         late = await local.session("late")
         with pytest.raises(NotOwner) as refused:
             await session.settle(held.delivery_tag, Ack())
-        there = await open_session(other.address, "ada")
+        there = await Session.open(other.address, "ada")
         settled = await there.settle(held.receipt, Ack())
         await there.abort()
 

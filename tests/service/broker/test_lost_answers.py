@@ -18,10 +18,10 @@ from tests.support.local_broker import (
     take,
     until,
 )
+from tests.support.session import Session
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.client.transport.codec import Action, Range, settlement_of
-from tidemark.client.transport.session import Session
 from tidemark.clock import ManualClock
 from tidemark.errors import TidemarkError, Unavailable
 

@@ -10,9 +10,9 @@ from tests.support.local_broker import (
     run_of,
     take,
 )
+from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-from tidemark.client.transport.session import Consumer, Session
 
 
 async def commits(local: LocalBroker) -> int:

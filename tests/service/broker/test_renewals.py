@@ -17,10 +17,10 @@ from tests.service.broker.test_hand_outs import (
 )
 from tests.support.local_broker import LocalBroker, in_time, take
 from tests.support.reporting_consumer import ReportingConsumer
+from tests.support.session import Session
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
-from tidemark.client.transport.session import Session
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument
 from tidemark.rpc import from_status

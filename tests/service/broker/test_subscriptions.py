@@ -6,10 +6,10 @@ import pytest
 
 from tests.service.broker.conftest import Gated
 from tests.support.local_broker import QUEUE, LocalBroker, in_time, payloads_of, run_of, take
+from tests.support.session import Consumer, Session
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Release
-from tidemark.client.transport.session import Consumer, Session
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument, QuotaExceeded, Unavailable
 from tidemark.rpc import from_status

@@ -3,7 +3,7 @@
 Pure: it sends nothing and keeps no state.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from google.rpc.status_pb2 import Status
@@ -13,8 +13,6 @@ from tidemark.api.broker.v1.message_pb2 import (
     Ack,
     DeadLetter,
     Extend,
-    Message,
-    MessageBatch,
     Nack,
     PublishReceipt,
     Release,
@@ -29,15 +27,6 @@ Target: TypeAlias = int | bytes
 
 Range: TypeAlias = tuple[int, int]
 """Messages of a delivery, counted from 0: first inclusive, last exclusive."""
-
-
-def batch_of(messages: MessageBatch | Sequence[bytes | Message]) -> MessageBatch:
-    """Messages as a proto; plain bytes are payloads without headers."""
-    if isinstance(messages, MessageBatch):
-        return messages
-    return MessageBatch(
-        messages=[Message(payload=each) if isinstance(each, bytes) else each for each in messages]
-    )
 
 
 def settlement_of(

@@ -18,7 +18,7 @@ import grpc
 from tidemark.api.broker.v1 import broker_pb2, subscription_pb2
 from tidemark.client.transport.backoff import Backoff
 from tidemark.client.transport.notifier import Notifier
-from tidemark.client.transport.session import Session, open_session
+from tidemark.client.transport.session import Session
 from tidemark.clock import Clock
 from tidemark.errors import (
     ClientError,
@@ -199,7 +199,7 @@ class Connection:
             await self._clock.sleep_ms(self._backoff.next_ms())
 
     async def _open(self) -> Session:
-        opening = open_session(
+        opening = Session.open(
             self.address,
             self._identity.client_id,
             producer_id=self._identity.producer_id,

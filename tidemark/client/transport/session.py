@@ -8,30 +8,24 @@ the reason.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol, Self
 
 import grpc
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import (
-    Message,
-    MessageBatch,
-    PublishReceipt,
     PublishRun,
     Release,
     Settlement,
     SettleResult,
 )
-from tidemark.client.consume.consumer import Consumer, Taker
 from tidemark.client.transport.codec import (
     Action,
     Range,
     Target,
-    batch_of,
     check,
-    receipt_of,
     settlement_of,
 )
 from tidemark.client.transport.frames import Outgoing
@@ -40,32 +34,15 @@ from tidemark.client.transport.pending_calls import PendingCalls
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.channel import open_channel
 
-__all__ = ["Consumer", "Session", "Taker", "open_session"]
-
 _log = logging.getLogger(__name__)
 
 
-async def open_session(
-    address: str,
-    client_id: str,
-    *,
-    producer_id: str = "",
-    credentials: grpc.ChannelCredentials | None = None,
-) -> "Session":
-    """Open a session with the broker at `host:port`; raises if the broker refuses it."""
-    channel = open_channel(address, credentials=credentials)
-    try:
-        call = BrokerServiceStub(channel).Session()
-        hello = broker_pb2.Hello(client_id=client_id, producer_id=producer_id)
-        await call.write(broker_pb2.SessionRequest(hello=hello))
-        frames = aiter(call)
-        first = await anext(frames, None)
-        if first is None or not first.HasField("welcome"):
-            raise Unavailable("the broker ended the session without a welcome")
-    except BaseException:
-        await channel.close()
-        raise
-    return Session(channel, call, frames, first)
+class Taker(Protocol):
+    """Receives the deliveries of one consumer."""
+
+    def take(self, delivery: message_pb2.Delivery) -> None: ...
+    def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None: ...
+    def end(self, error: TidemarkError) -> None: ...
 
 
 class Session:
@@ -108,6 +85,30 @@ class Session:
         self._reader = asyncio.create_task(self._read(first))
         self._writer = asyncio.create_task(self._write())
 
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        client_id: str,
+        *,
+        producer_id: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> Self:
+        """Open a session with the broker at `host:port`; raises if the broker refuses it."""
+        channel = open_channel(address, credentials=credentials)
+        try:
+            call = BrokerServiceStub(channel).Session()
+            hello = broker_pb2.Hello(client_id=client_id, producer_id=producer_id)
+            await call.write(broker_pb2.SessionRequest(hello=hello))
+            frames = aiter(call)
+            first = await anext(frames, None)
+            if first is None or not first.HasField("welcome"):
+                raise Unavailable("the broker ended the session without a welcome")
+        except BaseException:
+            await channel.close()
+            raise
+        return cls(channel, call, frames, first)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -147,41 +148,7 @@ class Session:
         self._writer.cancel()
         self._call.cancel()
 
-    async def until_ended(self) -> TidemarkError:
-        """Wait until the session has ended; returns the reason."""
-        await self.notified.wait_for(lambda: self._ended is not None)
-        assert self._ended is not None
-        return self._ended
-
     # --- publishing ----------------------------------------------------------------------------
-
-    async def publish(
-        self,
-        lmq_name: str,
-        messages: MessageBatch | Sequence[bytes | Message],
-        *,
-        fairness_key: str = "",
-        delay_ms: int = 0,
-        ttl_ms: int = 0,
-        sequence: int = 0,
-        partition: int | None = None,
-        publisher_id: int = 0,
-        traceparent: str = "",
-    ) -> PublishReceipt:
-        """Store a run; returns once it is on disk, raises the error if it is not stored."""
-        run = PublishRun(
-            lmq_name=lmq_name,
-            batch=batch_of(messages),
-            fairness_key=fairness_key,
-            delay_ms=delay_ms,
-            ttl_ms=ttl_ms,
-            sequence=sequence,
-            partition=partition,
-            publisher_id=publisher_id,
-            traceparent=traceparent,
-        )
-        run.count = len(run.batch.messages)
-        return receipt_of(await self.submit(run))
 
     def submit(self, run: PublishRun) -> "asyncio.Future[message_pb2.PublishResult]":
         """Send a run unchanged, after all submitted before it; the future gets its result."""
@@ -197,20 +164,7 @@ class Session:
         check(result)
         return result
 
-    def destroy_publisher(self, publisher_id: int) -> None:
-        """Destroy a publisher; an unknown id is reported in `errors`."""
-        self._check_open()
-        self._outgoing.parts.destroy_publishers.append(publisher_id)
-
     # --- consuming -----------------------------------------------------------------------------
-
-    def open_consumer(
-        self, group: str = "", *, credit: int = 0, visibility_ms: int = 0
-    ) -> Consumer:
-        """A consumer without queues; a failure to open it is reported in `errors`."""
-        consumer = Consumer(self, self._last_consumer_id + 1, group)
-        self.open_taker(consumer, group, credit=credit, visibility_ms=visibility_ms)
-        return consumer
 
     def open_taker(
         self,
@@ -221,7 +175,7 @@ class Session:
         visibility_ms: int = 0,
         reports_hand_outs: bool = False,
     ) -> int:
-        """The same with the caller's taker; returns the consumer's id."""
+        """A consumer without queues; returns its id. A failure to open it is in `errors`."""
         self._check_open()
         self._last_consumer_id += 1
         consumer_id = self._last_consumer_id
@@ -274,14 +228,6 @@ class Session:
         return await self._syncs.expect(sync.request_id)
 
     # --- settling ------------------------------------------------------------------------------
-
-    async def settle(
-        self, target: Target, action: Action, ranges: Iterable[Range] = ()
-    ) -> SettleResult:
-        """Settle and wait for the result; raises the error if it failed."""
-        result = await self.submit_settlement(settlement_of(target, action, ranges))
-        check(result)
-        return result
 
     def submit_settlement(self, settlement: Settlement) -> "asyncio.Future[SettleResult]":
         """Send a settlement; the future gets its result."""
