@@ -5,7 +5,7 @@ changes nothing.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lifecycle_svc.planner import URGENT, Fact, FactKind
@@ -36,6 +36,8 @@ class DuePage:
     facts: list[Fact[Action]] = field(default_factory=list)
     next_tokens: dict[FactKind, bytes] = field(default_factory=dict)
     next_due_in_ms: dict[FactKind, int] = field(default_factory=dict)
+    outbox_partitions: list[int] = field(default_factory=list)
+    """Partitions that outbox entries wait for."""
 
 
 def tokens_after(page: DuePage) -> PageTokens:
@@ -47,20 +49,14 @@ def tokens_after(page: DuePage) -> PageTokens:
     return {**dict.fromkeys(URGENT, b""), **left} if left else {}
 
 
-async def read_due(
-    storage: StorageServiceStub, partition: int, tokens: PageTokens, blocked: Iterable[str]
-) -> DuePage:
-    """Read the next page of each kind; outbox entries for `blocked` destinations are skipped.
-
-    Raises the error of any of the scans.
-    """
+async def read_due(storage: StorageServiceStub, partition: int, tokens: PageTokens) -> DuePage:
+    """Read the next page of each kind. Raises the error of any of the scans."""
     requests = [
         ScanPartitionRequest(
             partition=partition,
             kind=ScanKind.Value(f"SCAN_KIND_{kind.value}"),
             page_size=0 if kind in URGENT else HOUSEKEEPING_PAGE_MAX,
             page_token=token,
-            except_destinations=blocked if kind is FactKind.OUTBOX else (),
         )
         for kind, token in tokens.items()
     ]
@@ -73,6 +69,7 @@ def _merge(kinds: Sequence[FactKind], responses: Sequence[ScanPartitionResponse]
     for kind, response in zip(kinds, responses, strict=True):
         page.now_ms = max(page.now_ms, response.partition_time_ms)
         page.broker_address = response.broker_address
+        page.outbox_partitions += response.outbox_partitions
         page.facts += [Fact(kind, fact.due_ms, fact.action) for fact in response.facts]
         if response.next_page_token:
             page.next_tokens[kind] = response.next_page_token

@@ -1,29 +1,38 @@
-"""The outbox relay: carries outbox entries to their destinations (L6).
+"""The outbox relay: carries outbox entries to their destinations, outside the sweep (L6).
 
-The destination appends an entry, then the source clears it. After a crash in between, the next
-sweep sends the entry again and the destination recognizes it as a duplicate. While a destination
-refuses, its entries wait at the source, in order, with a warning and a metric. Other destinations
-are not affected.
+One courier per destination partition, so that a partition that hangs delays neither the sweep nor
+the entries for any other partition (L1). The destination appends an entry, then the source clears
+it. After a crash in between, the entry is sent again and the destination recognizes it as a
+duplicate. A destination that refuses is postponed at the source, with a warning and a metric: its
+entries wait there, in order, and the entries for other destinations go on.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lifecycle_svc.holders import Holders
 from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_REFUSED,
     Action,
-    ActionResult,
     ClearOutbox,
+    OutboxEntry,
+    PostponeOutbox,
+)
+from tidemark.api.storage.v1.storage_pb2 import (
+    SCAN_KIND_OUTBOX,
+    ScanPartitionRequest,
+    ScanPartitionResponse,
 )
 from tidemark.clock import Clock
 from tidemark.errors import TidemarkError
 from tidemark.rpc.statuses import from_status
-from tidemark.telemetry import counter
+from tidemark.telemetry import counter, leave_trace
 
 RETRY_MS_MIN = 500
 RETRY_MS_MAX = 60_000
+
+Scan = Callable[[ScanPartitionRequest], Awaitable[ScanPartitionResponse]]
 
 _log = logging.getLogger(__name__)
 _carried = counter(
@@ -34,107 +43,112 @@ _refused = counter(
 )
 
 
-@dataclass(slots=True)
-class _Refusal:
-    """A destination that refused, and when to try it again."""
-
-    refusals: int
-    retry_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed:
-    """The outcome of one call of `relay`, in entries."""
-
-    cleared: int
-    waiting: int
-
-
 class OutboxRelay:
-    """Relays the outbox of one partition and backs off from destinations that refuse."""
+    """Relays the outbox of one partition. `wake` starts couriers, which end when nothing waits."""
 
-    def __init__(self, partition: int, holders: Holders, clock: Clock) -> None:
+    def __init__(self, partition: int, scan: Scan, holders: Holders, clock: Clock) -> None:
+        self.last_error = ""
+        """Why the last page was not carried; "" once one was."""
         self._partition = partition
+        self._scan = scan
         self._holders = holders
         self._clock = clock
-        self._refusals: dict[str, _Refusal] = {}
+        self._couriers: dict[int, asyncio.Task[None]] = {}
+        self._woken: set[int] = set()
 
-    def blocked(self) -> list[str]:
-        """Destinations whose retry is not due yet."""
-        now_ms = self._clock.monotonic_ms()
-        return [name for name, each in self._refusals.items() if each.retry_at_ms > now_ms]
+    def wake(self, destination_partitions: Iterable[int]) -> None:
+        """Entries wait for these partitions."""
+        for number in destination_partitions:
+            self._woken.add(number)
+            if number not in self._couriers:
+                self._couriers[number] = asyncio.create_task(self._run_courier(number))
 
-    def next_retry_ms(self) -> int | None:
-        """When the first refused destination is retried, by the monotonic clock."""
-        return min((each.retry_at_ms for each in self._refusals.values()), default=None)
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Stop all couriers; returns them. A later wake-up starts others."""
+        stopped = list(self._couriers.values())
+        for courier in stopped:
+            courier.cancel()
+        self._couriers.clear()
+        self._woken.clear()
+        return stopped
 
-    async def relay(self, transfers: Sequence[Action]) -> Relayed:
-        """Append entries at their destinations and clear those that arrived."""
-        arrived: list[Action] = []
-        for partition, bound in _by_partition(transfers).items():
-            arrived += await self._append(partition, bound)
-        if arrived:
-            sequences = [each.append_from_outbox.entry.sequence for each in arrived]
-            await self._holders.delegate(
-                self._partition,
-                [Action(clear_outbox=ClearOutbox(sequence=each)) for each in sequences],
-            )
-        for action in arrived:
-            _carried.add(action.append_from_outbox.entry.count)
-        return Relayed(len(arrived), len(transfers) - len(arrived))
+    async def _run_courier(self, destination: int) -> None:
+        leave_trace()  # of the sweep that woke it
+        failures = 0
+        while destination in self._woken:
+            self._woken.discard(destination)
+            try:
+                while await self._carry_page(destination):
+                    failures = 0
+                    self.last_error = ""
+            except Exception as error:  # nothing may end a courier while entries wait
+                failures += 1
+                self._failed(destination, error, failures)
+                self._woken.add(destination)
+                pause_ms = min(RETRY_MS_MIN << min(failures - 1, 10), RETRY_MS_MAX)
+                await self._clock.sleep_ms(pause_ms)
+        self._couriers.pop(destination, None)
 
-    async def _append(self, partition: int, bound: Sequence[Action]) -> list[Action]:
-        """Append entries in one partition; returns those that are there, duplicates included."""
-        try:
-            results = await self._holders.delegate(partition, bound)
-        except TidemarkError as error:
-            self._refuse(dict.fromkeys(map(_destination, bound)), error)
-            return []
+    async def _carry_page(self, destination: int) -> bool:
+        """Append one page at its destinations and clear what arrived; false if nothing waits."""
+        request = ScanPartitionRequest(
+            partition=self._partition, kind=SCAN_KIND_OUTBOX, destination_partition=destination
+        )
+        transfers = [fact.action for fact in (await self._scan(request)).facts]
+        if not transfers:
+            return False
+        results = await self._holders.delegate(destination, transfers)
+        arrived: list[OutboxEntry] = []
         refused: dict[str, TidemarkError] = {}
-        arrived = []
-        for action, result in zip(bound, results, strict=True):
-            name = _destination(action)
+        for action, result in zip(transfers, results, strict=True):
+            entry = action.append_from_outbox.entry
+            name = entry.destination_lmq_name
             if result.outcome != ACTION_OUTCOME_REFUSED:
-                arrived.append(action)
+                arrived.append(entry)
             elif name not in refused:  # later ones are refused only because this one is missing
-                refused[name] = _error_of(result)
-        for action in arrived:  # before new refusals: a destination may take some and refuse others
-            self._refusals.pop(_destination(action), None)
+                refused[name] = from_status(result.error)
+        await self._conclude(_conclusions(arrived, refused))
+        _carried.add(sum(entry.count for entry in arrived))
         for name, reason in refused.items():
-            self._refuse([name], reason)
-        return arrived
+            self._warn(reason, destination=name)
+        return True
 
-    def _refuse(self, names: Iterable[str], error: TidemarkError) -> None:
-        for name in names:
-            before = self._refusals.get(name)
-            refusals = 1 if before is None else before.refusals + 1
-            pause_ms = min(RETRY_MS_MIN << min(refusals - 1, 10), RETRY_MS_MAX)
-            self._refusals[name] = _Refusal(refusals, self._clock.monotonic_ms() + pause_ms)
-            _refused.add(1, {"reason": error.reason})
-            _log.warning(
-                "messages wait for their destination",
-                extra={
-                    "partition": self._partition,
-                    "destination": name,
-                    "reason": error.reason,
-                    "why": error.detail,
-                    "refusals": refusals,
-                },
+    async def _conclude(self, conclusions: Sequence[Action]) -> None:
+        """Raises if the source refuses any: the same page would come again at once."""
+        for result in await self._holders.delegate(self._partition, conclusions):
+            if result.outcome == ACTION_OUTCOME_REFUSED:
+                raise from_status(result.error)
+
+    def _failed(self, destination: int, error: Exception, failures: int) -> None:
+        self.last_error = str(error) or type(error).__name__
+        if isinstance(error, TidemarkError):
+            self._warn(error, destination_partition=destination, failures=failures)
+        else:
+            _log.error("a courier failed", extra={"partition": self._partition}, exc_info=error)
+
+    def _warn(self, error: TidemarkError, **where: object) -> None:
+        _refused.add(1, {"reason": error.reason})
+        _log.warning(
+            "messages wait for their destination",
+            extra={
+                "partition": self._partition,
+                "reason": error.reason,
+                "why": error.detail,
+                **where,
+            },
+        )
+
+
+def _conclusions(arrived: Sequence[OutboxEntry], refused: Iterable[str]) -> list[Action]:
+    """What the source does about a page: clear what arrived, and postpone who refused."""
+    cleared = [
+        Action(
+            clear_outbox=ClearOutbox(
+                sequence=entry.sequence, destination_lmq_name=entry.destination_lmq_name
             )
-
-
-def _by_partition(transfers: Sequence[Action]) -> dict[int, list[Action]]:
-    """Entries by destination partition, in order."""
-    bound: dict[int, list[Action]] = {}
-    for action in transfers:
-        entry = action.append_from_outbox.entry
-        bound.setdefault(entry.destination_partition, []).append(action)
-    return bound
-
-
-def _destination(action: Action) -> str:
-    return action.append_from_outbox.entry.destination_lmq_name
-
-
-def _error_of(result: ActionResult) -> TidemarkError:
-    return from_status(result.error)
+        )
+        for entry in arrived
+    ]
+    return cleared + [
+        Action(postpone_outbox=PostponeOutbox(destination_lmq_name=name)) for name in refused
+    ]

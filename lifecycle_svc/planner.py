@@ -24,7 +24,7 @@ class FactKind(Enum):
     SCHEDULES_DUE = "SCHEDULES_DUE"
     DEAD_DEADLINES = "DEAD_DEADLINES"
     ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
-    OUTBOX = "OUTBOX"
+    OUTBOX_DESTINATIONS = "OUTBOX_DESTINATIONS"
 
 
 BROKER_DRIVEN = frozenset({FactKind.EXPIRED_RESERVATIONS, FactKind.DELAYS_OVER})
@@ -43,26 +43,14 @@ class Fact(Generic[A]):
     action: A
 
 
-@dataclass(frozen=True, slots=True)
-class Plan(Generic[A]):
-    """The work of phase two."""
+def plan(facts: Sequence[Fact[A]], now_ms: int, *, has_broker: bool) -> list[A]:
+    """The actions of phase two, by partition time, for the holder of the partition.
 
-    actions: Sequence[A]
-    """For the holder of the partition."""
-
-    transfers: Sequence[A]
-    """Outbox entries for their destinations, in sequence order."""
-
-
-def plan(facts: Sequence[Fact[A]], now_ms: int, *, has_broker: bool) -> Plan[A]:
-    """Plan by partition time; `has_broker` if a broker is connected to the partition."""
-    actions: list[A] = []
-    transfers: list[A] = []
-    for fact in facts:
-        if fact.due_ms > _latest_ms(fact.kind, now_ms, has_broker):
-            continue
-        (transfers if fact.kind is FactKind.OUTBOX else actions).append(fact.action)
-    return Plan(actions, transfers)
+    `has_broker` if a broker is connected to the partition.
+    """
+    return [
+        fact.action for fact in facts if fact.due_ms <= _latest_ms(fact.kind, now_ms, has_broker)
+    ]
 
 
 def _latest_ms(kind: FactKind, now_ms: int, has_broker: bool) -> int:

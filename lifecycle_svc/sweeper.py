@@ -23,7 +23,7 @@ from lifecycle_svc.due_reader import (
 )
 from lifecycle_svc.holders import Holders
 from lifecycle_svc.outbox_relay import OutboxRelay
-from lifecycle_svc.planner import BROKER_DRIVEN, FactKind, Plan, plan
+from lifecycle_svc.planner import BROKER_DRIVEN, FactKind, plan
 from lifecycle_svc.timetable import Timetable
 from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_DONE,
@@ -36,10 +36,12 @@ from tidemark.api.storage.v1.storage_pb2 import (
     LeaseSweepRequest,
     LeaseSweepResponse,
     ReportSweepRequest,
+    ScanPartitionRequest,
+    ScanPartitionResponse,
 )
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
-from tidemark.errors import TidemarkError, Unavailable
+from tidemark.errors import ClientError, TidemarkError, Unavailable
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import LifecycleSettings
@@ -120,7 +122,7 @@ class Sweeper:
         self._holders = holders
         self._settings = settings
         self._clock = clock
-        self._outbox_relay = OutboxRelay(partition, holders, clock)
+        self._outbox_relay = OutboxRelay(partition, self._scan_outbox, holders, clock)
         self._timetable = Timetable(
             clock.monotonic_ms(),
             interval_ms_min=settings.sweep_interval_ms_min,
@@ -131,6 +133,11 @@ class Sweeper:
         self._reported = False
         self._leftovers_at_ms = 0
         self._woken = asyncio.Event()
+
+    @property
+    def error(self) -> str:
+        """The last error of a sweep or, after a successful one, of the outbox relay."""
+        return self.last_error or self._outbox_relay.last_error
 
     @property
     def failures(self) -> int:
@@ -145,6 +152,7 @@ class Sweeper:
         self._reported = False
         self._timetable.opened(self._clock.monotonic_ms())
         self._renew_ms = 0  # the storage process that opened it has no lease of ours
+        self._outbox_relay.stop()  # and the sweep that follows ends the pauses of couriers
         self._woken.set()
 
     def wake(self, in_ms: int) -> None:
@@ -156,10 +164,13 @@ class Sweeper:
 
     async def run(self) -> None:
         leave_trace()  # of the announcement: every sweep is its own trace
-        while True:
-            wait_ms = await self.run_once()
-            with suppress(TimeoutError):
-                await self._clock.wait_for(self._woken.wait(), wait_ms)
+        try:
+            while True:
+                wait_ms = await self.run_once()
+                with suppress(TimeoutError):
+                    await self._clock.wait_for(self._woken.wait(), wait_ms)
+        finally:
+            self._outbox_relay.stop()
 
     async def run_once(self) -> int:
         """Renew the lease and sweep, if either is due; returns the wait until the next turn."""
@@ -169,6 +180,7 @@ class Sweeper:
             return pause_ms
         try:
             if not await self._hold_lease():
+                self._outbox_relay.stop()
                 self.state = SweeperState.STANDING_BY
                 self.attempted.set()
                 return max(1, self._renew_ms - self._clock.monotonic_ms())
@@ -185,6 +197,7 @@ class Sweeper:
     async def stop(self) -> None:
         """Give up the lease, so that another replica need not wait for it to expire."""
         self._leased_until_ms = 0
+        await asyncio.gather(*self._outbox_relay.stop(), return_exceptions=True)
         with suppress(TidemarkError):
             await self._lease(0)
 
@@ -209,7 +222,8 @@ class Sweeper:
                     page = await self._read(tokens)
             except Exception as error:
                 traced.failed(error)
-                if phase == "read":
+                # An error of this request says nothing about the partition.
+                if phase == "read" and not isinstance(error, ClientError):
                     await self._report_failure(error)
                 self._failed(phase, error)
                 return
@@ -236,9 +250,9 @@ class Sweeper:
 
     async def _read(self, tokens: PageTokens) -> DuePage:
         self.state = SweeperState.READING
-        blocked = self._outbox_relay.blocked()
-        page = await self._answer(read_due(await self._storage(), self.partition, tokens, blocked))
+        page = await self._answer(read_due(await self._storage(), self.partition, tokens))
         self._holders.set_broker(self.partition, page.broker_address)
+        self._outbox_relay.wake(page.outbox_partitions)
         now_ms = self._clock.monotonic_ms()
         for kind, in_ms in page.next_due_in_ms.items():
             if not (page.broker_address and kind in BROKER_DRIVEN):
@@ -270,23 +284,12 @@ class Sweeper:
 
     async def _act(self, page: DuePage, sweep: Sweep, traced: LateSpan) -> None:
         self.state = SweeperState.ACTING
-        planned = plan(page.facts, page.now_ms, has_broker=bool(page.broker_address))
-        if planned.actions or planned.transfers:
-            traced.begin()
-        sweep.found += len(planned.actions) + len(planned.transfers)
-        await self._act_on(planned, sweep)
-        if planned.transfers:
-            relayed = await self._outbox_relay.relay(planned.transfers)
-            sweep.done += relayed.cleared
-            sweep.refused += relayed.waiting
-        retry_ms = self._outbox_relay.next_retry_ms()
-        if retry_ms is not None:
-            self._timetable.due(retry_ms)
-
-    async def _act_on(self, planned: Plan[Action], sweep: Sweep) -> None:
-        if not planned.actions:
+        actions = plan(page.facts, page.now_ms, has_broker=bool(page.broker_address))
+        if not actions:
             return
-        results = await self._holders.delegate(self.partition, planned.actions)
+        traced.begin()
+        sweep.found += len(actions)
+        results = await self._holders.delegate(self.partition, actions)
         outcomes = Counter(each.outcome for each in results)
         sweep.done += outcomes[ACTION_OUTCOME_DONE]
         sweep.stale += outcomes[ACTION_OUTCOME_STALE]
@@ -294,7 +297,7 @@ class Sweeper:
         for result in results:
             if result.outcome == ACTION_OUTCOME_REFUSED and not sweep.refusal:
                 sweep.refusal = _describe(from_status(result.error))
-        self._count(planned.actions, [each.outcome for each in results])
+        self._count(actions, [each.outcome for each in results])
         if outcomes[ACTION_OUTCOME_STALE] or outcomes[ACTION_OUTCOME_REFUSED]:
             self._leftovers_at_ms = self._clock.monotonic_ms() + LEFTOVER_RETRY_MS
             self._timetable.due(self._leftovers_at_ms)
@@ -339,6 +342,9 @@ class Sweeper:
     async def _storage(self) -> StorageServiceStub:
         """Taken from the pool for every call, because the pool closes unused channels."""
         return StorageServiceStub(await self._channels.to(self._storage_address))
+
+    async def _scan_outbox(self, request: ScanPartitionRequest) -> ScanPartitionResponse:
+        return await self._answer((await self._storage()).ScanPartition(request))
 
     async def _answer(self, call: Awaitable[T]) -> T:
         try:

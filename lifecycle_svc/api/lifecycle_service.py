@@ -44,7 +44,7 @@ def _status(sweeper: Sweeper) -> lifecycle_pb2.SweeperStatus:
         state=lifecycle_pb2.SweeperState.Value(f"SWEEPER_STATE_{sweeper.state.value}"),
         next_in_ms=sweeper.next_in_ms,
         failures=sweeper.failures,
-        last_error=sweeper.last_error,
+        last_error=sweeper.error,
     )
     if sweeper.last is not None:
         status.last_sweep_time.FromMilliseconds(sweeper.last.begin_ms)

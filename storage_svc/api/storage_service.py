@@ -132,16 +132,13 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         partition = self._partitions.get(request.partition)
         kind = _scan_kind(request.kind)
         limit = _page_size(request.page_size, limits.PAGE_SIZE_MAX)
-        excepted = frozenset(request.except_destinations)
-        if len(excepted) > limits.PAGE_SIZE_MAX:
-            raise InvalidArgument(
-                f"at most {limits.PAGE_SIZE_MAX} destinations", field="except_destinations"
-            )
-        page = await due_work.scan(partition, kind, request.page_token, limit, excepted)
+        asked = request.destination_partition if request.HasField("destination_partition") else None
+        page = await due_work.scan(partition, kind, request.page_token, limit, asked)
         response = storage_pb2.ScanPartitionResponse(
             next_page_token=page.next_token,
             partition_time_ms=page.now_ms,
             broker_address=partition.state.claim.address if partition.has_connected_broker else "",
+            outbox_partitions=page.outbox_partitions,
         )
         for due in page.due:
             due.action.write_to(response.facts.add(due_ms=due.due_ms).action)

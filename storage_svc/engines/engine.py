@@ -44,7 +44,7 @@ class Table(StrEnum):
     | SCHEDULED       | queue, schedule id              | when the run is due                      |
     | SCHEDULE_BODIES | schedule id                     | the messages of a scheduled run          |
     | TTL             | time, queue, run                | fairness key: runs by dead deadline      |
-    | OUTBOX          | sequence                        | a slice on its way to another queue      |
+    | OUTBOX          | text destination, sequence      | a slice on its way to another queue      |
     | OUTBOX_BODIES   | sequence                        | the messages of that slice               |
     | OUTBOX_TAILS    | text destination                | sequence of its last outbox entry        |
     | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |

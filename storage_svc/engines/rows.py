@@ -11,6 +11,7 @@ from storage_svc.engines.engine import Row
 from storage_svc.engines.keys import (
     prefix_end,
     read_text,
+    read_u32,
     read_u64,
     read_u64x2,
     text,
@@ -317,6 +318,29 @@ def incarnation_of(reservation_value: bytes) -> int:
 def _names_at(value: bytes) -> int:
     head = _RESERVATION.unpack_from(value)
     return _RESERVATION.size + int(head[9]) * _SPAN.size + int(head[10]) * _DONE.size
+
+
+# --- outbox ---------------------------------------------------------------------------------------
+
+
+def outbox_prefix(destination: str) -> bytes:
+    """What the keys of all entries for one destination begin with."""
+    return text(destination.encode())
+
+
+def outbox_key(destination: str, sequence: int) -> bytes:
+    return outbox_prefix(destination) + u64(sequence)
+
+
+def read_outbox_key(key: bytes) -> tuple[str, int]:
+    """Destination and sequence."""
+    destination, at = read_text(key)
+    return destination.decode(), read_u64(key, at)
+
+
+def outbox_partition(value: bytes) -> int:
+    """The destination partition, with which the value begins."""
+    return read_u32(value)
 
 
 # --- records in time order ------------------------------------------------------------------------

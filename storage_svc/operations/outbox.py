@@ -9,6 +9,7 @@ from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 
+from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, text, u32, u64
 from storage_svc.operations.fields import check_body, queue_name
@@ -155,20 +156,39 @@ class AppendFromOutbox(NamedTuple):
 class ClearOutbox(NamedTuple):
     """Remove an entry from its source, once its destination has it."""
 
+    destination_lmq_name: str
     sequence: int
 
     @classmethod
     def from_proto(cls, proto: action_pb2.ClearOutbox) -> "ClearOutbox":
-        return cls(proto.sequence)
+        return cls(proto.destination_lmq_name, proto.sequence)
 
     async def apply(self, commit: CommitContext) -> Acted:
-        key = u64(self.sequence)
+        key = rows.outbox_key(self.destination_lmq_name, self.sequence)
         (value,) = await commit.engine.load(Table.OUTBOX, [key])
         if value is None or (Table.OUTBOX, key) in commit.journal.erased_rows:
             return STALE
         commit.journal.erase(Table.OUTBOX, key)
-        commit.journal.batch.delete(Table.OUTBOX_BODIES, key)
+        commit.journal.batch.delete(Table.OUTBOX_BODIES, u64(self.sequence))
+        commit.state.outbox.cleared(self.destination_lmq_name, self.sequence)
         return Acted(ActionOutcome.DONE, decode(key, value, b"").messages)
+
+
+class PostponeOutbox(NamedTuple):
+    """Leave a destination that refused alone for a while; in memory only."""
+
+    destination_lmq_name: str
+
+    @classmethod
+    def from_proto(cls, proto: action_pb2.PostponeOutbox) -> "PostponeOutbox":
+        return cls(proto.destination_lmq_name)
+
+    async def apply(self, commit: CommitContext) -> Acted:
+        retry_ms = commit.state.outbox.postpone(self.destination_lmq_name, commit.now_ms)
+        if retry_ms is None:
+            return STALE
+        commit.journal.added_due.append((Table.OUTBOX, retry_ms))
+        return Acted(ActionOutcome.DONE)
 
 
 async def put(
@@ -177,7 +197,7 @@ async def put(
     """Write an entry; the commit that writes it also takes the messages from their queue."""
     counters = commit.counters
     counters.outbox_sequence += 1
-    tail_key = text(destination.encode())
+    tail_key = rows.outbox_prefix(destination)
     previous = commit.journal.outbox_tails.get(destination)
     if previous is None:
         (stored,) = await commit.engine.load(Table.OUTBOX_TAILS, [tail_key])
@@ -196,9 +216,10 @@ async def put(
         commit.now_ms,
         previous,
     )
-    key = u64(entry.sequence)
-    commit.journal.batch.put(Table.OUTBOX, key, encode(entry))
-    commit.journal.batch.put(Table.OUTBOX_BODIES, key, body)
+    sequence = entry.sequence
+    commit.journal.batch.put(Table.OUTBOX, rows.outbox_key(destination, sequence), encode(entry))
+    commit.journal.batch.put(Table.OUTBOX_BODIES, u64(sequence), body)
+    commit.state.outbox.added(destination, entry.destination_partition, sequence, sequence)
     commit.journal.added_due.append((Table.OUTBOX, commit.now_ms))
 
 
@@ -208,27 +229,21 @@ def encode(entry: OutboxEntry) -> bytes:
         _ENTRY.pack(
             entry.destination_partition, entry.messages, entry.create_time_ms, entry.previous
         )
-        + text(entry.destination_lmq_name.encode())
         + text(entry.fairness_key.encode())
         + text(entry.reason.value.encode())
         + text(entry.traceparent.encode())
     )
 
 
-def destination_of(value: bytes) -> str:
-    """The destination in the stored row of an entry, without decoding the rest."""
-    return read_text(value, _ENTRY.size)[0].decode()
-
-
 def decode(key: bytes, value: bytes, body: bytes) -> OutboxEntry:
     partition, messages, create_time_ms, previous = _ENTRY.unpack_from(value)
-    destination, at = read_text(value, _ENTRY.size)
-    fairness_key, at = read_text(value, at)
+    destination, sequence = rows.read_outbox_key(key)
+    fairness_key, at = read_text(value, _ENTRY.size)
     reason, at = read_text(value, at)
     traceparent, _ = read_text(value, at)
     return OutboxEntry(
-        read_u64(key),
-        destination.decode(),
+        sequence,
+        destination,
         partition,
         messages,
         body,
@@ -243,4 +258,5 @@ def decode(key: bytes, value: bytes, body: bytes) -> OutboxEntry:
 ACTIONS: ActionDecoders = {
     "append_from_outbox": AppendFromOutbox.from_proto,
     "clear_outbox": ClearOutbox.from_proto,
+    "postpone_outbox": PostponeOutbox.from_proto,
 }

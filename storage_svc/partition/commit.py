@@ -34,8 +34,20 @@ _log = logging.getLogger(__name__)
 _unreadable = counter(
     "tidemark.storage.unreadable_records",
     "Attempts to read a body that is missing or corrupt",
-    zeros=[{"table": table.value} for table in (Table.RUN_BODIES, Table.SCHEDULE_BODIES)],
+    zeros=[
+        {"table": table.value}
+        for table in (Table.RUN_BODIES, Table.SCHEDULE_BODIES, Table.OUTBOX_BODIES)
+    ],
 )
+
+
+def report_unreadable(table: Table, key: bytes, lmq_name: str, why: str) -> None:
+    """A record that cannot be read is left out, with its key (V3)."""
+    _unreadable.add(1, {"table": table.value})
+    _log.warning(
+        "a record cannot be read",
+        extra={"table": table.value, "key": key.hex(), "queue": lmq_name, "why": why},
+    )
 
 
 class CommitContext:
@@ -205,11 +217,7 @@ class CommitContext:
             value, why = None, str(error)
         if value is not None:
             return value
-        _unreadable.add(1, {"table": table.value})
-        _log.warning(
-            "a record cannot be read",
-            extra={"table": table.value, "key": key.hex(), "queue": lmq_name or "", "why": why},
-        )
+        report_unreadable(table, key, lmq_name or "", why)
         raise RecordUnreadable(
             f"record {key.hex()} of {table.value} cannot be read: {why}",
             table=table.value,

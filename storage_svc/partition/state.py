@@ -6,8 +6,9 @@ opening, so that it takes the same time however many queues there are.
 
 from dataclasses import dataclass, field
 
+from storage_svc.engines import rows
 from storage_svc.engines.engine import Engine, Engines, Identity, Table
-from storage_svc.engines.keys import read_u64
+from storage_svc.engines.keys import prefix_end, read_u64
 from storage_svc.engines.paging import scan_all
 from storage_svc.loading.handles import Handles
 from storage_svc.partition.broker_hold import BrokerHold
@@ -15,6 +16,7 @@ from storage_svc.partition.counters import Claim, Counters, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.left_out import LeftOut
+from storage_svc.partition.outbox_index import OutboxIndex
 from storage_svc.partition.producers import Producers
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.bodies import BodyCache
@@ -34,6 +36,7 @@ class PartitionState:
     bodies: BodyCache = field(default_factory=BodyCache)
     due: DueIndexes = field(default_factory=DueIndexes)
     left_out: LeftOut = field(default_factory=LeftOut)
+    outbox: OutboxIndex = field(default_factory=OutboxIndex)
     hold: BrokerHold = field(default_factory=BrokerHold)
 
     def is_in_use(self, lmq_name: str, now_ms: int) -> bool:
@@ -47,7 +50,7 @@ class PartitionState:
 
 
 async def open_state(engines: Engines, identity: Identity) -> PartitionState:
-    """Open the engine of a partition and read its counters, claim, topics and deadlines."""
+    """Open the engine of a partition; read its counters, claim, topics, deadlines and outbox."""
     engine = await engines.open(identity)
     try:
         counters, claim = await load_counters(engine)
@@ -57,8 +60,25 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         for table in (Table.DEADLINES, Table.DELAYS):
             async for key, _ in scan_all(engine, table, b"", None):
                 deadlines.add(read_u64(key))
+        outbox = await _load_outbox(engine)
     except BaseException:
         await engine.close()
         raise
     handles = Handles(engine, topics)
-    return PartitionState(engine, counters, claim, topics, handles, Producers(engine), deadlines)
+    return PartitionState(
+        engine, counters, claim, topics, handles, Producers(engine), deadlines, outbox=outbox
+    )
+
+
+async def _load_outbox(engine: Engine) -> OutboxIndex:
+    """One seek per destination, however many entries wait for it."""
+    outbox = OutboxIndex()
+    start = b""
+    while page := await engine.scan(Table.OUTBOX, start, None, limit=1):
+        ((key, value),) = page
+        name, first = rows.read_outbox_key(key)
+        (last,) = await engine.load(Table.OUTBOX_TAILS, [rows.outbox_prefix(name)])
+        partition = rows.outbox_partition(value)
+        outbox.added(name, partition, first, first if last is None else read_u64(last))
+        start = prefix_end(rows.outbox_prefix(name))
+    return outbox

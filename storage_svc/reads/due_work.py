@@ -9,22 +9,28 @@ from typing import NamedTuple
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Reader, Row, Table
-from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3, successor, u64
+from storage_svc.engines.keys import (
+    prefix_end,
+    read_text,
+    read_u64,
+    read_u64x2,
+    read_u64x3,
+    successor,
+    u64,
+)
 from storage_svc.operations import outbox
 from storage_svc.operations.dead_letters import Bury
 from storage_svc.operations.expire import ExpireReservation, ReadyDelayed
 from storage_svc.operations.operation import Action
 from storage_svc.operations.outbox import AppendFromOutbox, DeadReason
 from storage_svc.operations.schedule import PromoteScheduled
+from storage_svc.partition.commit import report_unreadable
 from storage_svc.partition.partition import Partition
+from tidemark.errors import DataCorrupt
 
-OUTBOX_PAGE_MAX = 16
+OUTBOX_PAGE_MAX = 64
 OUTBOX_BYTES_MAX = 8 * 1024 * 1024
 """Outbox entries carry their messages, so a page of them is short."""
-
-OUTBOX_PAGE_ROWS = 256
-OUTBOX_EXAMINED_MAX = 4096
-"""Entries that one answer may skip because their destinations are excluded."""
 
 
 class ScanKind(Enum):
@@ -36,6 +42,7 @@ class ScanKind(Enum):
     DEAD_DEADLINES = "DEAD_DEADLINES"
     ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
     OUTBOX = "OUTBOX"
+    OUTBOX_DESTINATIONS = "OUTBOX_DESTINATIONS"
 
 
 class Due(NamedTuple):
@@ -52,6 +59,7 @@ class Page(NamedTuple):
     next_token: bytes  # empty: the last page
     next_due_ms: int | None  # the earliest entry that is not yet due
     now_ms: int
+    outbox_partitions: tuple[int, ...] = ()
 
 
 _BY_TIME = {
@@ -65,7 +73,7 @@ _BY_TIME = {
 _TABLES = {
     **_BY_TIME,
     ScanKind.ATTEMPTS_EXHAUSTED: Table.BURIED,
-    ScanKind.OUTBOX: Table.OUTBOX,
+    ScanKind.OUTBOX_DESTINATIONS: Table.OUTBOX,
 }
 
 
@@ -74,21 +82,24 @@ async def scan(
     kind: ScanKind,
     token: bytes,
     limit: int,
-    except_destinations: frozenset[str] = frozenset(),
+    destination_partition: int | None = None,
 ) -> Page:
     """A page of due work, earliest first."""
     now_ms = partition.now_ms()
+    if kind is ScanKind.OUTBOX:
+        with partition.reader() as reader:
+            due = await _scan_outbox(partition, reader, destination_partition, limit, now_ms)
+        return Page(due, b"", None, now_ms)
     table = _TABLES[kind]
     if not token:
         partition.lifecycle.wakeups.scan_begins(table)
     with partition.reader() as reader:
         if kind in _BY_TIME:
             page = await _scan_index(partition, reader, kind, token, limit, now_ms)
-        elif kind is ScanKind.OUTBOX:
-            due, next_token = await _scan_outbox(
-                partition.number, reader, token, limit, except_destinations
-            )
-            page = Page(due, next_token, None, now_ms)
+        elif kind is ScanKind.OUTBOX_DESTINATIONS:
+            outbox_index = partition.state.outbox
+            waiting = tuple(outbox_index.partitions(now_ms))
+            page = Page([], b"", outbox_index.next_retry_ms(), now_ms, waiting)
         else:
             page = await _scan_buried(partition, reader, token, limit, now_ms)
     partition.lifecycle.wakeups.scan_ended(table, page.next_due_ms)
@@ -110,27 +121,57 @@ async def _scan_buried(
 
 
 async def _scan_outbox(
-    partition: int, reader: Reader, token: bytes, limit: int, except_destinations: frozenset[str]
-) -> tuple[list[Due], bytes]:
-    """Entries in order, as many as one answer can carry, and the token of the next page."""
+    partition: Partition,
+    reader: Reader,
+    destination_partition: int | None,
+    limit: int,
+    now_ms: int,
+) -> list[Due]:
+    """Entries in the order of each destination, as many as one answer can carry."""
+    index = partition.state.outbox
+    limit = min(limit, OUTBOX_PAGE_MAX)
+    numbers = index.partitions(now_ms)
+    if destination_partition is not None:
+        numbers = [each for each in numbers if each == destination_partition]
     due: list[Due] = []
-    examined = body_bytes = 0
-    while examined < OUTBOX_EXAMINED_MAX:
-        rows_read = await reader.scan(Table.OUTBOX, token, None, limit=OUTBOX_PAGE_ROWS)
-        for key, value in rows_read:
-            if len(due) == min(limit, OUTBOX_PAGE_MAX) or body_bytes > OUTBOX_BYTES_MAX:
-                return due, key
-            token = successor(key)
-            if outbox.destination_of(value) in except_destinations:
-                continue
-            (body,) = await reader.load(Table.OUTBOX_BODIES, [key])
-            if body is not None:  # else it was cleared meanwhile
+    body_bytes = 0
+    for number in numbers:
+        for name, first in index.take_turns(number, limit, now_ms):
+            end = prefix_end(rows.outbox_prefix(name))
+            found = await reader.scan(
+                Table.OUTBOX, rows.outbox_key(name, first), end, limit=limit - len(due)
+            )
+            if found:
+                index.begins(name, rows.read_outbox_key(found[0][0])[1])
+            for key, value in found:
+                body = await _outbox_body(partition, reader, key)
+                if body is None:
+                    break  # those behind it must not arrive before it
                 body_bytes += len(body)
-                due.append(_outbox_entry(partition, key, value, body))
-        examined += len(rows_read)
-        if len(rows_read) < OUTBOX_PAGE_ROWS:
-            return due, b""
-    return due, token
+                due.append(_outbox_entry(partition.number, key, value, body))
+                if len(due) == limit or body_bytes > OUTBOX_BYTES_MAX:
+                    return due
+    return due
+
+
+async def _outbox_body(partition: Partition, reader: Reader, key: bytes) -> bytes | None:
+    """The messages of an entry; None if it was cleared meanwhile, or cannot be read now.
+
+    One that cannot be read holds back its own destination and nothing else (V3, L11).
+    """
+    name, sequence = rows.read_outbox_key(key)
+    why = "it is missing"
+    try:
+        (body,) = await reader.load(Table.OUTBOX_BODIES, [u64(sequence)])
+        if body is not None or (await reader.load(Table.OUTBOX, [key]))[0] is None:
+            return body
+    except DataCorrupt as error:
+        why = str(error)
+    retry_ms = partition.state.outbox.postpone(name, partition.now_ms())
+    if retry_ms is not None:
+        partition.lifecycle.due(Table.OUTBOX, retry_ms)
+    report_unreadable(Table.OUTBOX_BODIES, u64(sequence), name, why)
+    return None
 
 
 async def _scan_index(

@@ -7,7 +7,7 @@ when the partition is reopened.
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import read_text, read_u64x3, u64, u64x2, u64x3
+from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64, u64x2, u64x3
 from storage_svc.loading.handles import Handles
 from storage_svc.operations import history, outbox
 from storage_svc.operations.dead_letters import HEADER_OFFSET, HEADER_QUEUE
@@ -276,9 +276,10 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
     entries = await engine.scan(Table.OUTBOX, b"", None, limit=_EVERYTHING)
     stored = await engine.scan(Table.OUTBOX_BODIES, b"", None, limit=_EVERYTHING)
     assert len(entries) == len(stored) == len(model.outbox)
-    for (key, value), (body_key, body) in zip(entries, stored, strict=True):
-        assert key == body_key
-        entry = outbox.decode(key, value, body)
+    bodies = {read_u64(key): body for key, body in stored}
+    for key, value in entries:
+        _, sequence = rows.read_outbox_key(key)
+        entry = outbox.decode(key, value, bodies[sequence])
         dead = model.outbox[entry.sequence]
         messages = MessageBatch.FromString(entry.body).messages
         assert tuple(each.payload for each in messages) == dead.payloads

@@ -200,7 +200,7 @@ class PartitionMachine(RuleBasedStateMachine):
             page = self.run(due_work.scan(self.partition, kind, b"", 100))
             self.plan += (due.action for due in page.due)
             self.plan += (
-                ClearOutbox(due.action.entry.sequence)
+                ClearOutbox(due.action.entry.destination_lmq_name, due.action.entry.sequence)
                 for due in page.due
                 if isinstance(due.action, AppendFromOutbox)
             )

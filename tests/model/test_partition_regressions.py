@@ -116,7 +116,7 @@ async def test_an_outbox_entry_is_appended_and_cleared_once_however_often_it_is_
     await life.do(Settle(held.receipt, Ending.DEAD_LETTER))
     (append,) = await life.due(due_work.ScanKind.OUTBOX)
     assert isinstance(append, AppendFromOutbox)
-    clear = ClearOutbox(append.entry.sequence)
+    clear = ClearOutbox(append.entry.destination_lmq_name, append.entry.sequence)
 
     answers = await life.do(append, append, clear, clear)
 

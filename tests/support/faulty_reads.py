@@ -1,4 +1,4 @@
-"""Engines whose reads beside the writer fail or stall, in the partitions that a test names.
+"""Engines whose reads fail or stall, or whose commits hang, in the partitions that a test names.
 
 Everything else happens for real, in a real RocksDB.
 """
@@ -12,11 +12,17 @@ from tidemark.errors import DataCorrupt
 
 
 class FaultyReads:
-    """Opens engines whose readers obey `failing` and `stalled`."""
+    """Opens engines that obey what is set here."""
 
     def __init__(self) -> None:
         self.failing: set[int] = set()
+        """Partitions that cannot be read beside the writer."""
+        self.error: Exception = DataCorrupt("the disk cannot be read, as it was told to")
+        """How those reads fail."""
         self.stalled: set[int] = set()
+        """Partitions whose reads beside the writer never end."""
+        self.hung: dict[int, asyncio.Event] = {}
+        """Partitions whose commits wait for an event."""
         self.corrupt: set[tuple[Table, bytes]] = set()
         """Rows that fail their checksum, for the writer as well."""
         self.lost: set[tuple[Table, bytes]] = set()
@@ -32,9 +38,20 @@ class FaultyReads:
 
     async def check(self, partition: int) -> None:
         if partition in self.failing:
-            raise DataCorrupt("the disk cannot be read, as it was told to")
+            raise self.error
         if partition in self.stalled:
             await asyncio.Event().wait()
+
+    async def load(
+        self, source: Engine | Reader, table: Table, keys: Sequence[bytes]
+    ) -> list[bytes | None]:
+        if any((table, key) in self.corrupt for key in keys):
+            raise DataCorrupt("a checksum does not match, as it was told to")
+        values = await source.load(table, keys)
+        return [
+            None if (table, key) in self.lost else value
+            for key, value in zip(keys, values, strict=True)
+        ]
 
 
 class _Engine:
@@ -47,18 +64,14 @@ class _Engine:
         return self._engine.identity
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        if any((table, key) in self._faults.corrupt for key in keys):
-            raise DataCorrupt("a checksum does not match, as it was told to")
-        values = await self._engine.load(table, keys)
-        lost = self._faults.lost
-        return [
-            None if (table, key) in lost else value for key, value in zip(keys, values, strict=True)
-        ]
+        return await self._faults.load(self._engine, table, keys)
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
         return await self._engine.scan(table, start, end, limit=limit)
 
     async def commit(self, batch: Batch) -> None:
+        if self.identity.partition in self._faults.hung:
+            await self._faults.hung[self.identity.partition].wait()
         await self._engine.commit(batch)
 
     async def verify(self) -> None:
@@ -88,7 +101,7 @@ class _Reader:
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         await self._faults.check(self._partition)
-        return await self._reader.load(table, keys)
+        return await self._faults.load(self._reader, table, keys)
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
         await self._faults.check(self._partition)

@@ -21,6 +21,7 @@ from tidemark.api.storage.v1.action_pb2 import (
     ACTION_OUTCOME_STALE,
     Action,
     ClearOutbox,
+    OutboxEntry,
 )
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_DEAD_LETTER,
@@ -31,6 +32,11 @@ from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SC
 from tidemark.names import partition_of
 
 pytestmark = pytest.mark.slow
+
+
+def clear_action(entry: OutboxEntry) -> Action:
+    name = entry.destination_lmq_name
+    return Action(clear_outbox=ClearOutbox(sequence=entry.sequence, destination_lmq_name=name))
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ async def test_a_dead_letter_reaches_its_topic_once_whichever_service_dies_in_be
     (appended,) = await storage.delegate(entry, partition=1)
     await storage.restart()
     (again,) = await storage.delegate(entry, partition=1)
-    clear = Action(clear_outbox=ClearOutbox(sequence=entry.append_from_outbox.entry.sequence))
+    clear = clear_action(entry.append_from_outbox.entry)
     (cleared,) = await storage.delegate(clear)
     await storage.restart()
     (cleared_again,) = await storage.delegate(clear)
@@ -184,7 +190,7 @@ async def test_the_largest_run_under_the_longest_names_reaches_its_dead_letter_t
             entry = action.append_from_outbox.entry
             letters = MessageBatch.FromString(entry.body).messages
             offsets += [int(each.headers["tidemark-dead-offset"]) for each in letters]
-            await storage.delegate(Action(clear_outbox=ClearOutbox(sequence=entry.sequence)))
+            await storage.delegate(clear_action(entry))
 
     assert offsets == list(range(2 * limits.RUN_MESSAGES_MAX))
 

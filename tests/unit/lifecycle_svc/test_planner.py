@@ -1,4 +1,4 @@
-"""The planner: nothing early, nothing that a broker does itself, the outbox apart and in order."""
+"""The planner: nothing early, and nothing that a broker does itself."""
 
 import pytest
 
@@ -11,14 +11,14 @@ def fact(kind: FactKind, due_ms: int = NOW_MS, action: str = "act") -> Fact[str]
     return Fact(kind, due_ms, action)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FactKind if kind is not FactKind.OUTBOX])
+@pytest.mark.parametrize("kind", FactKind)
 def test_what_is_due_is_acted_upon_and_what_is_not_yet_is_not(kind: FactKind) -> None:
     """L5: never early."""
     due, early = fact(kind, NOW_MS, "due"), fact(kind, NOW_MS + 1, "early")
 
     planned = plan([due, early], NOW_MS, has_broker=False)
 
-    assert (planned.actions, planned.transfers) == (["due"], [])
+    assert planned == ["due"]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FactKind if kind in BROKER_DRIVEN])
@@ -30,28 +30,18 @@ def test_what_a_connected_broker_sees_to_is_left_to_it_unless_it_is_overdue(kind
     with_broker = plan([fresh, overdue], NOW_MS, has_broker=True)
     alone = plan([fresh, overdue], NOW_MS, has_broker=False)
 
-    assert with_broker.actions == ["overdue"]
-    assert alone.actions == ["fresh", "overdue"]
+    assert with_broker == ["overdue"]
+    assert alone == ["fresh", "overdue"]
 
 
 def test_schedules_and_deaths_are_planned_with_and_without_a_broker() -> None:
     """L5."""
-    kinds = [kind for kind in FactKind if kind not in BROKER_DRIVEN | {FactKind.OUTBOX}]
+    kinds = [kind for kind in FactKind if kind not in BROKER_DRIVEN]
 
     planned = plan([fact(kind, action=kind.value) for kind in kinds], NOW_MS, has_broker=True)
 
-    assert planned.actions == [kind.value for kind in kinds]
-
-
-def test_outbox_entries_are_transfers_in_their_order() -> None:
-    """L6."""
-    facts = [fact(FactKind.OUTBOX, action=f"entry {number}") for number in range(3)]
-
-    planned = plan([*facts, fact(FactKind.SCHEDULES_DUE)], NOW_MS, has_broker=True)
-
-    assert planned.transfers == ["entry 0", "entry 1", "entry 2"]
-    assert planned.actions == ["act"]
+    assert planned == [kind.value for kind in kinds]
 
 
 def test_nothing_due_is_an_empty_plan() -> None:
-    assert plan([], NOW_MS, has_broker=True) == plan([], NOW_MS, has_broker=False)
+    assert plan([], NOW_MS, has_broker=True) == plan([], NOW_MS, has_broker=False) == []

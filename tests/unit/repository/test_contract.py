@@ -10,7 +10,7 @@ from tidemark.api.storage.v1 import retention_pb2
 PROTOS = sorted((ROOT / "proto").rglob("*.proto"))
 # Words in capitals that a comment may use and that are not reasons.
 NOT_REASONS = re.compile(
-    r"^(SYNC_MODE|SUBSCRIPTION_STATE|DEAD_REASON|ACTION_OUTCOME|AWAITING_SWEEP|SWEEP_FAILED"
+    r"^(SCAN_KIND|SYNC_MODE|SUBSCRIPTION_STATE|DEAD_REASON|ACTION_OUTCOME|AWAITING_SWEEP|SWEEP_FAILED"
     r"|COMMIT_FAILED|LIFECYCLE_SILENT|OPEN_FAILED|DEAD_LETTER|NOT_PRESENT|NOT_MATERIALIZED"
     r"|HAS_INFLIGHT|RACE_LOST|_)"
 )

@@ -5,13 +5,15 @@ from hashlib import sha256
 from spark_batch.storage_client import FORMAT_VERSION as KNOWN_TO_JOBS
 from storage_svc.engines import rows
 from storage_svc.engines.engine import FORMAT_VERSION
+from storage_svc.operations import outbox
+from storage_svc.operations.outbox import DeadReason, OutboxEntry
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (5, "0aefebdbe521ff91")
+LAYOUT = (5, "96c9af5dfbf32f8d")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -53,6 +55,8 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         rows.reservation_value(reservation),
         rows.deadline_key(1, reservation),
         rows.consumed_value(kept, "g", 7, 9),
+        rows.outbox_key("dead", 8),
+        outbox.encode(OutboxEntry(8, "dead", 2, 3, b"", "k", DeadReason.REJECTED, "", 9, 7)),
     )
 
     digest = sha256(b"".join(len(row).to_bytes(4) + row for row in written)).hexdigest()[:16]

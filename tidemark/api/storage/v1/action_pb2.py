@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tidemark/api/storage/v1/action.proto\x12\x17tidemark.api.storage.v1\x1a\x17google/rpc/status.proto\"]\n\x16\x44\x65legateActionsRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x30\n\x07\x61\x63tions\x18\x02 \x03(\x0b\x32\x1f.tidemark.api.storage.v1.Action\"Q\n\x17\x44\x65legateActionsResponse\x12\x36\n\x07results\x18\x01 \x03(\x0b\x32%.tidemark.api.storage.v1.ActionResult\")\n\x0bOffsetRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"\xa9\x03\n\x06\x41\x63tion\x12H\n\x12\x65xpire_reservation\x18\x01 \x01(\x0b\x32*.tidemark.api.storage.v1.ExpireReservationH\x00\x12>\n\rbury_messages\x18\x02 \x01(\x0b\x32%.tidemark.api.storage.v1.BuryMessagesH\x00\x12\x46\n\x11promote_scheduled\x18\x03 \x01(\x0b\x32).tidemark.api.storage.v1.PromoteScheduledH\x00\x12>\n\rready_delayed\x18\x04 \x01(\x0b\x32%.tidemark.api.storage.v1.ReadyDelayedH\x00\x12G\n\x12\x61ppend_from_outbox\x18\x05 \x01(\x0b\x32).tidemark.api.storage.v1.AppendFromOutboxH\x00\x12<\n\x0c\x63lear_outbox\x18\x06 \x01(\x0b\x32$.tidemark.api.storage.v1.ClearOutboxH\x00\x42\x06\n\x04kind\"[\n\x11\x45xpireReservation\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x04\x12\x1c\n\x14\x65xpected_deadline_ms\x18\x03 \x01(\x04\"\xd3\x01\n\x0c\x42uryMessages\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x14\n\x0c\x66irst_offset\x18\x03 \x01(\x04\x12\x33\n\x06reason\x18\x04 \x01(\x0e\x32#.tidemark.api.storage.v1.DeadReason\x12\x1e\n\x16\x65xpected_attempt_count\x18\x05 \x01(\r\x12!\n\x19\x65xpected_dead_deadline_ms\x18\x06 \x01(\x04\x12\x14\n\x0c\x66\x61irness_key\x18\x07 \x01(\t\"@\n\x10PromoteScheduled\x12\x13\n\x0bschedule_id\x18\x01 \x01(\x04\x12\x17\n\x0f\x65xpected_due_ms\x18\x02 \x01(\x04\"e\n\x0cReadyDelayed\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x14\n\x0c\x66irst_offset\x18\x03 \x01(\x04\x12\x1e\n\x16\x65xpected_not_before_ms\x18\x04 \x01(\x04\"a\n\x10\x41ppendFromOutbox\x12\x18\n\x10source_partition\x18\x01 \x01(\r\x12\x33\n\x05\x65ntry\x18\x02 \x01(\x0b\x32$.tidemark.api.storage.v1.OutboxEntry\"\x1f\n\x0b\x43learOutbox\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x8c\x02\n\x0bOutboxEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1c\n\x14\x64\x65stination_lmq_name\x18\x02 \x01(\t\x12\x1d\n\x15\x64\x65stination_partition\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\x14\n\x0c\x66\x61irness_key\x18\x06 \x01(\t\x12\x33\n\x06reason\x18\x07 \x01(\x0e\x32#.tidemark.api.storage.v1.DeadReason\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\t \x01(\x04\x12\x19\n\x11previous_sequence\x18\n \x01(\x04\"|\n\x0c\x41\x63tionResult\x12\x37\n\x07outcome\x18\x01 \x01(\x0e\x32&.tidemark.api.storage.v1.ActionOutcome\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status*\xbd\x01\n\nDeadReason\x12\x1b\n\x17\x44\x45\x41\x44_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45\x41\x44_REASON_ATTEMPTS_EXHAUSTED\x10\x01\x12\x1c\n\x18\x44\x45\x41\x44_REASON_TIME_TO_LIVE\x10\x02\x12\x18\n\x14\x44\x45\x41\x44_REASON_REJECTED\x10\x03\x12\x1d\n\x19\x44\x45\x41\x44_REASON_MAX_WAIT_TIME\x10\x04\x12\x17\n\x13\x44\x45\x41\x44_REASON_REDRIVE\x10\x05*~\n\rActionOutcome\x12\x1e\n\x1a\x41\x43TION_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TION_OUTCOME_DONE\x10\x01\x12\x18\n\x14\x41\x43TION_OUTCOME_STALE\x10\x02\x12\x1a\n\x16\x41\x43TION_OUTCOME_REFUSED\x10\x03\x32\x89\x01\n\x11\x44\x65legationService\x12t\n\x0f\x44\x65legateActions\x12/.tidemark.api.storage.v1.DelegateActionsRequest\x1a\x30.tidemark.api.storage.v1.DelegateActionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tidemark/api/storage/v1/action.proto\x12\x17tidemark.api.storage.v1\x1a\x17google/rpc/status.proto\"]\n\x16\x44\x65legateActionsRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x30\n\x07\x61\x63tions\x18\x02 \x03(\x0b\x32\x1f.tidemark.api.storage.v1.Action\"Q\n\x17\x44\x65legateActionsResponse\x12\x36\n\x07results\x18\x01 \x03(\x0b\x32%.tidemark.api.storage.v1.ActionResult\")\n\x0bOffsetRange\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\"\xed\x03\n\x06\x41\x63tion\x12H\n\x12\x65xpire_reservation\x18\x01 \x01(\x0b\x32*.tidemark.api.storage.v1.ExpireReservationH\x00\x12>\n\rbury_messages\x18\x02 \x01(\x0b\x32%.tidemark.api.storage.v1.BuryMessagesH\x00\x12\x46\n\x11promote_scheduled\x18\x03 \x01(\x0b\x32).tidemark.api.storage.v1.PromoteScheduledH\x00\x12>\n\rready_delayed\x18\x04 \x01(\x0b\x32%.tidemark.api.storage.v1.ReadyDelayedH\x00\x12G\n\x12\x61ppend_from_outbox\x18\x05 \x01(\x0b\x32).tidemark.api.storage.v1.AppendFromOutboxH\x00\x12<\n\x0c\x63lear_outbox\x18\x06 \x01(\x0b\x32$.tidemark.api.storage.v1.ClearOutboxH\x00\x12\x42\n\x0fpostpone_outbox\x18\x07 \x01(\x0b\x32\'.tidemark.api.storage.v1.PostponeOutboxH\x00\x42\x06\n\x04kind\"[\n\x11\x45xpireReservation\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x04\x12\x1c\n\x14\x65xpected_deadline_ms\x18\x03 \x01(\x04\"\xd3\x01\n\x0c\x42uryMessages\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x14\n\x0c\x66irst_offset\x18\x03 \x01(\x04\x12\x33\n\x06reason\x18\x04 \x01(\x0e\x32#.tidemark.api.storage.v1.DeadReason\x12\x1e\n\x16\x65xpected_attempt_count\x18\x05 \x01(\r\x12!\n\x19\x65xpected_dead_deadline_ms\x18\x06 \x01(\x04\x12\x14\n\x0c\x66\x61irness_key\x18\x07 \x01(\t\"@\n\x10PromoteScheduled\x12\x13\n\x0bschedule_id\x18\x01 \x01(\x04\x12\x17\n\x0f\x65xpected_due_ms\x18\x02 \x01(\x04\"e\n\x0cReadyDelayed\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12\x14\n\x0c\x66irst_offset\x18\x03 \x01(\x04\x12\x1e\n\x16\x65xpected_not_before_ms\x18\x04 \x01(\x04\"a\n\x10\x41ppendFromOutbox\x12\x18\n\x10source_partition\x18\x01 \x01(\r\x12\x33\n\x05\x65ntry\x18\x02 \x01(\x0b\x32$.tidemark.api.storage.v1.OutboxEntry\"=\n\x0b\x43learOutbox\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1c\n\x14\x64\x65stination_lmq_name\x18\x02 \x01(\t\".\n\x0ePostponeOutbox\x12\x1c\n\x14\x64\x65stination_lmq_name\x18\x01 \x01(\t\"\x8c\x02\n\x0bOutboxEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x1c\n\x14\x64\x65stination_lmq_name\x18\x02 \x01(\t\x12\x1d\n\x15\x64\x65stination_partition\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\x14\n\x0c\x66\x61irness_key\x18\x06 \x01(\t\x12\x33\n\x06reason\x18\x07 \x01(\x0e\x32#.tidemark.api.storage.v1.DeadReason\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x16\n\x0e\x63reate_time_ms\x18\t \x01(\x04\x12\x19\n\x11previous_sequence\x18\n \x01(\x04\"|\n\x0c\x41\x63tionResult\x12\x37\n\x07outcome\x18\x01 \x01(\x0e\x32&.tidemark.api.storage.v1.ActionOutcome\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.Status*\xbd\x01\n\nDeadReason\x12\x1b\n\x17\x44\x45\x41\x44_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45\x41\x44_REASON_ATTEMPTS_EXHAUSTED\x10\x01\x12\x1c\n\x18\x44\x45\x41\x44_REASON_TIME_TO_LIVE\x10\x02\x12\x18\n\x14\x44\x45\x41\x44_REASON_REJECTED\x10\x03\x12\x1d\n\x19\x44\x45\x41\x44_REASON_MAX_WAIT_TIME\x10\x04\x12\x17\n\x13\x44\x45\x41\x44_REASON_REDRIVE\x10\x05*~\n\rActionOutcome\x12\x1e\n\x1a\x41\x43TION_OUTCOME_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TION_OUTCOME_DONE\x10\x01\x12\x18\n\x14\x41\x43TION_OUTCOME_STALE\x10\x02\x12\x1a\n\x16\x41\x43TION_OUTCOME_REFUSED\x10\x03\x32\x89\x01\n\x11\x44\x65legationService\x12t\n\x0f\x44\x65legateActions\x12/.tidemark.api.storage.v1.DelegateActionsRequest\x1a\x30.tidemark.api.storage.v1.DelegateActionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.api.storage.v1.action_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEADREASON']._serialized_start=1745
-  _globals['_DEADREASON']._serialized_end=1934
-  _globals['_ACTIONOUTCOME']._serialized_start=1936
-  _globals['_ACTIONOUTCOME']._serialized_end=2062
+  _globals['_DEADREASON']._serialized_start=1891
+  _globals['_DEADREASON']._serialized_end=2080
+  _globals['_ACTIONOUTCOME']._serialized_start=2082
+  _globals['_ACTIONOUTCOME']._serialized_end=2208
   _globals['_DELEGATEACTIONSREQUEST']._serialized_start=90
   _globals['_DELEGATEACTIONSREQUEST']._serialized_end=183
   _globals['_DELEGATEACTIONSRESPONSE']._serialized_start=185
@@ -43,23 +43,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFSETRANGE']._serialized_start=268
   _globals['_OFFSETRANGE']._serialized_end=309
   _globals['_ACTION']._serialized_start=312
-  _globals['_ACTION']._serialized_end=737
-  _globals['_EXPIRERESERVATION']._serialized_start=739
-  _globals['_EXPIRERESERVATION']._serialized_end=830
-  _globals['_BURYMESSAGES']._serialized_start=833
-  _globals['_BURYMESSAGES']._serialized_end=1044
-  _globals['_PROMOTESCHEDULED']._serialized_start=1046
-  _globals['_PROMOTESCHEDULED']._serialized_end=1110
-  _globals['_READYDELAYED']._serialized_start=1112
-  _globals['_READYDELAYED']._serialized_end=1213
-  _globals['_APPENDFROMOUTBOX']._serialized_start=1215
-  _globals['_APPENDFROMOUTBOX']._serialized_end=1312
-  _globals['_CLEAROUTBOX']._serialized_start=1314
-  _globals['_CLEAROUTBOX']._serialized_end=1345
-  _globals['_OUTBOXENTRY']._serialized_start=1348
-  _globals['_OUTBOXENTRY']._serialized_end=1616
-  _globals['_ACTIONRESULT']._serialized_start=1618
-  _globals['_ACTIONRESULT']._serialized_end=1742
-  _globals['_DELEGATIONSERVICE']._serialized_start=2065
-  _globals['_DELEGATIONSERVICE']._serialized_end=2202
+  _globals['_ACTION']._serialized_end=805
+  _globals['_EXPIRERESERVATION']._serialized_start=807
+  _globals['_EXPIRERESERVATION']._serialized_end=898
+  _globals['_BURYMESSAGES']._serialized_start=901
+  _globals['_BURYMESSAGES']._serialized_end=1112
+  _globals['_PROMOTESCHEDULED']._serialized_start=1114
+  _globals['_PROMOTESCHEDULED']._serialized_end=1178
+  _globals['_READYDELAYED']._serialized_start=1180
+  _globals['_READYDELAYED']._serialized_end=1281
+  _globals['_APPENDFROMOUTBOX']._serialized_start=1283
+  _globals['_APPENDFROMOUTBOX']._serialized_end=1380
+  _globals['_CLEAROUTBOX']._serialized_start=1382
+  _globals['_CLEAROUTBOX']._serialized_end=1443
+  _globals['_POSTPONEOUTBOX']._serialized_start=1445
+  _globals['_POSTPONEOUTBOX']._serialized_end=1491
+  _globals['_OUTBOXENTRY']._serialized_start=1494
+  _globals['_OUTBOXENTRY']._serialized_end=1762
+  _globals['_ACTIONRESULT']._serialized_start=1764
+  _globals['_ACTIONRESULT']._serialized_end=1888
+  _globals['_DELEGATIONSERVICE']._serialized_start=2211
+  _globals['_DELEGATIONSERVICE']._serialized_end=2348
 # @@protoc_insertion_point(module_scope)

@@ -177,6 +177,7 @@ class Action(_message.Message):
     READY_DELAYED_FIELD_NUMBER: _builtins.int
     APPEND_FROM_OUTBOX_FIELD_NUMBER: _builtins.int
     CLEAR_OUTBOX_FIELD_NUMBER: _builtins.int
+    POSTPONE_OUTBOX_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def expire_reservation(self) -> Global___ExpireReservation:
         """Expire a reservation whose deadline has passed."""
@@ -201,6 +202,10 @@ class Action(_message.Message):
     def clear_outbox(self) -> Global___ClearOutbox:
         """Delete an outbox entry that its destination has."""
 
+    @_builtins.property
+    def postpone_outbox(self) -> Global___PostponeOutbox:
+        """Leave a destination that refused an outbox entry alone for a while."""
+
     def __init__(
         self,
         *,
@@ -210,12 +215,13 @@ class Action(_message.Message):
         ready_delayed: Global___ReadyDelayed | None = ...,
         append_from_outbox: Global___AppendFromOutbox | None = ...,
         clear_outbox: Global___ClearOutbox | None = ...,
+        postpone_outbox: Global___PostponeOutbox | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_from_outbox", b"append_from_outbox", "bury_messages", b"bury_messages", "clear_outbox", b"clear_outbox", "expire_reservation", b"expire_reservation", "kind", b"kind", "promote_scheduled", b"promote_scheduled", "ready_delayed", b"ready_delayed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_from_outbox", b"append_from_outbox", "bury_messages", b"bury_messages", "clear_outbox", b"clear_outbox", "expire_reservation", b"expire_reservation", "kind", b"kind", "postpone_outbox", b"postpone_outbox", "promote_scheduled", b"promote_scheduled", "ready_delayed", b"ready_delayed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_from_outbox", b"append_from_outbox", "bury_messages", b"bury_messages", "clear_outbox", b"clear_outbox", "expire_reservation", b"expire_reservation", "kind", b"kind", "promote_scheduled", b"promote_scheduled", "ready_delayed", b"ready_delayed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_from_outbox", b"append_from_outbox", "bury_messages", b"bury_messages", "clear_outbox", b"clear_outbox", "expire_reservation", b"expire_reservation", "kind", b"kind", "postpone_outbox", b"postpone_outbox", "promote_scheduled", b"promote_scheduled", "ready_delayed", b"ready_delayed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["expire_reservation", "bury_messages", "promote_scheduled", "ready_delayed", "append_from_outbox", "clear_outbox"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["expire_reservation", "bury_messages", "promote_scheduled", "ready_delayed", "append_from_outbox", "clear_outbox", "postpone_outbox"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -401,20 +407,48 @@ class ClearOutbox(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """The sequence of the entry."""
+    destination_lmq_name: _builtins.str
+    """The destination of the entry."""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        destination_lmq_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_lmq_name", b"destination_lmq_name", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearOutbox: _TypeAlias = ClearOutbox  # noqa: Y015
+
+@_typing.final
+class PostponeOutbox(_message.Message):
+    """Leaves a destination alone after it refused an entry: scans do not return its entries for 500 ms,
+    doubled with each refusal, up to 60 000 ms. Kept in memory.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    destination_lmq_name: _builtins.str
+    """The destination."""
+    def __init__(
+        self,
+        *,
+        destination_lmq_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_lmq_name", b"destination_lmq_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PostponeOutbox: _TypeAlias = PostponeOutbox  # noqa: Y015
 
 @_typing.final
 class OutboxEntry(_message.Message):

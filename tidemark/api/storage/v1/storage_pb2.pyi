@@ -41,7 +41,9 @@ class _ScanKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScanKind.Val
     SCAN_KIND_ATTEMPTS_EXHAUSTED: _ScanKind.ValueType  # 5
     """Messages whose attempts are exhausted."""
     SCAN_KIND_OUTBOX: _ScanKind.ValueType  # 6
-    """Outbox entries."""
+    """Outbox entries for destinations that are not postponed."""
+    SCAN_KIND_OUTBOX_DESTINATIONS: _ScanKind.ValueType  # 7
+    """The partitions that such entries wait for, in `outbox_partitions`; no facts."""
 
 class ScanKind(_ScanKind, metaclass=_ScanKindEnumTypeWrapper):
     """The kind of due work to scan for. Closed."""
@@ -59,7 +61,9 @@ SCAN_KIND_DEAD_DEADLINES: ScanKind.ValueType  # 4
 SCAN_KIND_ATTEMPTS_EXHAUSTED: ScanKind.ValueType  # 5
 """Messages whose attempts are exhausted."""
 SCAN_KIND_OUTBOX: ScanKind.ValueType  # 6
-"""Outbox entries."""
+"""Outbox entries for destinations that are not postponed."""
+SCAN_KIND_OUTBOX_DESTINATIONS: ScanKind.ValueType  # 7
+"""The partitions that such entries wait for, in `outbox_partitions`; no facts."""
 Global___ScanKind: _TypeAlias = ScanKind  # noqa: Y015
 
 @_typing.final
@@ -280,7 +284,7 @@ class ScanPartitionRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    EXCEPT_DESTINATIONS_FIELD_NUMBER: _builtins.int
+    DESTINATION_PARTITION_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     kind: Global___ScanKind.ValueType
@@ -289,10 +293,8 @@ class ScanPartitionRequest(_message.Message):
     """Maximum facts. 1 to 1 000. Default 0: 1 000."""
     page_token: _builtins.bytes
     """From the last page. Default empty: from the start."""
-    @_builtins.property
-    def except_destinations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Outbox only: entries for these queues are skipped. At most 1 000."""
-
+    destination_partition: _builtins.int
+    """SCAN_KIND_OUTBOX only: entries for destinations in this partition. Unset: for any."""
     def __init__(
         self,
         *,
@@ -300,13 +302,15 @@ class ScanPartitionRequest(_message.Message):
         kind: Global___ScanKind.ValueType = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.bytes = ...,
-        except_destinations: _abc.Iterable[_builtins.str] | None = ...,
+        destination_partition: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_destination_partition", b"_destination_partition", "destination_partition", b"destination_partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["except_destinations", b"except_destinations", "kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_destination_partition", b"_destination_partition", "destination_partition", b"destination_partition", "kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__destination_partition: _TypeAlias = _typing.Literal["destination_partition"]  # noqa: Y015
+    _WhichOneofArgType__destination_partition: _TypeAlias = _typing.Literal["_destination_partition", b"_destination_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__destination_partition) -> _WhichOneofReturnType__destination_partition | None: ...
 
 Global___ScanPartitionRequest: _TypeAlias = ScanPartitionRequest  # noqa: Y015
 
@@ -349,6 +353,7 @@ class ScanPartitionResponse(_message.Message):
     NEXT_DUE_IN_MS_FIELD_NUMBER: _builtins.int
     PARTITION_TIME_MS_FIELD_NUMBER: _builtins.int
     BROKER_ADDRESS_FIELD_NUMBER: _builtins.int
+    OUTBOX_PARTITIONS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.bytes
     """For the next page. Empty: there is none."""
     next_due_in_ms: _builtins.int
@@ -363,6 +368,10 @@ class ScanPartitionResponse(_message.Message):
     def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueFact]:
         """Due work, earliest first."""
 
+    @_builtins.property
+    def outbox_partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """SCAN_KIND_OUTBOX_DESTINATIONS only: partitions that outbox entries wait for."""
+
     def __init__(
         self,
         *,
@@ -371,10 +380,11 @@ class ScanPartitionResponse(_message.Message):
         next_due_in_ms: _builtins.int | None = ...,
         partition_time_ms: _builtins.int = ...,
         broker_address: _builtins.str = ...,
+        outbox_partitions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms", "next_due_in_ms", b"next_due_in_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms", "broker_address", b"broker_address", "facts", b"facts", "next_due_in_ms", b"next_due_in_ms", "next_page_token", b"next_page_token", "partition_time_ms", b"partition_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms", "broker_address", b"broker_address", "facts", b"facts", "next_due_in_ms", b"next_due_in_ms", "next_page_token", b"next_page_token", "outbox_partitions", b"outbox_partitions", "partition_time_ms", b"partition_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_due_in_ms: _TypeAlias = _typing.Literal["next_due_in_ms"]  # noqa: Y015
     _WhichOneofArgType__next_due_in_ms: _TypeAlias = _typing.Literal["_next_due_in_ms", b"_next_due_in_ms"]  # noqa: Y015
