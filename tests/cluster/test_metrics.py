@@ -16,8 +16,7 @@ import tidemark
 from tests.cluster.conftest import shared
 from tests.support.local_broker import in_time
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
-from tests.support.repository import ROOT
-from tests.unit.tidemark.telemetry.test_metrics import names_in_the_docs
+from tests.support.repository import ROOT, documented_metrics
 from tidemark.local.cluster import LocalCluster, ServiceName
 from tidemark.local.ports import free_ports
 
@@ -115,7 +114,7 @@ async def test_every_documented_metric_arrives_over_otlp_and_over_prometheus(
     await use(client, ["orders/a", "orders/b"])
     await lose(client, "lost/a")
 
-    documented = set(names_in_the_docs())
+    documented = set(documented_metrics())
     await metrics.pushed.metrics(*documented, within_ms=FIRST_PASS_MS)
     families = await metrics.families()
 

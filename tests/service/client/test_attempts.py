@@ -12,8 +12,8 @@ import pytest
 import tidemark
 import tidemark.sync
 from tests.service.client.conftest import Connect
-from tests.service.client.test_consuming import publish, take
 from tests.support.local_broker import LocalBroker, in_time, local_broker, until
+from tests.support.sdk_calls import publish, take
 from tidemark.clock import ManualClock
 from tidemark.errors import ReservationExpired
 

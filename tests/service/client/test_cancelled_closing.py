@@ -9,8 +9,8 @@ import pytest
 
 import tidemark
 from tests.service.client.conftest import Connect
-from tests.service.client.test_consuming import publish, take
 from tests.support.local_broker import LocalBroker, in_time, until
+from tests.support.sdk_calls import publish, take
 from tidemark.errors import ClientClosed
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 import tidemark
 from tests.service.client.conftest import Connect, until_disconnected
-from tests.service.client.test_consuming import publish, take
 from tests.support.gated_storage import GatedLink, gated_storage
 from tests.support.local_broker import LocalBroker, in_time, local_broker, until
+from tests.support.sdk_calls import publish, take
 from tidemark.clock import ManualClock
 from tidemark.errors import ClientClosed, TidemarkError
 

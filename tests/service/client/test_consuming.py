@@ -9,6 +9,7 @@ import pytest
 import tidemark
 from tests.service.client.conftest import Connect, until_disconnected
 from tests.support.local_broker import LocalBroker, in_time, local_broker, until
+from tests.support.sdk_calls import publish, take
 from tidemark.clock import ManualClock
 from tidemark.errors import (
     AlreadySettled,
@@ -22,14 +23,6 @@ from tidemark.errors import (
 pytestmark = pytest.mark.slow
 
 QUEUE, OTHER = "orders/a", "orders/b"
-
-
-async def publish(client: tidemark.Client, lmq_name: str, *payloads: bytes) -> None:
-    await (await client.publisher(lmq_name)).publish_many(payloads)
-
-
-async def take(deliveries: tidemark.Subscription, count: int) -> list[tidemark.Delivery]:
-    return [await in_time(anext(deliveries)) for _ in range(count)]
 
 
 async def left(client: tidemark.Client, lmq_name: str = QUEUE) -> list[tuple[bytes, int]]:

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import pytest
 
 import tidemark
-from tests.service.client.test_consuming import publish
 from tests.support.gated_storage import GatedLink, gated_storage
 from tests.support.local_broker import LocalBroker, in_time, local_broker, until
+from tests.support.sdk_calls import publish
 from tidemark.clock import SystemClock
 from tidemark.errors import ClientClosed, TopicExists, Unavailable
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import tidemark
 import tidemark.sync
-from tests.service.client.test_consuming import publish, take
 from tests.support.local_broker import LocalBroker, in_time, local_broker
+from tests.support.sdk_calls import publish, take
 from tidemark.api.broker.v1.message_pb2 import Release
 from tidemark.client.publish.batching import RunOptions
 from tidemark.client.transport.connection import SessionPart
@@ -233,6 +233,7 @@ ONE_CLIENT = settings(
 """All examples meet the same client: none of them may have harmed it."""
 
 
+@pytest.mark.slow
 @ONE_CLIENT
 @given(call=mistaken(CALLS))
 async def test_a_client_survives_any_arguments(
@@ -243,6 +244,7 @@ async def test_a_client_survives_any_arguments(
     await goes_on(client)
 
 
+@pytest.mark.slow
 @ONE_CLIENT
 @given(call=mistaken(ADMIN))
 async def test_administrative_calls_survive_any_arguments(
@@ -278,6 +280,7 @@ def perform_blocking(client: tidemark.sync.Client, call: Call) -> None:
 BLOCKING = [call for call in CALLS if call.name not in ("connect", "publish_message")]
 
 
+@pytest.mark.slow
 @ONE_CLIENT
 @given(call=mistaken(BLOCKING))
 async def test_a_blocking_client_survives_any_arguments(

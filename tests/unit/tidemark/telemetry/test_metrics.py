@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, documented_metrics
 from tidemark.telemetry.metrics import OTHER, TOPICS_MAX, Tally, counter, observe
 
 SERVICES = ("broker", "storage", "lifecycle", "retention")
@@ -24,14 +24,9 @@ def names_in_the_code() -> list[str]:
     ]
 
 
-def names_in_the_docs() -> list[str]:
-    text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `(tidemark\.[a-z_.]+)` \|", text, re.MULTILINE)
-
-
 def test_every_metric_is_documented_once_and_no_other_is() -> None:
     """S4."""
-    assert sorted(names_in_the_docs()) == sorted(names_in_the_code())
+    assert sorted(documented_metrics()) == sorted(names_in_the_code())
 
 
 def test_a_metric_is_named_in_one_place() -> None:
