@@ -188,7 +188,7 @@ async def _passes(
 def _plan(jobs: "Jobs") -> Any:
     """A plan that Spark has computed and cached."""
     topics = [each for each in find_topics(jobs.storage) if each.settings.retention_seconds]
-    plan = jobs.plan_retention(topics)
+    plan = jobs.plan_retention(topics, jobs.collect_failures())
     assert plan is not None
     plan = plan.cache()
     plan.count()
@@ -196,7 +196,8 @@ def _plan(jobs: "Jobs") -> Any:
 
 
 def _apply(jobs: "Jobs", plan: Any, due: int) -> None:
-    counts = jobs.apply(plan, f"bench-{time.monotonic_ns()}", 1000)
+    failures = jobs.collect_failures()
+    counts = jobs.apply(plan, f"bench-{time.monotonic_ns()}", 1000, failures)
     removed = sum(counts.values())
     assert removed == due, f"{removed} of {due} messages were removed"
     plan.unpersist()

@@ -35,12 +35,14 @@ class TidemarkReader(DataSourceReader):
         columns: Sequence[str],
         scan_filter: ScanFilter = NO_FILTER,
         batch_rows: int = 0,
+        timeout_s: float | None = None,
     ) -> None:
         self._storage = storage
         self._table = table
         self._columns = list(columns)
         self._filter = scan_filter
         self._batch_rows = batch_rows
+        self._timeout_s = timeout_s
 
     def partitions(self) -> Sequence[InputPartition]:
         from pyspark_tidemark.storage import find_partitions
@@ -59,7 +61,8 @@ class TidemarkReader(DataSourceReader):
 
         with TableClient(partition.target.address) as client:
             for topic, queue in self._filter.scans():
-                yield from client.scan(self._request(partition.target.partition, topic, queue))
+                request = self._request(partition.target.partition, topic, queue)
+                yield from client.scan(request, self._timeout_s)
 
     def _request(self, partition: int, topic: str, queue: str) -> Any:
         from pyspark_tidemark.messages import TABLE_NUMBERS, ScanTableRequest

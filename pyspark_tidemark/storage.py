@@ -70,15 +70,15 @@ class TableClient:
             found = call(messages.DescribeStorageRequest(), timeout=_CALL_TIMEOUT_S)
         return Described(self._address, found.partitions, [each.partition for each in found.held])
 
-    def scan(self, request: Any) -> Iterator[pa.RecordBatch]:
-        """The batches of one table of one partition, as they arrive."""
+    def scan(self, request: Any, timeout_s: float | None = None) -> Iterator[pa.RecordBatch]:
+        """The batches of one table of one partition, as they arrive; by default without limit."""
         call: Any = self._channel.unary_stream(
             messages.SCAN_TABLE,
             request_serializer=messages.ScanTableRequest.SerializeToString,
             response_deserializer=messages.ScanTableResponse.FromString,
         )
         with self._explained():
-            for piece in call(request):
+            for piece in call(request, timeout=timeout_s):
                 with pa.ipc.open_stream(piece.arrow) as stream:
                     yield from stream
 

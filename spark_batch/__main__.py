@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_batch.app import retention
-from spark_batch.passes.findings import Finding
+from spark_batch.passes.findings import Finding, describe_failures
 from spark_batch.session import BRIEF, start_session
 from tidemark import telemetry
 from tidemark.clock import SystemClock
@@ -30,12 +30,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(missing, file=sys.stderr)
         return CANNOT_START
     if options.command == "serve":
-        main(SERVICE, RetentionSettings, retention)
+        status = 0
+        try:
+            main(SERVICE, RetentionSettings, retention)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
         # Everything is stopped and reported. Threads that are still starting Spark or waiting for
         # storage must not delay the end of the process. Java ends when its input is closed.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)
     started = telemetry.setup(SERVICE, settings.telemetry)
     try:
         if options.command == "report":
@@ -58,7 +62,9 @@ def _run_once(settings: RetentionSettings, job: str, dry_run: bool) -> int:
     finally:
         spark.stop()
     show(done.findings, dry_run, Console(width=None if sys.stdout.isatty() else 120))
-    return 0
+    if done.failed:
+        print(describe_failures(done.failed), file=sys.stderr)
+    return 1 if done.failed else 0
 
 
 def _report(settings: RetentionSettings, output: Path) -> int:

@@ -2,13 +2,15 @@
 
 Spark starts when this scheduler first gets the lease, and runs until the process ends. Spark starts
 and passes run in threads, so that the service keeps answering calls and can stop without waiting.
+If Spark's Java ends, or a pass cannot be ended, the process gives up the lease and exits with
+status 1: PySpark cannot replace its Java, and a standby or a restart continues.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -24,7 +26,7 @@ from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_se
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
-from tidemark.errors import Unavailable
+from tidemark.errors import DeadlineExceeded, Unavailable
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.server import RpcServer
 from tidemark.service.identity import process_identity
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from spark_batch.passes.jobs import Jobs
 
 _STOP_SPARK_MS: Final = 5_000
+_INTERRUPT_MS: Final = 60_000
+"""How long a pass may take to end once its Spark jobs were interrupted."""
+SPARK_LOST: Final = 1
+"""Exit status of a scheduler that lost Spark: a restart helps."""
 _HOLD_TIMEOUT_S: Final = 5.0
 """Bounded, so that the scheduler can stop while storage does not answer."""
 
@@ -58,6 +64,9 @@ class SparkHost:
         self._starting = asyncio.Lock()
         self._spark: SparkSession | None = None
         self._jobs: Jobs | None = None
+        self._closing = False
+        self.lost = asyncio.Event()
+        """Set once Spark cannot run passes any more."""
 
     async def check(self) -> None:
         await _in_thread(partial(find_partitions, self._settings.storage_address))
@@ -71,6 +80,7 @@ class SparkHost:
         async with self._starting:
             if self._jobs is None:
                 self._jobs = await _in_thread(self._start)
+                self._watch_java()
 
     def _start(self) -> "Jobs":
         from spark_batch.passes.jobs import Jobs  # needs PySpark
@@ -80,10 +90,47 @@ class SparkHost:
         return Jobs(self._spark, self._settings, self._clock)
 
     async def retention(self, dry_run: bool) -> Outcome:
-        return await _in_thread(partial(self._ready().retention, dry_run))
+        return await self._run(JobName.RETENTION, partial(self._ready().retention, dry_run))
 
     async def eviction(self, dry_run: bool) -> Outcome:
-        return await _in_thread(partial(self._ready().eviction, dry_run))
+        return await self._run(JobName.EVICTION, partial(self._ready().eviction, dry_run))
+
+    async def _run(self, name: JobName, work: "Callable[[], Outcome]") -> Outcome:
+        """Run a pass in a thread, and end it if it takes too long. Raises DeadlineExceeded."""
+        running = asyncio.ensure_future(_in_thread(work))
+        with suppress(TimeoutError):
+            return await self._wait(running, self._settings.pass_timeout_ms)
+        _log.error("a %s pass takes too long and is interrupted", name)
+        interrupting = asyncio.ensure_future(_in_thread(partial(self._ready().interrupt, name)))
+        try:
+            await self._wait(asyncio.gather(interrupting, running, return_exceptions=True))
+        except TimeoutError:
+            self._lose_spark(f"a {name} pass did not end when it was interrupted")
+        timeout_ms = self._settings.pass_timeout_ms
+        raise DeadlineExceeded(f"the {name} pass took longer than {timeout_ms} ms")
+
+    async def _wait(self, running: "asyncio.Future[T]", timeout_ms: int = _INTERRUPT_MS) -> T:
+        return await self._clock.wait_for(asyncio.shield(running), timeout_ms)
+
+    def _watch_java(self) -> None:
+        """Notice the end of the Java that was started for this session."""
+        assert self._spark is not None
+        java = getattr(self._spark.sparkContext._gateway, "proc", None)
+        if java is None:
+            return  # not started by this process
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            status = java.wait()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._lose_spark, f"its Java ended with status {status}")
+
+        Thread(target=wait, daemon=True).start()
+
+    def _lose_spark(self, why: str) -> None:
+        if not self._closing and not self.lost.is_set():
+            _log.error("Spark is lost, and this scheduler gives up: %s", why)
+            self.lost.set()
 
     def _ready(self) -> "Jobs":
         if self._jobs is None:
@@ -92,7 +139,8 @@ class SparkHost:
 
     async def close(self) -> None:
         """Stop Spark; a running pass fails, and the next scheduler does the rest."""
-        if self._spark is not None:
+        self._closing = True
+        if self._spark is not None and not self.lost.is_set():
             with suppress(TimeoutError):  # it dies with this process anyway
                 await self._clock.wait_for(_in_thread(self._spark.stop), _STOP_SPARK_MS)
 
@@ -133,11 +181,15 @@ class Stored:
     pass_id: str
     counts: Mapping[str, int]
     findings: tuple[Finding, ...] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 @asynccontextmanager
 async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A scheduler that answers calls at once, and runs its jobs as soon as it can."""
+    """A scheduler that answers calls at once, and runs its jobs as soon as it can.
+
+    Leaving it raises SystemExit if Spark was lost.
+    """
     holder = process_identity()
     # A pass has no time limit.
     server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
@@ -154,6 +206,7 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
             tasks = [
                 asyncio.create_task(scheduler.run()),
                 asyncio.create_task(_sample(sampler, clock)),
+                asyncio.create_task(_stop_when_lost(host, server)),
             ]
             yield server
         finally:
@@ -162,6 +215,8 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await host.close()
+        if host.lost.is_set():
+            raise SystemExit(SPARK_LOST)
 
 
 def _jobs(settings: RetentionSettings, host: SparkHost, sampler: Sampler) -> list[Job]:
@@ -206,6 +261,11 @@ def _figures(scheduler: Scheduler) -> dict[str, float]:
             (f"{job.name}.last_removed", sum(job.last_counts.values())),
         )
     }
+
+
+async def _stop_when_lost(host: SparkHost, server: RpcServer) -> None:
+    await host.lost.wait()
+    await server.stop(0)
 
 
 async def _sample(sampler: Sampler, clock: Clock) -> None:

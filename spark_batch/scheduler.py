@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from spark_batch.passes.findings import Finding
+from spark_batch.passes.findings import Finding, describe_failures
 from tidemark.clock import Clock
 from tidemark.errors import JobRunning, TidemarkError, Unavailable
 from tidemark.telemetry import counter, seconds
@@ -51,6 +51,8 @@ class Outcome(Protocol):
     def findings(self) -> tuple[Finding, ...]: ...
     @property
     def counts(self) -> Mapping[str, int]: ...
+    @property
+    def failed(self) -> Mapping[int, str]: ...
 
 
 Run = Callable[[bool], Awaitable[Outcome]]
@@ -226,9 +228,10 @@ class Scheduler:
         outcome = "failed"
         try:
             done = await job.run(False)
-            job.last_error = ""
+            # What failed in some partitions only is reported, and the others are cleaned.
+            job.last_error = describe_failures(done.failed)
             job.last_pass_id, job.last_counts = done.pass_id, done.counts
-            outcome = "done"
+            outcome = "failed" if done.failed else "done"
             return done
         except Exception as error:
             job.last_error = error.detail if isinstance(error, TidemarkError) else str(error)

@@ -25,6 +25,8 @@ DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "spark.ui.enabled": "false",
         "spark.log.level": "WARN",
+        # A pass that runs long must not delay another one; each has its pool.
+        "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "4",
         "spark.python.daemon.module": "spark_batch.worker_daemon",

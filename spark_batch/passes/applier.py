@@ -15,7 +15,9 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
+from spark_batch.passes.failures import Failures
 from spark_batch.storage_client import PendingApply, StorageClient
+from tidemark.errors import TidemarkError
 
 CALLS_IN_PROGRESS_MAX: Final = 2
 """Concurrent calls of one task, so that storage always has the next one."""
@@ -36,19 +38,25 @@ _Totals = dict[tuple[str, str], list[int]]
 
 
 def applier(
-    addresses: Mapping[int, str], pass_id: str, batch_size: int, traceparent: str = ""
+    addresses: Mapping[int, str],
+    pass_id: str,
+    batch_size: int,
+    failures: Failures,
+    traceparent: str = "",
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for `mapInArrow`; `addresses` are the addresses of storage by partition.
 
-    `traceparent` makes the calls of the executors part of the trace of the pass.
+    `traceparent` makes the calls of the executors part of the trace of the pass. A partition that
+    refuses a call is added to `failures`, and gets no more calls.
     """
-    return partial(_apply, dict(addresses), pass_id, batch_size, traceparent)
+    return partial(_apply, dict(addresses), pass_id, batch_size, failures, traceparent)
 
 
 def _apply(
     addresses: Mapping[int, str],
     pass_id: str,
     batch_size: int,
+    failures: Failures,
     traceparent: str,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
@@ -57,17 +65,29 @@ def _apply(
     rows_max = min(batch_size, RUNS_PER_ROW_MAX)
     plan = chain.from_iterable(fold(batch, rows_max) for batch in batches)
     in_progress: deque[tuple[Call, StorageClient, PendingApply]] = deque()
+    failed: set[int] = set()
+
+    def finish_next() -> None:
+        call, client, pending = in_progress.popleft()
+        try:
+            _finish(call, client, pending, totals)
+        except TidemarkError as error:
+            failed.add(call.request.partition)
+            failures.add({call.request.partition: str(error)})
+
     with ExitStack() as opened:
         for call in pack(plan, pass_id, batch_size):
+            if call.request.partition in failed:
+                continue
             address = addresses[call.request.partition]
             if address not in clients:
                 clients[address] = opened.enter_context(StorageClient(address, traceparent))
             client = clients[address]
             in_progress.append((call, client, client.apply(call.request)))
             if len(in_progress) == CALLS_IN_PROGRESS_MAX:
-                _finish(*in_progress.popleft(), totals)
-        for each in in_progress:
-            _finish(*each, totals)
+                finish_next()
+        while in_progress:
+            finish_next()
     if totals:
         rows = [(*key, *total) for key, total in totals.items()]
         columns = [list(column) for column in zip(*rows, strict=True)]

@@ -54,6 +54,11 @@ def explain(
     return findings
 
 
+def describe_failures(failed: Mapping[int, str]) -> str:
+    """The partitions that failed, in one line for operators; empty if none did."""
+    return "; ".join(f"partition {number}: {failed[number]}" for number in sorted(failed))
+
+
 def _by_days(days: int) -> str:
     return TOO_YOUNG if days else ZERO
 

@@ -5,8 +5,9 @@ again. A pass that fails is not resumed: the next one finds what is left.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
 from uuid import uuid4
@@ -18,7 +19,8 @@ from pyspark_tidemark.filters import ScanFilter
 from pyspark_tidemark.storage import PartitionAddress
 from spark_batch.passes import rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
-from spark_batch.passes.findings import Counts, Finding, explain
+from spark_batch.passes.failures import Failures, collect_failures
+from spark_batch.passes.findings import Counts, Finding, describe_failures, explain
 from spark_batch.storage_client import find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
@@ -54,6 +56,8 @@ class Pass:
     dry_run: bool
     findings: tuple[Finding, ...]
     duration_ms: int
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Partitions that could not be read or cleaned, each with its error."""
 
     def count(self, *kinds: str) -> int:
         """Messages, queues or records of these types."""
@@ -110,43 +114,45 @@ class Jobs:
 
     # --- plans ---------------------------------------------------------------------------------
 
-    def plan_retention(self, topics: list[Topic]) -> DataFrame | None:
+    def plan_retention(self, topics: list[Topic], failures: Failures) -> DataFrame | None:
         """The plan of a retention pass, as rows of `rules.PLAN`; None if every rule is off."""
         settings = self._settings
         parts = []
         kept = [topic for topic in topics if _shortest_s(topic.settings)]
         if kept:
-            runs = self._runs(kept, min(_shortest_s(topic.settings) for topic in kept))
+            shortest_s = min(_shortest_s(topic.settings) for topic in kept)
+            runs = self._runs(kept, shortest_s, failures)
             parts.append(rules.expired_or_completed(runs, self._limits(kept)))
         days = settings.partition_cleanup_days
         if days:
             idle = ScanFilter(age_ms_min=days * rules.DAY_MS)
-            queues = self._read("queues", _QUEUE_COLUMNS, idle)
+            queues = self._read("queues", _QUEUE_COLUMNS, idle, failures)
             parts.append(rules.inactive_queues(queues, days))
         parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
         days = settings.metrics_retention_days
         if days:
-            records = self._old_records(days)
+            records = self._old_records(days, failures)
             if records is not None:
                 parts.append(rules.old_records(records, days))
         return _union(parts) if parts else None
 
-    def plan_eviction(self, topics: list[Topic]) -> DataFrame | None:
+    def plan_eviction(self, topics: list[Topic], failures: Failures) -> DataFrame | None:
         """The plan of an eviction pass; None if no topic limits the wait."""
         limited = [topic for topic in topics if topic.settings.max_wait_time_seconds]
         if not limited:
             return None
         shortest_s = min(topic.settings.max_wait_time_seconds for topic in limited)
-        runs = self._runs(limited, shortest_s)
+        runs = self._runs(limited, shortest_s, failures)
         plan = rules.waiting_too_long(runs, self._limits(limited))
         return rules.capped(plan, self._settings.eviction_pass_limit)
 
-    def _runs(self, topics: list[Topic], age_s: int) -> DataFrame:
+    def _runs(self, topics: list[Topic], age_s: int, failures: Failures) -> DataFrame:
         """Runs that may be due: of these topics, and at least this old."""
         names = tuple(sorted(topic.name for topic in topics))
-        return self._read("runs", _RUN_COLUMNS, ScanFilter(names, age_ms_min=1000 * age_s))
+        due = ScanFilter(names, age_ms_min=1000 * age_s)
+        return self._read("runs", _RUN_COLUMNS, due, failures)
 
-    def _old_records(self, days: int) -> DataFrame | None:
+    def _old_records(self, days: int, failures: Failures) -> DataFrame | None:
         """Partition and table of all records that are at least this old, as one frame.
 
         The driver first asks storage whether there are any: records are ordered by time, so that is
@@ -154,11 +160,11 @@ class Jobs:
         """
         scan_filter = ScanFilter(age_ms_min=days * rules.DAY_MS)
         frames = [
-            self._read(table, "partition", scan_filter).select(
+            self._read(table, "partition", scan_filter, failures).select(
                 "partition", F.lit(table).alias("table")
             )
             for table in RECORD_TABLES
-            if table_reader.has_rows(self._partitions(), table, scan_filter)
+            if table_reader.has_rows(self._partitions(), table, scan_filter, failures)
         ]
         return _union(frames) if frames else None
 
@@ -183,8 +189,11 @@ class Jobs:
             [each for row in rows for each in row],
         )
 
-    def _read(self, table: str, columns: str, scan_filter: ScanFilter) -> DataFrame:
-        return table_reader.read(self._spark, self._partitions(), table, columns, scan_filter)
+    def _read(
+        self, table: str, columns: str, scan_filter: ScanFilter, failures: Failures
+    ) -> DataFrame:
+        partitions = self._partitions()
+        return table_reader.read(self._spark, partitions, table, columns, scan_filter, failures)
 
     def _partitions(self) -> list[PartitionAddress]:
         return find_partitions(self.storage)
@@ -195,7 +204,7 @@ class Jobs:
         self,
         name: str,
         kinds: tuple[str, ...],
-        make_plan: Callable[[list[Topic]], DataFrame | None],
+        make_plan: Callable[[list[Topic], Failures], DataFrame | None],
         batch_size: int,
         dry_run: bool,
     ) -> Pass:
@@ -204,22 +213,53 @@ class Jobs:
         counts: Counts = {}
         with LateSpan(_tracer, f"{name} pass", {"tidemark.pass_id": pass_id}) as traced:
             topics = find_topics(self.storage)
-            plan = make_plan(topics)
-            if plan is not None:
-                traced.begin()
-                counts = _count(plan) if dry_run else self.apply(plan, pass_id, batch_size)
+            with self.labelled(name, pass_id):
+                failures = self.collect_failures()
+                plan = make_plan(topics, failures)
+                if plan is not None:
+                    traced.begin()
+                    if dry_run:
+                        counts = _count(plan)
+                    else:
+                        counts = self.apply(plan, pass_id, batch_size, failures)
         settings = self._settings
         days = {
             rules.INACTIVE_QUEUE: settings.partition_cleanup_days,
             rules.OLD_RECORDS: settings.metrics_retention_days,
         }
         findings = tuple(explain(topics, kinds, counts, days))
-        return Pass(pass_id, dry_run, findings, self._clock.monotonic_ms() - started_ms)
+        failed = dict(failures.value)
+        if failed:
+            _log.warning("a %s pass left out partitions: %s", name, describe_failures(failed))
+        duration_ms = self._clock.monotonic_ms() - started_ms
+        return Pass(pass_id, dry_run, findings, duration_ms, failed)
 
-    def apply(self, plan: DataFrame, pass_id: str, batch_size: int) -> Counts:
+    @contextmanager
+    def labelled(self, name: str, pass_id: str) -> Iterator[None]:
+        """Label the Spark jobs of this thread, and let them share executors with other passes."""
+        context = self._spark.sparkContext
+        self._spark.addTag(tag_of(name))
+        context.setLocalProperty("spark.scheduler.pool", name)
+        context.setJobDescription(f"Tidemark {pass_id}")
+        try:
+            yield
+        finally:
+            self._spark.removeTag(tag_of(name))
+            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+            context.setJobDescription(None)  # type: ignore[arg-type]
+
+    def collect_failures(self) -> Failures:
+        """What a plan and its application add the partitions to that fail."""
+        return collect_failures(self._spark.sparkContext)
+
+    def interrupt(self, name: str) -> None:
+        """End the Spark jobs of the pass under way; that pass fails."""
+        self._spark.interruptTag(tag_of(name))
+
+    def apply(self, plan: DataFrame, pass_id: str, batch_size: int, failures: Failures) -> Counts:
         """Have the executors apply a plan; returns what was removed. Safe to repeat."""
         addresses = {each.partition: each.address for each in self._partitions()}
-        apply = applier(addresses, pass_id, batch_size, current_traceparent())
+        apply = applier(addresses, pass_id, batch_size, failures, current_traceparent())
         outcomes = plan.mapInArrow(apply, OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
         for row in outcomes:
@@ -229,6 +269,11 @@ class Jobs:
         calls = sum(row["calls"] for row in outcomes)
         _log.debug("a plan was applied", extra={"pass": pass_id, "calls": calls, "stale": stale})
         return counts
+
+
+def tag_of(name: str) -> str:
+    """The tag of the Spark jobs of a retention or eviction pass."""
+    return f"tidemark-{name}"
 
 
 def _count(plan: DataFrame) -> Counts:

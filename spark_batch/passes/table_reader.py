@@ -6,14 +6,19 @@ the same reader inside ordinary tasks, one per storage partition.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tidemark.filters import ScanFilter
 from pyspark_tidemark.reader import StoragePartition, TidemarkReader
-from pyspark_tidemark.storage import PartitionAddress
+from pyspark_tidemark.storage import PartitionAddress, StorageError
 from pyspark_tidemark.tables import TABLES, schema_of
+from spark_batch.passes.failures import Failures
+
+_TIMEOUT_S: Final = 60.0
+"""For the driver, which nothing else ends."""
 
 
 def read(
@@ -22,23 +27,45 @@ def read(
     table: str,
     columns: str,
     scan_filter: ScanFilter,
+    failures: Failures | None = None,
 ) -> DataFrame:
-    """The rows of a table that match the filter."""
+    """The rows of a table that match the filter.
+
+    With `failures`, a partition that cannot be read is added to them and has no more rows.
+    """
     names = columns.split(",")
     reader = TidemarkReader("", table, names, scan_filter)
 
     def read_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from reader.read(StoragePartition(partitions[number]))
+                target = partitions[number]
+                try:
+                    yield from reader.read(StoragePartition(target))
+                except StorageError as error:
+                    if failures is None:
+                        raise
+                    failures.add({target.partition: str(error)})
 
     numbers = spark.range(0, len(partitions), 1, len(partitions))
     return numbers.mapInArrow(read_partition, schema_of(TABLES[table], names))
 
 
-def has_rows(partitions: Sequence[PartitionAddress], table: str, scan_filter: ScanFilter) -> bool:
+def has_rows(
+    partitions: Sequence[PartitionAddress],
+    table: str,
+    scan_filter: ScanFilter,
+    failures: Failures,
+) -> bool:
     """Whether any partition has a matching row; immediate for tables ordered by time."""
-    reader = TidemarkReader("", table, [TABLES[table].time], scan_filter, batch_rows=1)
-    return any(
-        next(reader.read(StoragePartition(partition)), None) is not None for partition in partitions
-    )
+    columns = [TABLES[table].time]
+    reader = TidemarkReader("", table, columns, scan_filter, batch_rows=1, timeout_s=_TIMEOUT_S)
+    found = False
+    for target in partitions:
+        try:
+            row = next(reader.read(StoragePartition(target)), None)
+        except StorageError as error:
+            failures.add({target.partition: str(error)})
+        else:
+            found = found or row is not None
+    return found

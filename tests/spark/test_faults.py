@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_batch.app import SparkHost
 from spark_batch.passes.jobs import Jobs
 from tests.spark.conftest import LOOPBACK
 from tests.support.storage_client import (
@@ -22,7 +23,7 @@ from tests.support.storage_client import (
 )
 from tidemark.api.storage.v1.retention_pb2 import ListRetentionHistoryRequest
 from tidemark.clock import ManualClock, SystemClock
-from tidemark.errors import TidemarkError
+from tidemark.errors import DeadlineExceeded, TidemarkError
 from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 from tidemark.settings import RetentionSettings
@@ -106,32 +107,36 @@ async def test_storage_killed_in_the_middle_of_apply_loses_nothing(
         await until_some_are_removed(process.address, passing)
 
         await process.kill()
-        with pytest.raises(Exception, match="UNAVAILABLE"):
-            await passing
+        broken = await passing
         await process.start()
         await process.wait_healthy()
         before = await removed(process.address)
         done = await asyncio.to_thread(job.retention)
 
         assert 0 < before < DUE
+        assert "UNAVAILABLE" in broken.failed[0]
         assert done.counts["expired"] == DUE - before
         await check_that_only_due_messages_left(process.address)
 
 
-async def test_a_job_killed_in_the_middle_of_apply_loses_nothing(
+async def test_a_pass_that_takes_too_long_is_ended_and_loses_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """R9."""
+    """R9, R11: its Spark jobs are interrupted, and the next pass does the rest."""
     async with process_with_old_messages(tmp_path) as process:
-        job = jobs(spark, process.address)
-        passing = asyncio.create_task(asyncio.to_thread(job.retention))
+        settings = RetentionSettings(storage_address=process.address, retention_batch_size=1)
+        clock = ManualClock()
+        host = SparkHost(settings, None, "holder", clock)
+        await host.prepare()  # it uses the session that exists
+        passing = asyncio.ensure_future(host.retention(False))
         await until_some_are_removed(process.address, passing)
 
-        spark.sparkContext.cancelAllJobs()
-        with pytest.raises(Exception, match="cancel"):
+        await clock.advance_ms(settings.pass_timeout_ms)
+        with pytest.raises(DeadlineExceeded, match="took longer than 3600000 ms"):
             await passing
-        await asyncio.to_thread(job.retention)
+        await host.retention(False)
 
+        assert not host.lost.is_set()
         await check_that_only_due_messages_left(process.address)
 
 

@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_batch.passes.findings import Finding
 from spark_batch.passes.jobs import Jobs
 from spark_batch.storage_client import find_topics
+from storage_svc.engines.rocksdb import RocksEngines
 from tests.spark.conftest import RunPass
+from tests.support.faulty_reads import FaultyReads
 from tests.support.storage_client import (
     RunningStorage,
     append,
@@ -20,6 +24,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
 from tidemark.api.storage.v1.exchange_pb2 import Materialize, Purge
 from tidemark.api.storage.v1.retention_pb2 import (
@@ -29,7 +34,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RetentionType,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX, ConfirmPartitionTimeRequest
-from tidemark.clock import ManualClock
+from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import QueueNotFound
 from tidemark.settings import RetentionSettings
 
@@ -264,7 +269,7 @@ async def test_what_happens_between_plan_and_apply_is_respected(
 
         def planned() -> Any:
             topics = find_topics(storage.address)
-            plan = job.plan_retention(topics)
+            plan = job.plan_retention(topics, job.collect_failures())
             assert plan is not None
             return spark.createDataFrame(plan.collect(), plan.schema)
 
@@ -276,8 +281,10 @@ async def test_what_happens_between_plan_and_apply_is_respected(
             "more", retention_enabled=True, retention_seconds=90 * 86_400
         )
         assert topic.version
+        failures = job.collect_failures()
         counts = [
-            await asyncio.to_thread(job.apply, plan, "the-pass", batch) for batch in (1000, 1)
+            await asyncio.to_thread(job.apply, plan, "the-pass", batch, failures)
+            for batch in (1000, 1)
         ]
 
     assert counts[0] == {
@@ -317,3 +324,75 @@ async def test_the_clock_of_the_driver_decides_nothing(
     assert (await storage.queue("jobs/full")).queue.messages == 1
     assert (await storage.queue("jobs/idle")).queue.messages == 0
     assert await history(storage) == {("jobs/idle", "purge"): 1}
+
+
+async def test_a_partition_that_cannot_be_read_does_not_stop_the_others(
+    start_storage: StartStorage,
+    spark: SparkSession,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """R9, L1: the others are cleaned, and the pass names the one that failed."""
+    reads = FaultyReads()
+    monkeypatch.setattr(
+        "storage_svc.app.RocksEngines",
+        lambda *args, **options: reads.around(RocksEngines(*args, **options)),
+    )
+    storage = await start_storage(partitions=2)
+    job = Jobs(spark, RetentionSettings(storage_address=storage.address), clock)
+    topic = await storage.create_topic("old", retention_enabled=True, retention_seconds=10)
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        await apply_topic(second, topic)
+        for exchange in (first, second):
+            await exchange.ask(append("old", b"1", b"2"))
+        await clock.advance_ms(10_000)
+
+        reads.failing.add(0)
+        with caplog.at_level(logging.INFO, "spark_batch"):
+            done = await asyncio.to_thread(job.retention)
+        reads.failing.clear()
+        again = await asyncio.to_thread(job.retention)
+
+    assert done.counts["expired"] == 2
+    assert list(done.failed) == [0]
+    assert "the disk cannot be read" in done.failed[0]
+    assert "a retention pass left out partitions: partition 0: storage at" in caplog.text
+    assert "RetentionService: Cleaned up expired_messages=2" in caplog.text
+    assert (again.counts["expired"], again.failed) == (2, {})
+
+
+async def test_a_long_pass_leaves_room_for_another(
+    spark: SparkSession, jobs: Callable[..., Jobs], tmp_path: Path
+) -> None:
+    """R11: Spark has two slots here, and one pass has tasks for more."""
+
+    def wait_for_its_file(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                while not (tmp_path / f"go-{number}").exists():
+                    time.sleep(0.05)  # noqa: TID251 - in a worker of Spark, which has no event loop
+            yield batch
+
+    job = jobs()
+
+    def run(name: str, tasks: DataFrame) -> int:
+        with job.labelled(name, f"{name}-1"):
+            return tasks.count()
+
+    blocked = spark.range(0, 6, 1, 6).mapInArrow(wait_for_its_file, "id long")
+    retention = asyncio.create_task(asyncio.to_thread(run, "retention", blocked))
+    status = spark.sparkContext.statusTracker()
+    while not status.getActiveJobsIds():
+        await SystemClock().sleep_ms(20)
+    eviction = asyncio.create_task(asyncio.to_thread(run, "eviction", spark.range(0, 1, 1, 1)))
+
+    (tmp_path / "go-0").touch()
+    async with asyncio.timeout(60):
+        assert await eviction == 1
+    still_running = not retention.done()
+    for number in range(6):
+        (tmp_path / f"go-{number}").touch()
+
+    assert await retention == 6
+    assert still_running

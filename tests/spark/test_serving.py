@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -124,8 +125,22 @@ async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Pat
     assert after.holder == ""
 
 
-async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Path) -> None:
-    """R8, R11, S5: a second one stands by, and `tidemark retention` tells."""
+def java_of(process: ServiceProcess) -> int:
+    """The Java that a scheduler started, among its descendants."""
+    parents = {
+        int(stat.parent.name): int(stat.read_text().rpartition(")")[2].split()[1])
+        for stat in Path("/proc").glob("[0-9]*/stat")
+    }
+    (found,) = (
+        child
+        for child, parent in parents.items()
+        if parent == process.pid and b"java" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return found
+
+
+async def test_the_scheduler_serves_runs_its_jobs_and_a_standby_takes_over(tmp_path: Path) -> None:
+    """R8, R11, S5: a second one stands by, and continues when the first loses its Java."""
     async with storage_with_old_messages(tmp_path) as storage:
         first = serving(storage, tmp_path / "first.log")
         second = serving(storage, tmp_path / "second.log")
@@ -140,7 +155,11 @@ async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Pa
             await second.wait_healthy(START_MS)
             await until_log_says(second, "standing_by")
             standing = await jobs_of(second)
-            codes = [await each.stop(60_000) for each in (second, first)]
+            os.kill(java_of(first), signal.SIGKILL)
+            async with asyncio.timeout(60):
+                lost = await first.wait()
+            await until_log_says(second, "RetentionService: Cleaned up")
+            stopped = await second.stop(60_000)
         finally:
             for each in (first, second):
                 if each.running:
@@ -172,7 +191,8 @@ async def test_the_scheduler_serves_runs_its_jobs_and_stops_cleanly(tmp_path: Pa
     assert retention.last_counts["expired"] == 3
     assert retention.last_error == ""
     assert {job.state for job in standing.values()} == {jobs_pb2.JOB_STATE_STANDING_BY}
-    assert codes == [0, 0]
+    assert "Spark is lost, and this scheduler gives up" in (tmp_path / "first.log").read_text()
+    assert (lost, stopped) == (1, 0)
 
 
 async def test_a_local_cluster_serves_before_retention_joins(tmp_path: Path) -> None:

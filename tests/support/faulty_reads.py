@@ -107,10 +107,12 @@ class _Reader:
         await self._faults.check(self._partition)
         return await self._reader.scan(table, start, end, limit=limit)
 
-    def scan_chunks(
+    async def scan_chunks(
         self, table: Table, start: bytes, end: bytes | None, *, chunk_rows: int = 512
     ) -> AsyncIterator[list[Row]]:
-        return self._reader.scan_chunks(table, start, end, chunk_rows=chunk_rows)
+        await self._faults.check(self._partition)
+        async for chunk in self._reader.scan_chunks(table, start, end, chunk_rows=chunk_rows):
+            yield chunk
 
     def close(self) -> None:
         self._reader.close()

@@ -85,6 +85,12 @@ class RetentionSettings(ServiceSettings):
         default="",
         doc="Additional Spark configuration.",
     )
+    pass_timeout_ms: int = setting(
+        "TIDEMARK_RETENTION_PASS_TIMEOUT",
+        Integer(1_000, 86_400_000, unit="ms"),
+        default=3_600_000,
+        doc="A retention or eviction pass that takes longer is ended; the next one does the rest.",
+    )
     java_home: str = setting(
         "JAVA_HOME",
         Text("the path of a directory"),
