@@ -9,6 +9,7 @@ from tests.support.local_broker import run_of
 from tests.support.unary_client import CLIENT_ID, TOPIC, UnaryClient, connected
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.errors import (
     BatchTooLarge,
     InvalidArgument,
@@ -31,7 +32,7 @@ async def test_refused_runs_get_their_reasons_and_leave_nothing_behind(client: U
     """S3: one result per run; the good ones beside them are stored."""
     queue = f"{TOPIC}/ada"
 
-    results = await client.publish(
+    results = await client.publish_runs(
         run_of(queue, b"good", request_id=1),
         run_of("no spaces/ada", b"bad", request_id=2),
         run_of(f"{TOPIC}/", b"bad", request_id=3),
@@ -102,9 +103,9 @@ async def test_a_bad_request_is_refused_as_a_whole_with_the_field_that_is_wrong(
 
         assert refused.value.metadata == {"field": field_name}
     with pytest.raises(InvalidArgument):
-        await client.publish()
+        await client.publish_runs()
     with pytest.raises(InvalidArgument):
-        await client.ack(b"not a receipt")
+        await client.settle(b"not a receipt", Ack())
     with pytest.raises(InvalidName):
         await client.topics.CreateTopic(topic_pb2.CreateTopicRequest(name="no spaces"))
     with pytest.raises(TopicNotFound):

@@ -203,7 +203,7 @@ async def test_a_message_that_plain_calls_publish_pull_and_settle_is_one_picture
 
     await traced.cluster.restart("broker")  # it knows nothing of the delivery any more
     async with unary_client.connected(traced.cluster) as client:
-        await client.ack(delivery.receipt)
+        await client.ack(delivery)
 
     (publish,) = await traced.publishes(topic, 1)
     ended = (STORAGE, f"ack {topic}")

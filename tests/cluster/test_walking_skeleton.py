@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.cluster.conftest import StartCluster
-from tests.support.local_broker import in_time, payloads_of, run_of
+from tests.support.local_broker import in_time, payloads_of
 from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan
 from tests.support.unary_client import TOPIC, UnaryClient, connected
 from tidemark import limits
@@ -75,9 +75,9 @@ async def test_one_trace_shows_every_hop_of_a_message(
 
     with tracer.start_as_current_span("client") as root:
         traceparent = current_traceparent()
-        await traced.publish(run_of(f"{TOPIC}/ada", b"hello", traceparent=traceparent))
+        await traced.publish(f"{TOPIC}/ada", b"hello", traceparent=traceparent)
         (delivery,) = await traced.pull(f"{TOPIC}/ada", wait_ms=5_000)
-        settled = await traced.ack(delivery.receipt)
+        settled = await traced.ack(delivery)
 
     assert payloads_of([delivery]) == [b"hello"]
     assert (delivery.attempt_count, delivery.delivery_count) == (0, 1)
@@ -198,7 +198,7 @@ async def test_the_link_to_storage_mends_by_itself_and_what_was_settled_stays_so
     """S2."""
     await client.store(f"{TOPIC}/ada", b"done")
     (done,) = await client.pull(f"{TOPIC}/ada")
-    await client.ack(done.receipt)
+    await client.ack(done)
     await client.store(f"{TOPIC}/ada", b"first", b"second")
     await client.store(f"{TOPIC}/ada", b"third")
 
@@ -224,7 +224,7 @@ async def test_a_receipt_is_good_across_kill_9_of_the_broker(
     await cluster.kill("broker")
     await cluster.restart("broker")
 
-    assert await once_available(lambda: client.ack(delivery.receipt)) == 1
+    assert await once_available(lambda: client.ack(delivery)) == 1
     assert await client.pull(f"{TOPIC}/ada") == []
 
 

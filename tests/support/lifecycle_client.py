@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tests.support.local_broker import run_of
 from tests.support.storage_client import StorageClient
-from tests.support.unary_client import CLIENT_ID
-from tidemark.api.broker.v1 import broker_pb2, topic_pb2
+from tests.support.unary_client import UnaryClient
+from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.message_pb2 import (
-    Ack,
     Delivery,
     Message,
     Nack,
@@ -29,7 +27,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2 import ListSweepersRequest, Sweeper
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.api.storage.v1 import retention_pb2
 from tidemark.api.storage.v1.storage_pb2 import PeekQueueRequest
-from tidemark.client.transport.codec import Action, receipt_of, settlement_of
+from tidemark.client.transport.codec import receipt_of
 from tidemark.clock import SystemClock
 from tidemark.errors import QueueNotFound, ServiceError
 from tidemark.limits import PAGE_SIZE_MAX
@@ -37,7 +35,7 @@ from tidemark.local.cluster import LocalCluster
 from tidemark.local.ports import free_address
 from tidemark.local.service_process import ServiceProcess
 from tidemark.names import partition_of
-from tidemark.rpc import from_status, open_channel
+from tidemark.rpc import open_channel
 
 WITHIN_MS: Final = 60_000
 PARTITIONS: Final = 4
@@ -64,11 +62,9 @@ async def until(look: Callable[[], Awaitable[T]], *, within_ms: int = WITHIN_MS)
 
 
 @dataclass(frozen=True)
-class Client:
-    """Connections to the broker and to storage."""
+class Client(UnaryClient):
+    """Connections to the broker and to storage. It waits for what it pulls."""
 
-    topics: TopicServiceStub
-    broker: BrokerServiceStub
     storage: StorageClient
     created: set[str] = field(default_factory=set)
     """Topics of its own."""
@@ -88,46 +84,19 @@ class Client:
         request.update_mask.paths.extend(settings)
         await self.topics.UpdateTopic(request)
 
-    async def publish(
-        self, lmq_name: str, *messages: bytes | Message, **fields: Any
-    ) -> PublishReceipt:
-        """One run; raises why it was refused."""
-        run = run_of(lmq_name, **fields)
-        for each in messages:
-            run.batch.messages.append(Message(payload=each) if isinstance(each, bytes) else each)
-        run.count = len(messages)
-        (receipt,) = await self.publish_each(run)
-        return receipt
-
     async def publish_each(self, *runs: PublishRun) -> list[PublishReceipt]:
         """Runs in one call; raises the first reason why one was refused."""
-        request = broker_pb2.PublishRequest(client_id=CLIENT_ID, runs=runs)
-        return [receipt_of(result) for result in (await self.broker.Publish(request)).results]
+        return [receipt_of(result) for result in await self.publish_runs(*runs)]
 
     async def pull(
         self, lmq_name: str, *, wait_ms: int = WITHIN_MS, max_messages: int = 0
     ) -> list[Delivery]:
-        request = broker_pb2.PullRequest(
-            client_id=CLIENT_ID, lmq_name=lmq_name, wait_ms=wait_ms, max_messages=max_messages
-        )
-        return list((await self.broker.Pull(request)).deliveries)
+        return await super().pull(lmq_name, wait_ms=wait_ms, max_messages=max_messages)
 
     async def take(self, lmq_name: str) -> Delivery:
         """The only delivery that there is, or the first that comes."""
         (delivery,) = await self.pull(lmq_name)
         return delivery
-
-    async def settle(self, receipt: bytes, action: Action) -> int:
-        """How many messages it concerned; raises why it failed."""
-        settlement = settlement_of(receipt, action, request_id=1)
-        request = broker_pb2.SettleRequest(client_id=CLIENT_ID, settlements=[settlement])
-        (result,) = (await self.broker.Settle(request)).results
-        if result.HasField("error"):
-            raise from_status(result.error)
-        return result.messages
-
-    async def ack(self, delivery: Delivery) -> int:
-        return await self.settle(delivery.receipt, Ack())
 
     async def nack(self, delivery: Delivery, delay_ms: int = 0) -> int:
         return await self.settle(delivery.receipt, Nack(delay_ms=delay_ms))

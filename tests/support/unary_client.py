@@ -7,14 +7,21 @@ reason that came back. It never repeats a call.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
-from google.rpc.status_pb2 import Status
+from typing import Any
 
 from tests.support.local_broker import payloads_of, run_of
-from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
+from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun
+from tidemark.api.broker.v1.message_pb2 import (
+    Ack,
+    Delivery,
+    Message,
+    PublishReceipt,
+    PublishResult,
+    PublishRun,
+)
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.client.transport.codec import Action, receipt_of, settlement_of
 from tidemark.local.cluster import LocalCluster
 from tidemark.rpc import from_status, open_channel
 
@@ -33,28 +40,45 @@ class UnaryClient:
         """Leave a cluster that tests share as it was."""
         await self.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=TOPIC, force=True))
 
-    async def publish(self, *runs: PublishRun) -> list[message_pb2.PublishResult]:
+    async def publish_runs(self, *runs: PublishRun) -> list[PublishResult]:
         """One result per run."""
         request = broker_pb2.PublishRequest(client_id=CLIENT_ID, runs=runs)
         return list((await self.broker.Publish(request)).results)
 
-    async def store(self, lmq_name: str, *payloads: bytes) -> int:
-        """Publish one run that has to succeed; the offset of its first message."""
-        (result,) = await self.publish(run_of(lmq_name, *payloads))
-        _check(result)
-        return result.receipt.first_offset
+    async def publish(
+        self, lmq_name: str, *messages: bytes | Message, **fields: Any
+    ) -> PublishReceipt:
+        """One run; raises why it was refused."""
+        run = run_of(lmq_name, **fields)
+        for each in messages:
+            run.batch.messages.append(Message(payload=each) if isinstance(each, bytes) else each)
+        run.count = len(messages)
+        (result,) = await self.publish_runs(run)
+        return receipt_of(result)
 
-    async def pull(self, lmq_name: str, wait_ms: int = 0) -> list[Delivery]:
-        request = broker_pb2.PullRequest(client_id=CLIENT_ID, lmq_name=lmq_name, wait_ms=wait_ms)
+    async def store(self, lmq_name: str, *payloads: bytes) -> int:
+        """Publish one run; the offset of its first message."""
+        return (await self.publish(lmq_name, *payloads)).first_offset
+
+    async def pull(
+        self, lmq_name: str, *, wait_ms: int = 0, max_messages: int = 0
+    ) -> list[Delivery]:
+        request = broker_pb2.PullRequest(
+            client_id=CLIENT_ID, lmq_name=lmq_name, wait_ms=wait_ms, max_messages=max_messages
+        )
         return list((await self.broker.Pull(request)).deliveries)
 
-    async def ack(self, receipt: bytes) -> int:
-        """Settle one reservation that has to succeed; how many messages it had."""
-        ack = message_pb2.Settlement(request_id=1, receipt=receipt, ack=message_pb2.Ack())
-        request = broker_pb2.SettleRequest(client_id=CLIENT_ID, settlements=[ack])
+    async def settle(self, receipt: bytes, action: Action) -> int:
+        """How many messages it concerned; raises why it failed."""
+        settlement = settlement_of(receipt, action, request_id=1)
+        request = broker_pb2.SettleRequest(client_id=CLIENT_ID, settlements=[settlement])
         (result,) = (await self.broker.Settle(request)).results
-        _check(result)
+        if result.HasField("error"):
+            raise from_status(result.error)
         return result.messages
+
+    async def ack(self, delivery: Delivery) -> int:
+        return await self.settle(delivery.receipt, Ack())
 
     async def drain(self, lmq_name: str) -> list[bytes]:
         """Pull and acknowledge until there is nothing left; the payloads in their order."""
@@ -62,7 +86,7 @@ class UnaryClient:
         while deliveries := await self.pull(lmq_name):
             drained += payloads_of(deliveries)
             for delivery in deliveries:
-                await self.ack(delivery.receipt)
+                await self.ack(delivery)
         return drained
 
 
@@ -73,9 +97,3 @@ async def connected(cluster: LocalCluster) -> AsyncIterator[UnaryClient]:
         client = UnaryClient(TopicServiceStub(channel), BrokerServiceStub(channel))
         await client.topics.CreateTopic(topic_pb2.CreateTopicRequest(name=TOPIC))
         yield client
-
-
-def _check(result: message_pb2.PublishResult | message_pb2.SettleResult) -> None:
-    if result.HasField("error"):
-        error: Status = result.error
-        raise from_status(error)
