@@ -248,8 +248,9 @@ class _Publisher:
         claimed = await self._stub.ClaimPartition(
             storage_pb2.ClaimPartitionRequest(cluster_id="bench", broker_id="bench", incarnation=1)
         )
+        self._broker_epoch = claimed.broker_epoch
         self._call = self._stub.Exchange()
-        await self._call.write(ExchangeRequest(bind=Bind(broker_epoch=claimed.broker_epoch)))
+        await self._call.write(ExchangeRequest(binds=[Bind(broker_epoch=self._broker_epoch)]))
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -269,16 +270,18 @@ class _Publisher:
     async def publish(self, lmq_names: Sequence[str]) -> None:
         """A message to each queue, in one frame; returns once all are stored."""
         frame = ExchangeRequest()
+        part = frame.parts.add(broker_epoch=self._broker_epoch)
         for lmq_name in lmq_names:
             self._number += 1
             append = AppendProto(lmq_name=lmq_name, count=1, body=_BODY)
-            frame.operations.append(Operation(request_id=self._number, append=append))
+            part.operations.append(Operation(request_id=self._number, append=append))
         await self._call.write(frame)
-        waiting = {each.request_id for each in frame.operations}
+        waiting = {each.request_id for each in part.operations}
         while waiting:
-            for result in (await self._call.read()).results:
-                assert not result.HasField("error"), result.error.message
-                waiting.discard(result.request_id)
+            for response in (await self._call.read()).parts:
+                for result in response.results:
+                    assert not result.HasField("error"), result.error.message
+                    waiting.discard(result.request_id)
 
 
 def _latency(latencies_ns: list[int]) -> Figures:

@@ -31,6 +31,7 @@ from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.link_events import LinkEvents
 from broker_svc.links.partition_link import LinkState, PartitionLink
+from broker_svc.links.storage_node_link import StorageNodeLink
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
@@ -88,7 +89,11 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
                 _sampler(settings, components, service, channel).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
-            link_tasks = [asyncio.create_task(_run_link(link, service)) for link in links]
+            node_task = asyncio.create_task(components.storage_node.run())
+            link_tasks = [
+                node_task,
+                *(asyncio.create_task(_run_link(link, service)) for link in links),
+            ]
             yield server
         finally:
             service.drain()  # before calls are cancelled: the broker leaves, no client has failed
@@ -105,8 +110,11 @@ def build_components(
     """The parts of a broker, connected to each other and to nothing else yet."""
     incarnation = random.getrandbits(63)
     links_changed = asyncio.Event()
+    node = StorageNodeLink(storage)
     links = {
-        number: PartitionLink(number, settings, incarnation, storage, clock, links_changed.set)
+        number: PartitionLink(
+            number, settings, incarnation, storage, node, clock, links_changed.set
+        )
         for number in range(settings.partitions)
     }
     tracking = Tracking()
@@ -125,6 +133,7 @@ def build_components(
     components = BrokerComponents(
         settings=settings,
         clock=clock,
+        storage_node=node,
         links=links,
         links_changed=links_changed,
         topics=topics,

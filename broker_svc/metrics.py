@@ -58,8 +58,8 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
     links = components.links.values()
 
     def frames() -> Iterator[Reading]:
-        yield sum(link.frames_sent for link in links), {"direction": "sent"}
-        yield sum(link.frames_received for link in links), {"direction": "received"}
+        yield components.storage_node.frames_sent, {"direction": "sent"}
+        yield components.storage_node.frames_received, {"direction": "received"}
 
     observe(
         "counter",

@@ -40,6 +40,13 @@ FRAME_ENTRIES_MAX: Final = 20_000
 FRAME_BYTES_MAX: Final = 16 * _MIB
 """One frame on the wire, in either direction. Larger frames bring no more throughput."""
 
+UNANSWERED_OPERATIONS_MAX: Final = 10_000
+"""Operations of one partition that a broker leaves unanswered by storage. More wait in the broker,
+so that a partition that is slow delays no other on the same stream."""
+
+UNANSWERED_BYTES_MAX: Final = 32 * _MIB
+"""The same in bytes: two frames of the largest size."""
+
 GRPC_RECEIVE_BYTES_MAX: Final = FRAME_BYTES_MAX + 64 * _KIB
 """Largest gRPC message accepted: the largest frame plus slack, so that an oversized frame gets an
 error with a reason instead of a broken call."""

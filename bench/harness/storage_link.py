@@ -1,4 +1,4 @@
-"""A storage process, and the exchanges with its partitions, as a broker has them.
+"""A storage process, and the exchange with its partitions, as a broker has it.
 
 Sends frames and matches results.
 """
@@ -37,37 +37,60 @@ class _Frame:
 
 
 class StorageLink:
-    """The exchange with one partition."""
+    """The exchange with the storage node, which carries all partitions."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, epochs: Sequence[int]) -> None:
+        """`epochs` are the broker epochs of the partitions, in their order."""
         self._stream = stream
+        self._epochs = epochs
         self._sending = asyncio.Lock()  # gRPC allows one write at a time
         self._last_request_id = 0
         self._frames: dict[int, _Frame] = {}
 
-    async def ask(self, operations: Sequence[Operation]) -> list[OperationResult]:
-        """The results of one frame, in the order of its operations; raises if one is an error."""
+    async def bind(self) -> None:
+        frame = ExchangeRequest()
+        for partition, broker_epoch in enumerate(self._epochs):
+            frame.binds.add(partition=partition, broker_epoch=broker_epoch)
+        await self._stream.write(frame)
+
+    async def ask(self, operations: Sequence[tuple[int, Operation]]) -> list[OperationResult]:
+        """The results of one frame of operations, each with its partition, in their order.
+
+        Raises if one is an error.
+        """
         request_ids = range(self._last_request_id + 1, self._last_request_id + 1 + len(operations))
         self._last_request_id = request_ids[-1]
-        for request_id, operation in zip(request_ids, operations, strict=True):
+        parts: dict[int, list[Operation]] = {}
+        for request_id, (partition, operation) in zip(request_ids, operations, strict=True):
             operation.request_id = request_id
+            parts.setdefault(partition, []).append(operation)
+        request = ExchangeRequest()
+        for partition, mine in parts.items():
+            epoch = self._epochs[partition]
+            request.parts.add(partition=partition, broker_epoch=epoch, operations=mine)
         frame = _Frame(len(operations), {}, asyncio.get_running_loop().create_future())
         self._frames |= dict.fromkeys(request_ids, frame)
         async with self._sending:
-            await self._stream.write(ExchangeRequest(operations=operations))
+            await self._stream.write(request)
         await frame.answered
         return [frame.results[request_id] for request_id in request_ids]
 
     async def read(self) -> None:
         """Pass results to their waiters until the stream ends. Events are ignored."""
         async for response in self._stream:
-            for result in response.results:
-                frame = self._frames.pop(result.request_id)
-                frame.results[result.request_id] = result
-                if result.HasField("error"):
-                    _fail(frame, RuntimeError(f"storage refused: {result.error.message}"))
-                elif len(frame.results) == frame.operations:
-                    frame.answered.set_result(None)
+            for part in response.parts:
+                if part.HasField("end"):
+                    raise RuntimeError(f"storage ended a part: {part.end.message}")
+                for result in part.results:
+                    self._take(result)
+
+    def _take(self, result: OperationResult) -> None:
+        frame = self._frames.pop(result.request_id)
+        frame.results[result.request_id] = result
+        if result.HasField("error"):
+            _fail(frame, RuntimeError(f"storage refused: {result.error.message}"))
+        elif len(frame.results) == frame.operations:
+            frame.answered.set_result(None)
 
     def end(self, reason: BaseException | None) -> None:
         """The stream ended: fail all waiters."""
@@ -81,11 +104,11 @@ def _fail(frame: _Frame, error: BaseException) -> None:
 
 
 class Storage:
-    """A running storage process with one link per partition."""
+    """A running storage process, and the link to it."""
 
-    def __init__(self, process: ServiceProcess, links: Sequence[StorageLink]) -> None:
+    def __init__(self, process: ServiceProcess, link: StorageLink) -> None:
         self._process = process
-        self._links = links
+        self._link = link
 
     async def settled_bytes(self) -> int:
         """Unshared memory, after the process has returned unused memory."""
@@ -99,21 +122,12 @@ class Storage:
         self, lmq_names: Sequence[str], operation: Callable[[int], Operation]
     ) -> list[OperationResult]:
         """Send one operation per queue, by its index, to the partition of the queue."""
-        places: list[list[int]] = [[] for _ in self._links]
-        for place, lmq_name in enumerate(lmq_names):
-            places[partition_of(lmq_name, PARTITIONS)].append(place)
-        answers = await asyncio.gather(
-            *(
-                link.ask([operation(place) for place in mine])
-                for link, mine in zip(self._links, places, strict=True)
-                if mine
-            )
+        return await self._link.ask(
+            [
+                (partition_of(lmq_name, PARTITIONS), operation(place))
+                for place, lmq_name in enumerate(lmq_names)
+            ]
         )
-        results = [OperationResult()] * len(lmq_names)
-        for mine, answer in zip(filter(None, places), answers, strict=True):
-            for place, result in zip(mine, answer, strict=True):
-                results[place] = result
-        return results
 
 
 @asynccontextmanager
@@ -141,28 +155,30 @@ async def running_storage(directory: Path) -> AsyncIterator[Storage]:
             stub = StorageServiceStub(await opened.enter_async_context(open_channel(address)))
             request = storage_pb2.PutTopicRequest(topic=Topic(name=TOPIC), create=True)
             topic = (await stub.PutTopic(request)).topic
-            links = [
-                await opened.enter_async_context(_link(stub, partition))
-                for partition in range(PARTITIONS)
-            ]
-            for link in links:
-                await link.ask([Operation(apply_topic=exchange_pb2.ApplyTopic(topic=topic))])
-            yield Storage(process, links)
+            link = await opened.enter_async_context(_link(stub))
+            await link.ask(
+                [
+                    (partition, Operation(apply_topic=exchange_pb2.ApplyTopic(topic=topic)))
+                    for partition in range(PARTITIONS)
+                ]
+            )
+            yield Storage(process, link)
     finally:
         if process.running:
             await process.stop()
 
 
 @asynccontextmanager
-async def _link(stub: Any, partition: int) -> AsyncIterator[StorageLink]:
-    claim = storage_pb2.ClaimPartitionRequest(
-        partition=partition, cluster_id=_CLUSTER_ID, broker_id="bench", incarnation=1
-    )
-    claimed = await stub.ClaimPartition(claim)
+async def _link(stub: Any) -> AsyncIterator[StorageLink]:
+    epochs: list[int] = []
+    for partition in range(PARTITIONS):
+        claim = storage_pb2.ClaimPartitionRequest(
+            partition=partition, cluster_id=_CLUSTER_ID, broker_id="bench", incarnation=1
+        )
+        epochs.append((await stub.ClaimPartition(claim)).broker_epoch)
     stream = stub.Exchange()
-    bind = exchange_pb2.Bind(partition=partition, broker_epoch=claimed.broker_epoch)
-    await stream.write(ExchangeRequest(bind=bind))
-    link = StorageLink(stream)
+    link = StorageLink(stream, epochs)
+    await link.bind()
     reading = asyncio.create_task(link.read())
     reading.add_done_callback(
         lambda ended: link.end(None if ended.cancelled() else ended.exception())

@@ -1,10 +1,10 @@
-"""The link to one partition: its claim, and one exchange that carries everything asked of it.
+"""The link to one partition: its claim, and its part of the exchange with its storage node.
 
-Operations that arrive while a frame is in flight gather for the next one, which is sent when the
-frame before it is answered, or at once above a size that is worth its cost. Every operation gets
-exactly one answer. When a link breaks, pending operations fail with UNAVAILABLE, and the broker
-claims the partition again and reports the reservations that it still holds. A fenced broker does
-not retry; only a newer assignment brings the partition back.
+Operations that arrive while others are in flight gather for the next frame, which takes them when
+those are answered, or at once above a size that is worth its cost. Every operation gets exactly one
+answer. When a link breaks, pending operations fail with UNAVAILABLE, and the broker claims the
+partition again and reports the reservations that it still holds. A fenced broker does not retry;
+only a newer assignment brings the partition back.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final, Protocol
 
-import grpc
-
+from broker_svc.links.storage_node_link import StorageNodeLink
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
@@ -28,13 +27,12 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
-from tidemark.limits import FRAME_BYTES_MAX
+from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings
 from tidemark.telemetry import counter, current_traceparent
 
 FRAMES_IN_FLIGHT_MAX: Final = 8
-FRAME_OPERATIONS_MAX: Final = 10_000
 WORTHWHILE_BYTES: Final = 64 * 1024
 WORTHWHILE_OPERATIONS: Final = 32
 """A frame of so much does not wait for the one before it: its own cost is small beside its work."""
@@ -44,7 +42,6 @@ _RECONNECT_MS_MIN: Final = 50
 _RECONNECT_MS_MAX: Final = 2_000
 _FAULTY: Final = (DataCorrupt, PartitionFaulty)
 
-Stream = grpc.aio.StreamStreamCall[exchange_pb2.ExchangeRequest, exchange_pb2.ExchangeResponse]
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
 _log = logging.getLogger(__name__)
@@ -89,9 +86,11 @@ class PartitionLink:
         settings: BrokerSettings,
         incarnation: int,
         storage: storage_pb2_grpc.StorageServiceStub,
+        node: StorageNodeLink,
         clock: Clock,
         state_changed: Callable[[], None],
     ) -> None:
+        """`storage` and `node` reach the storage node that holds the partition."""
         self.partition = partition
         self.connected = asyncio.Event()
         self._state = LinkState.DOWN
@@ -103,6 +102,7 @@ class PartitionLink:
         self._settings = settings
         self._incarnation = incarnation
         self._storage = storage
+        self._node = node
         self._clock = clock
         self._listener: Listener | None = None
         self.fenced = False
@@ -114,12 +114,13 @@ class PartitionLink:
         self._gathered_bytes = 0
         self._frame_ends: set[int] = set()
         """The last request of each frame that is under way."""
-        self._may_leave = asyncio.Event()
-        """Set while the next frame has something to carry and need not wait for another."""
         self._answers: dict[int, Answer] = {}
+        self._sent_bytes: dict[int, int] = {}
+        """The sizes of operations that were sent and are not answered."""
+        self._unanswered_bytes = 0
         self._held_epoch = 0
-        self.frames_sent = 0
-        self.frames_received = 0
+        self._ended: asyncio.Future[None] | None = None
+        """The end of the part that is bound, which is always an error."""
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener
@@ -275,46 +276,58 @@ class PartitionLink:
             yield storage_pb2.ReportHeldReservationsRequest(receipts=page)
 
     async def _exchange(self, broker_epoch: int) -> None:
-        stream: Stream = self._storage.Exchange()
-        bind = exchange_pb2.Bind(partition=self.partition, broker_epoch=broker_epoch)
-        await stream.write(exchange_pb2.ExchangeRequest(bind=bind))
-        writer = asyncio.create_task(self._write(stream))
+        """Until the part of this partition ends; raises why."""
+        self._ended = asyncio.get_running_loop().create_future()
+        self._node.bind(self, broker_epoch)
         try:
-            async for frame in stream:
-                self.frames_received += 1
-                self._take(frame)
+            await self._ended
         finally:
-            writer.cancel()
-            stream.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-        raise self.refusal()
+            self._node.unbind(self)
+            self._ended = None
 
-    async def _write(self, stream: Stream) -> None:
-        while True:
-            await self._may_leave.wait()
-            if self._listener is not None:
-                self._listener.before_frame_sent(self.partition)  # it may add to the frame
-            await stream.write(exchange_pb2.ExchangeRequest(operations=self._next_frame()))
-            self.frames_sent += 1
+    # --- as its node uses it -------------------------------------------------------------------
 
-    def _next_frame(self) -> list[exchange_pb2.Operation]:
-        """Everything that gathered, as far as it fits a frame."""
+    def part_ended(self, reason: TidemarkError) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(reason)
+            self._ended.exception()  # marked as seen: the link may be stopping
+
+    def before_frame_sent(self) -> None:
+        if self._listener is not None:
+            self._listener.before_frame_sent(self.partition)
+
+    def move_to(
+        self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
+    ) -> int:
+        """Everything that gathered, as far as it fits and storage may owe answers."""
         frame: list[exchange_pb2.Operation] = []
         frame_bytes = 0
-        while self._gathered and len(frame) < FRAME_OPERATIONS_MAX:
+        while self._gathered and self._may_owe():
             operation, size = self._gathered[0]
-            frame_bytes += size
-            if frame and frame_bytes > FRAME_BYTES_MAX:
+            if frame_bytes + size > (share_bytes if frame else room_bytes):
                 break
             self._gathered.popleft()
-            self._gathered_bytes -= size
+            frame_bytes += size
+            self._sent_bytes[operation.request_id] = size
+            self._unanswered_bytes += size
             frame.append(operation)
-        self._frame_ends.add(frame[-1].request_id)
+        if frame:
+            self._gathered_bytes -= frame_bytes
+            self._frame_ends.add(frame[-1].request_id)
+            part.operations.extend(frame)
         self._let_leave()
-        return frame
+        return frame_bytes
+
+    def _may_owe(self) -> bool:
+        """Whether one more operation may be unanswered: beyond that, storage would stop reading,
+        also what other partitions have to send."""
+        return not self._sent_bytes or (
+            len(self._sent_bytes) < UNANSWERED_OPERATIONS_MAX
+            and self._unanswered_bytes + self._gathered[0][1] <= UNANSWERED_BYTES_MAX
+        )
 
     def _let_leave(self) -> None:
-        """Whether the next frame leaves now; asked again whenever something has changed.
+        """Whether the next operations leave now; asked again whenever something has changed.
 
         Storage commits what gathers there while it commits, so a small frame that waits for the one
         before it loses little time, and what joins it meanwhile saves the cost of a frame each.
@@ -323,18 +336,20 @@ class PartitionLink:
         worthwhile = (
             len(self._gathered) >= WORTHWHILE_OPERATIONS or self._gathered_bytes >= WORTHWHILE_BYTES
         )
-        if self._gathered and (not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)):
-            self._may_leave.set()
-        else:
-            self._may_leave.clear()
+        prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
+        self._node.may_leave(self, bool(self._gathered) and prompt and self._may_owe())
 
-    def _take(self, frame: exchange_pb2.ExchangeResponse) -> None:
+    def take(self, frame: exchange_pb2.PartitionResponse) -> None:
+        """Raises Unavailable if storage has reopened the partition."""
         for result in frame.results:
-            self._frame_ends.discard(result.request_id)
-            answer = self._answers.pop(result.request_id, None)
+            request_id = result.request_id
+            self._frame_ends.discard(request_id)
+            self._unanswered_bytes -= self._sent_bytes.pop(request_id, 0)
+            answer = self._answers.pop(request_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(result)
-        self._let_leave()
+        if frame.results:
+            self._let_leave()
         was_serving, openings = self.serving, self._health.openings
         if frame.HasField("health"):
             self._health = frame.health
@@ -346,6 +361,8 @@ class PartitionLink:
             )
         listener = self._listener
         if not self.connected.is_set():
+            if not frame.HasField("health"):
+                return  # the bind is refused
             self.connected.set()
             self._enter(LinkState.UP)
             _log.info("link up", extra={"partition": self.partition})
@@ -372,6 +389,8 @@ class PartitionLink:
         self._gathered.clear()
         self._gathered_bytes = 0
         self._frame_ends.clear()
+        self._sent_bytes.clear()
+        self._unanswered_bytes = 0
         self._let_leave()
         answers, self._answers = self._answers, {}
         for answer in answers.values():

@@ -1,64 +1,58 @@
-"""An exchange: the pipelined stream between one broker and one partition.
+"""An exchange: the pipelined stream between one broker and this node, for all its partitions.
 
-Takes frames of operations, keeps a bounded number of them under way, and sends results and events
-back, each after the commit it was computed in. Results that arrive while a frame is being written
-go into the next one. It ends when the broker is fenced.
+Takes frames of operations, passes them to the parts of their partitions, and sends results and
+events back, each after the commit it was computed in. Whatever arrives from any partition while a
+frame is being written goes into the next one. A partition that cannot continue ends its part; the
+stream ends only when the broker or this service does.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
-from functools import partial
-from typing import Any
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, Final
 
-from storage_svc.api import codec
-from storage_svc.operations.operation import ExchangeResult, Operation
-from storage_svc.operations.reserve import Reserved
-from storage_svc.partition.exchange_events import ExchangeEvents
-from storage_svc.partition.partition import Partition
+from storage_svc.api.exchange_part import ExchangePart, Unsent, write_end
+from storage_svc.operations.operation import ExchangeResult
+from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import ShuttingDown, TidemarkError
+from tidemark.errors import InvalidArgument, ShuttingDown, TidemarkError
 
-FRAMES_IN_FLIGHT_MAX = 16
-"""Frames whose results are not yet computed; further frames wait."""
-
-RESPONSE_BYTES_MAX = 8 * 1024 * 1024
+RESPONSE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Results beyond this go into a frame of their own, so that every frame fits gRPC's limit."""
 
-SLICE_BYTES = 512
-ERROR_BYTES = 2048
-RESULT_BYTES = 512
-"""Generous sizes of a slice without its body, of an error, and of any other result."""
-
-UNSENT_RESULTS_MAX = 20_000
-"""Results that a broker may leave unread before no more frames are taken from it."""
-
-_Answered = tuple[int, ExchangeResult | TidemarkError]
-"""A request id and its result."""
+UNSENT_RESULTS_MAX: Final = 20_000
+UNSENT_ENDS_MAX: Final = 1024
+"""Results and ends of parts that a broker may leave unread before no more frames are taken from it.
+"""
 
 
 class Exchange:
-    """One stream, bound to one partition under one broker epoch."""
+    """One stream. It carries the partitions that the broker has bound."""
 
-    def __init__(self, partition: Partition, broker_epoch: int, stopping: asyncio.Event) -> None:
-        self._partition = partition
-        self._broker_epoch = broker_epoch
+    def __init__(self, partitions: Partitions, stopping: asyncio.Event) -> None:
+        self._partitions = partitions
         self._stopping = stopping
+        self._parts: dict[int, ExchangePart] = {}
+        self._changed: dict[ExchangePart, None] = {}
+        """Parts with something to send, in the order in which they take their share of a frame."""
+        self._ends: dict[tuple[int, int], TidemarkError] = {}
+        """Partitions and epochs that the stream does not carry, and why."""
+        self._unsent = Unsent()
+        self._crowded: set[ExchangePart] = set()
+        """Parts whose broker has sent more than it may."""
         self._under_way = 0
         self._room = asyncio.Event()
         """Set while another frame may be taken."""
         self._answered_all = asyncio.Event()
-        self._unsent = _Unsent()
         self._ended = False
         self._failure: Exception | None = None
-        self._events: ExchangeEvents
+        self._wakeup = asyncio.Event()
         self._make_room()
 
     async def frames(
         self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]
     ) -> AsyncGenerator[exchange_pb2.ExchangeResponse, None]:
         """The frames for the broker, until the stream ends."""
-        events = self._events = self._partition.connect(self._broker_epoch)
         taking = asyncio.create_task(self._or_fail(self._take(requests)))
         tasks = [
             taking,
@@ -66,31 +60,31 @@ class Exchange:
         ]
         try:
             while True:
-                await events.changed.wait()
-                events.changed.clear()
+                await self._wakeup.wait()
+                self._wakeup.clear()
                 if frame := self._next_frame():
                     yield frame
-                if len(self._unsent):  # results are sent before anything ends the stream
-                    events.changed.set()
+                if self._changed or self._ends:  # results are sent before the stream ends
+                    self._wakeup.set()
                     continue
                 if self._failure is not None:
                     raise self._failure
                 if self._ended:
                     return
-                self._check_fence()
         finally:
-            self._partition.disconnect(events)
+            for part in self._parts.values():
+                part.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
-        """An error in one part of the exchange ends all of it."""
+        """An error in one half of the exchange ends all of it."""
         try:
             await work
         except Exception as error:
             self._failure = error
-            self._events.changed.set()
+            self._wakeup.set()
 
     async def _stop(self, taking: asyncio.Task[None]) -> None:
         """The service is stopping: answer the frames that were taken, then end the stream."""
@@ -99,124 +93,118 @@ class Exchange:
         await self._answered_all.wait()
         raise ShuttingDown("the storage service is stopping")
 
+    # --- from the broker -----------------------------------------------------------------------
+
     async def _take(self, requests: AsyncIterator[exchange_pb2.ExchangeRequest]) -> None:
         """Submit frames as they come."""
         async for request in requests:
-            self._check_fence()
+            for unbind in request.unbinds:
+                self._unbind(unbind)
+            for bind in request.binds:
+                self._bind(bind)
+            for operations in request.parts:
+                self._submit(operations)
             await self._room.wait()
-            self._submit(request)
         await self._answered_all.wait()
         self._ended = True
-        self._events.changed.set()
+        self._wakeup.set()
 
-    def _check_fence(self) -> None:
-        """Not while the partition reopens: operations get its faults as errors then."""
-        if self._partition.is_open:
-            self._partition.check_epoch(self._broker_epoch)
+    def _bind(self, bind: exchange_pb2.Bind) -> None:
+        try:
+            partition = self._partitions.get(bind.partition)
+            part = ExchangePart(partition, bind.broker_epoch, self._unsent, self._has_news)
+        except TidemarkError as error:
+            self._refuse(bind.partition, bind.broker_epoch, error)
+            return
+        before = self._parts.get(bind.partition)
+        self._parts[bind.partition] = part
+        if before is not None:  # closed last: the partition has a broker all the time
+            self._close(before)
 
-    def _submit(self, request: exchange_pb2.ExchangeRequest) -> None:
-        """Submit the valid operations and refuse the others at once."""
-        request_ids: list[int] = []
-        operations: list[Operation[ExchangeResult]] = []
-        callers: list[str] = []
-        refused: list[_Answered] = []
-        for each in request.operations:
-            try:
-                operations.append(codec.decode_operation(each))
-            except TidemarkError as error:
-                refused.append((each.request_id, error))
-                continue
-            request_ids.append(each.request_id)
-            callers.append(each.traceparent)
+    def _unbind(self, unbind: exchange_pb2.Unbind) -> None:
+        part = self._find(unbind.partition, unbind.broker_epoch)
+        if part is not None:
+            del self._parts[part.number]
+            self._close(part)
+
+    def _submit(self, request: exchange_pb2.PartitionOperations) -> None:
+        part = self._find(request.partition, request.broker_epoch)
+        if part is None:
+            error = InvalidArgument(
+                f"partition {request.partition} is not bound under epoch {request.broker_epoch}",
+                field="parts",
+            )
+            self._refuse(request.partition, request.broker_epoch, error)
+            return
         self._under_way += 1
+        results = part.submit(request)
+        if part.crowded:
+            self._crowded.add(part)
         self._make_room()
-        results = self._partition.submit(operations, callers, self._broker_epoch)
-        results.add_done_callback(partial(self._answered, request_ids, refused))
 
-    def _answered(
-        self,
-        request_ids: list[int],
-        refused: list[_Answered],
-        pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
-    ) -> None:
-        """The commit of a frame is durable or has failed: its results go into the next frame."""
-        error = pending.exception()
-        if error is None:
-            self._unsent.add(zip(request_ids, pending.result(), strict=True))
-        else:
-            assert isinstance(error, TidemarkError), "a partition fails with errors of ours"
-            self._unsent.add((request_id, error) for request_id in request_ids)
-        self._unsent.add(refused)
-        self._under_way -= 1
+        def answered(_: asyncio.Future[list[ExchangeResult | TidemarkError]]) -> None:
+            self._under_way -= 1
+            if not part.crowded:
+                self._crowded.discard(part)
+            self._make_room()
+
+        results.add_done_callback(answered)
+
+    def _find(self, partition: int, broker_epoch: int) -> ExchangePart | None:
+        part = self._parts.get(partition)
+        return part if part is not None and part.broker_epoch == broker_epoch else None
+
+    def _refuse(self, partition: int, broker_epoch: int, error: TidemarkError) -> None:
+        self._ends[partition, broker_epoch] = error
         self._make_room()
-        self._events.changed.set()
+        self._wakeup.set()
+
+    def _close(self, part: ExchangePart) -> None:
+        part.close()
+        self._changed.pop(part, None)
+        self._make_room()
 
     def _make_room(self) -> None:
-        """Take frames while few are under way and the broker reads its results."""
-        _set_if(self._room, self._under_way < FRAMES_IN_FLIGHT_MAX and not self._unsent.full)
+        """Take frames while no part has too much under way and the broker reads its results."""
+        read = (
+            self._unsent.result_bytes <= RESPONSE_BYTES_MAX
+            and self._unsent.results <= UNSENT_RESULTS_MAX
+            and len(self._ends) <= UNSENT_ENDS_MAX
+        )
+        _set_if(self._room, read and not self._crowded)
         _set_if(self._answered_all, not self._under_way)
 
+    # --- to the broker -------------------------------------------------------------------------
+
+    def _has_news(self, part: ExchangePart) -> None:
+        self._changed[part] = None
+        self._wakeup.set()
+
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
-        """Results, queues that became ready, the next deadline and the health of the partition."""
-        events = self._events
+        """What all parts have to send, each its share; parts with more come first next time."""
         frame = exchange_pb2.ExchangeResponse()
-        self._unsent.move_to(frame)
-        self._make_room()
-        if not len(self._unsent):  # after the results that handed them out
-            frame.expired_reservation_ids.extend(events.expired)
-            events.expired.clear()
-        ready, events.ready = events.ready, {}
-        for lmq_name, group in ready:
-            frame.ready.add(lmq_name=lmq_name, group=group)
-        if events.next_deadline_changed:
-            events.next_deadline_changed = False
-            frame.next_deadline.SetInParent()
-            next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
-            if next_ms is not None:
-                frame.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
-        if events.health_changed and frame.results:
-            # In a frame of its own: a broker that reads of a reopening drops its callers, and those
-            # whose results are in this frame have not seen them yet.
-            events.changed.set()
-        elif events.health_changed:
-            events.health_changed = False
-            frame.health.CopyFrom(codec.encode_health(self._partition.health))
-        return frame if frame.ListFields() else None
-
-
-class _Unsent:
-    """Results that wait for the next frame, bounded in number and bytes."""
-
-    def __init__(self) -> None:
-        self._results: deque[_Answered] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    @property
-    def full(self) -> bool:
-        """Whether the broker must read results before more frames are taken."""
-        return self._bytes > RESPONSE_BYTES_MAX or len(self._results) > UNSENT_RESULTS_MAX
-
-    def add(self, results: Iterable[_Answered]) -> None:
-        for each in results:
-            self._results.append(each)
-            self._bytes += _bytes_of(each[1])
-
-    def move_to(self, frame: exchange_pb2.ExchangeResponse) -> None:
-        """As many as fit a frame, at least one if there is one."""
+        ends, self._ends = self._ends, {}
+        for (partition, broker_epoch), error in ends.items():
+            write_end(frame.parts.add(partition=partition, broker_epoch=broker_epoch), error)
+        changed, self._changed = self._changed, {}
+        share_bytes = RESPONSE_BYTES_MAX // max(1, len(changed))
         frame_bytes = 0
-        while self._results:
-            request_id, result = self._results[0]
-            result_bytes = _bytes_of(result)
-            if frame_bytes and frame_bytes + result_bytes > RESPONSE_BYTES_MAX:
-                break
-            self._results.popleft()
-            frame_bytes += result_bytes
-            # Written in place: a result that is appended is copied, bodies and all.
-            codec.write_result(frame.results.add(request_id=request_id), result)
-        self._bytes -= frame_bytes
+        for part in changed:
+            failure = part.failure()
+            if failure is None and not part.has_news:
+                continue
+            # A frame without results takes any one of them, whatever its size.
+            room_bytes = RESPONSE_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
+            response = frame.parts.add(partition=part.number, broker_epoch=part.broker_epoch)
+            frame_bytes += part.write_to(response, share_bytes, room_bytes)
+            if part.has_news:
+                self._changed[part] = None
+            elif failure is not None:
+                write_end(response, failure)
+                del self._parts[part.number]
+                part.close()
+        self._make_room()
+        return frame if frame.parts else None
 
 
 def _set_if(event: asyncio.Event, condition: bool) -> None:
@@ -224,10 +212,3 @@ def _set_if(event: asyncio.Event, condition: bool) -> None:
         event.set()
     else:
         event.clear()
-
-
-def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
-    """A quick estimate of its size in a frame."""
-    if isinstance(result, Reserved):
-        return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
-    return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

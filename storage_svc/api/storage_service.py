@@ -114,12 +114,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def Exchange(
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> AsyncIterator[Any]:
-        first = await anext(request_iterator, None)
-        if first is None or not first.HasField("bind"):
-            raise InvalidArgument("the first frame of an exchange carries `bind`", field="bind")
-        partition = self._partitions.get(first.bind.partition)
-        partition.check_epoch(first.bind.broker_epoch)
-        exchange = Exchange(partition, first.bind.broker_epoch, self._stopping)
+        exchange = Exchange(self._partitions, self._stopping)
         async with aclosing(exchange.frames(request_iterator)) as frames:
             async for frame in frames:
                 yield frame

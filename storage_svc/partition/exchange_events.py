@@ -3,8 +3,7 @@
 The writer records them after each commit; each exchange sends its own and clears them.
 """
 
-import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from storage_svc.partition.journal import QueueGroup
@@ -15,12 +14,13 @@ class ExchangeEvents:
     """What one exchange has not sent to its broker yet."""
 
     broker_epoch: int
+    changed: Callable[[], None]
+    """Called when there is something to send, or the broker is fenced."""
     ready: dict[QueueGroup, None] = field(default_factory=dict)
     expired: list[int] = field(default_factory=list)
     next_deadline_changed: bool = True
     sent_deadline_ms: int | None = None
     health_changed: bool = True
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def committed(
         self,
@@ -35,7 +35,7 @@ class ExchangeEvents:
         moved = self._deadline_moved(earliest_ms, now_ms)
         self.next_deadline_changed = self.next_deadline_changed or moved
         if self.ready or self.expired or moved:
-            self.changed.set()
+            self.changed()
 
     def _deadline_moved(self, earliest_ms: int | None, now_ms: int) -> bool:
         """Whether the broker's timer would fire too late, or once more for nothing.
@@ -55,9 +55,8 @@ class ConnectedExchanges:
     def __init__(self) -> None:
         self._events: set[ExchangeEvents] = set()
 
-    def connect(self, broker_epoch: int) -> ExchangeEvents:
-        events = ExchangeEvents(broker_epoch)
-        events.changed.set()
+    def connect(self, broker_epoch: int, changed: Callable[[], None]) -> ExchangeEvents:
+        events = ExchangeEvents(broker_epoch, changed)
         self._events.add(events)
         return events
 
@@ -80,9 +79,9 @@ class ConnectedExchanges:
             if events.broker_epoch == broker_epoch:
                 events.committed(ready, expired, earliest_ms, now_ms)
             else:
-                events.changed.set()  # it is fenced, and ends
+                events.changed()  # it is fenced, and ends
 
     def health_changed(self) -> None:
         for events in self._events:
             events.health_changed = True
-            events.changed.set()
+            events.changed()

@@ -6,7 +6,7 @@ answered with that, never with success; all memory is dropped and the engine is 
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -178,9 +178,9 @@ class Partition:
         state = self._state
         return state is not None and self._exchanges.includes(state.counters.broker_epoch)
 
-    def connect(self, broker_epoch: int) -> ExchangeEvents:
+    def connect(self, broker_epoch: int, changed: Callable[[], None]) -> ExchangeEvents:
         """The events for the exchange of a broker, until `disconnect`."""
-        return self._exchanges.connect(broker_epoch)
+        return self._exchanges.connect(broker_epoch, changed)
 
     def disconnect(self, events: ExchangeEvents) -> None:
         self._exchanges.disconnect(events)

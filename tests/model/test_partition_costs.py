@@ -203,7 +203,7 @@ async def test_a_group_that_waits_for_room_among_returned_slices_is_ready_when_r
     await life.do(Settle(slice_.receipt, NACK, delay_ms=DAY_MS))
     await life.do(life.run("t", 1))
     waiting = await life.do(Reserve("t", "g", 1))
-    events = life.partition.connect(broker_epoch=0)
+    events = life.partition.connect(0, lambda: None)
 
     await life.clock.advance_ms(1000)
     await life.do(*await life.due(due_work.ScanKind.DEAD_DEADLINES))

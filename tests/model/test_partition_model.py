@@ -130,6 +130,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.plan: list[Operation[object]] = []
         self.published = 0
         self.committed_ms = 0
+        self.changed = asyncio.Event()
         self.partition, self.engines, self.events = self.run(self._open())
         for name, each in TOPICS.items():
             self.run(self.partition.call(PutTopic(Topic(name, each), create=True)))
@@ -321,8 +322,8 @@ class PartitionMachine(RuleBasedStateMachine):
             with pytest.raises(CommitOutcomeUnknown):
                 await second
             while self.partition.health.faults:
-                self.events.changed.clear()
-                await self.events.changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
             return None
 
     def _learn(self, answer: object) -> None:
@@ -444,7 +445,7 @@ class PartitionMachine(RuleBasedStateMachine):
         engines = FaultyEngines(RocksEngines(self._directory))
         partition = Partition(engines, IDENTITY, self.clock)
         await partition.open()
-        return partition, engines, partition.connect(0)
+        return partition, engines, partition.connect(0, self.changed.set)
 
     @property
     def _directory(self) -> Path:

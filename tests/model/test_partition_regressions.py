@@ -246,14 +246,15 @@ async def test_partition_time_does_not_go_back_when_a_failed_commit_is_followed_
     await life.clock.advance_ms(900)
     before_ms = life.partition.now_ms()
     life.clock.set_wall_ms(life.clock.wall_ms() - DAY_MS)
-    events = life.partition.connect(0)
+    changed = asyncio.Event()
+    life.partition.connect(0, changed.set)
     life.engines.next_commit = Fault.BEFORE_WRITING
 
     with pytest.raises(CommitOutcomeUnknown):
         await life.do(life.run("t", 1))
     while life.partition.health.faults:
-        events.changed.clear()
-        await events.changed.wait()
+        changed.clear()
+        await changed.wait()
 
     assert life.partition.now_ms() >= before_ms
 
@@ -263,14 +264,15 @@ async def test_a_failed_commit_does_not_confirm_a_suspicious_time(life: Life) ->
     await life.do(life.run("t", 1, ttl_ms=1000))
     life.clock.set_wall_ms(life.clock.wall_ms() + DAY_MS)
     (bury,) = await life.due(due_work.ScanKind.DEAD_DEADLINES)
-    events = life.partition.connect(0)
+    changed = asyncio.Event()
+    life.partition.connect(0, changed.set)
     life.engines.next_commit = Fault.BEFORE_WRITING
 
     with pytest.raises(CommitOutcomeUnknown):
         await life.do(life.run("t", 1))
     while life.partition.health.faults:
-        events.changed.clear()
-        await events.changed.wait()
+        changed.clear()
+        await changed.wait()
 
     assert isinstance(await life.do(bury), PartitionFaulty)
 
@@ -376,7 +378,7 @@ async def test_an_answer_that_promises_more_ends_the_interest_that_a_short_one_l
     life: Life,
 ) -> None:
     """V2: who was promised more asks again; who was not is notified when there is more."""
-    events = life.partition.connect(0)
+    events = life.partition.connect(0, lambda: None)
     await life.do(life.run("t", 1))
     short = await life.do(Reserve("t", "g", 10))
 
@@ -415,7 +417,8 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
     life: Life,
 ) -> None:
     """S2."""
-    events = life.partition.connect(0)
+    changed = asyncio.Event()
+    life.partition.connect(0, changed.set)
     life.engines.next_commit = Fault.AFTER_WRITING
     life.engines.gate.clear()
     first = life.partition.submit([life.run("t", 1)])
@@ -425,8 +428,8 @@ async def test_operations_that_arrive_while_a_commit_fails_are_not_carried_out(
     life.engines.gate.set()
     outcomes = await asyncio.gather(first, second, return_exceptions=True)
     while life.partition.health.faults:
-        events.changed.clear()
-        await events.changed.wait()
+        changed.clear()
+        await changed.wait()
 
     assert [type(each).__name__ for each in outcomes] == ["CommitOutcomeUnknown", "PartitionFaulty"]
     assert spans(await life.do(Reserve("t", "g", 100))) == [(0, 1)]

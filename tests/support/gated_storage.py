@@ -1,18 +1,26 @@
 """A storage service behind gates: a real gRPC proxy that holds frames back until a test lets go.
 
-Everything passes unchanged and in its order. Frames of an exchange wait at the gate of their
-partition while it is closed, in either direction; and a link can be broken in the middle.
+Everything passes unchanged, and in the order of its partition. An exchange is taken apart: what it
+carries for a partition waits at the gate of that partition while it is closed, in either direction;
+and the part of one partition can be broken, or the whole stream.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
 
-from tidemark.api.storage.v1.exchange_pb2 import ExchangeRequest
+from tidemark.api.storage.v1.exchange_pb2 import (
+    ExchangeRequest,
+    ExchangeResponse,
+    PartitionResponse,
+    Unbind,
+)
+from tidemark.errors import Unavailable
 from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
+from tidemark.rpc.statuses import to_status
 
 _EXCHANGE: Final = "/tidemark.api.storage.v1.StorageService/Exchange"
 _OPTIONS: Final = (
@@ -58,16 +66,122 @@ class GatedLink:
     def __init__(self) -> None:
         self.requests = Gate()
         self.answers = Gate()
-        self._forwarding: asyncio.Task[None] | None = None
+        self._parts: _Parts | None = None
+        self._partition = 0
 
-    def carry(self, forwarding: asyncio.Task[None]) -> None:
-        self._forwarding = forwarding
+    def carry(self, parts: "_Parts", partition: int) -> None:
+        self._parts, self._partition = parts, partition
 
     async def break_now(self) -> None:
-        """End the exchange; what is held at the gates is lost. The gates stay as they are."""
-        assert self._forwarding is not None, "there is no exchange to break"
-        self._forwarding.cancel()
-        await asyncio.wait({self._forwarding})
+        """End the partition's part; what is held at the gates is lost. The gates stay as they are.
+
+        The partition's exchange with storage ends, and the broker gets the end of the part.
+        """
+        assert self._parts is not None, "there is no exchange to break"
+        await self._parts.break_part(self._partition)
+
+
+class _Way:
+    """One partition, one direction: frames that wait for their turn at the gate."""
+
+    def __init__(self, gate: Gate, forward: Callable[[bytes], Awaitable[None]]) -> None:
+        self._gate = gate
+        self._forward = forward
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ended = False
+        self._writing = False
+        self._passing = asyncio.create_task(self._pass())
+
+    def put(self, frame: bytes) -> None:
+        self._frames.put_nowait(frame)
+
+    def end(self) -> None:
+        """What waits here is lost."""
+        self._ended = True
+        if not self._writing:  # gRPC ends the whole call when a write is cancelled
+            self._passing.cancel()
+
+    async def _pass(self) -> None:
+        while not self._ended:
+            frame = await self._frames.get()
+            await self._gate.passed()
+            self._writing = True
+            await self._forward(frame)
+            self._writing = False
+
+
+class _Parts:
+    """One exchange, taken apart into its partitions."""
+
+    def __init__(self, links: dict[int, GatedLink], call: Any, context: Any) -> None:
+        self._links = links
+        self._call = call
+        self._context = context
+        self._epochs: dict[int, int] = {}
+        """Under which epoch the broker last bound each partition."""
+        self._requests: dict[int, _Way] = {}
+        self._answers: dict[int, _Way] = {}
+        self._asking, self._answering = asyncio.Lock(), asyncio.Lock()
+
+    async def carry(self, requests: AsyncIterator[bytes]) -> None:
+        """Until storage ends the stream; raises its status."""
+        asking = asyncio.create_task(self._ask(requests))
+        try:
+            async for answer in self._call:
+                for part in ExchangeResponse.FromString(answer).parts:
+                    self._way(self._answers, part.partition).put(
+                        ExchangeResponse(parts=[part]).SerializeToString()
+                    )
+        finally:
+            asking.cancel()
+            for way in [*self._requests.values(), *self._answers.values()]:
+                way.end()
+            self._call.cancel()
+
+    async def break_part(self, partition: int) -> None:
+        for ways in (self._requests, self._answers):
+            if (way := ways.pop(partition, None)) is not None:
+                way.end()
+        epoch = self._epochs[partition]
+        unbind = Unbind(partition=partition, broker_epoch=epoch)
+        await self._write(ExchangeRequest(unbinds=[unbind]).SerializeToString())
+        end = PartitionResponse(partition=partition, broker_epoch=epoch)
+        end.end.CopyFrom(to_status(Unavailable("the link was broken")))
+        await self._answer(ExchangeResponse(parts=[end]).SerializeToString())
+
+    async def _ask(self, requests: AsyncIterator[bytes]) -> None:
+        async for frame in requests:
+            request = ExchangeRequest.FromString(frame)
+            for unbind in request.unbinds:
+                self._put(unbind.partition, ExchangeRequest(unbinds=[unbind]))
+            for bind in request.binds:
+                self._epochs[bind.partition] = bind.broker_epoch
+                self._links[bind.partition].carry(self, bind.partition)
+                self._put(bind.partition, ExchangeRequest(binds=[bind]))
+            for part in request.parts:
+                self._put(part.partition, ExchangeRequest(parts=[part]))
+        await self._call.done_writing()
+
+    def _put(self, partition: int, request: ExchangeRequest) -> None:
+        self._way(self._requests, partition).put(request.SerializeToString())
+
+    def _way(self, ways: dict[int, _Way], partition: int) -> _Way:
+        if partition not in ways:
+            link = self._links[partition]
+            ways[partition] = (
+                _Way(link.requests, self._write)
+                if ways is self._requests
+                else _Way(link.answers, self._answer)
+            )
+        return ways[partition]
+
+    async def _write(self, frame: bytes) -> None:
+        async with self._asking:  # gRPC takes one write at a time
+            await self._call.write(frame)
+
+    async def _answer(self, frame: bytes) -> None:
+        async with self._answering:
+            await self._context.write(frame)
 
 
 class _Proxy(grpc.GenericRpcHandler):
@@ -76,18 +190,22 @@ class _Proxy(grpc.GenericRpcHandler):
     def __init__(self, upstream: Any, links: dict[int, GatedLink]) -> None:
         self._upstream = upstream
         self._links = links
+        self.exchanges: set[asyncio.Task[None]] = set()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         path = handler_call_details.method
 
         async def forward(requests: AsyncIterator[bytes], context: Any) -> None:
-            link = GatedLink()
+            metadata = context.invocation_metadata()
             if path == _EXCHANGE:
-                first = await anext(requests)
-                link = self._links[ExchangeRequest.FromString(first).bind.partition]
-                requests = _after(first, requests)
-            carrying = asyncio.create_task(self._carry(path, requests, context, link))
-            link.carry(carrying)
+                call = self._upstream.stream_stream(path)(metadata=metadata)
+                parts = _Parts(self._links, call, context)
+                carrying = asyncio.create_task(parts.carry(requests))
+                self.exchanges.add(carrying)
+                carrying.add_done_callback(self.exchanges.discard)
+            else:
+                call = self._upstream.stream_stream(path)(requests, metadata=metadata)
+                carrying = asyncio.create_task(_answer_all(call, context))
             try:
                 await asyncio.wait({carrying})
             finally:
@@ -102,37 +220,36 @@ class _Proxy(grpc.GenericRpcHandler):
 
         return grpc.stream_stream_rpc_method_handler(forward)
 
-    async def _carry(
-        self, path: str, requests: AsyncIterator[bytes], context: Any, link: GatedLink
-    ) -> None:
-        call = self._upstream.stream_stream(path)(
-            _through(link.requests, requests), metadata=context.invocation_metadata()
-        )
-        try:
-            async for answer in _through(link.answers, call):
-                await context.write(answer)
-        finally:
-            call.cancel()
 
-
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for frame in rest:
-        yield frame
-
-
-async def _through(gate: Gate, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for frame in frames:
-        await gate.passed()
-        yield frame
+async def _answer_all(call: Any, context: Any) -> None:
+    try:
+        async for answer in call:
+            await context.write(answer)
+    finally:
+        call.cancel()
 
 
 class GatedStorage:
     """Where brokers connect to, and the gates of each partition."""
 
-    def __init__(self, address: str, links: dict[int, GatedLink]) -> None:
+    def __init__(
+        self, address: str, links: dict[int, GatedLink], exchanges: set[asyncio.Task[None]]
+    ) -> None:
         self.address = address
         self.links = links
+        self._exchanges = exchanges
+
+    @property
+    def streams(self) -> int:
+        """How many exchanges are open."""
+        return len(self._exchanges)
+
+    async def break_streams(self) -> None:
+        """Break every exchange, and with it the links of all partitions."""
+        broken = set(self._exchanges)
+        for each in broken:
+            each.cancel()
+        await asyncio.wait(broken)
 
 
 @asynccontextmanager
@@ -140,10 +257,11 @@ async def gated_storage(upstream_address: str, partitions: int) -> AsyncIterator
     """A proxy in front of a storage service, until the block ends."""
     links = {number: GatedLink() for number in range(partitions)}
     async with grpc.aio.insecure_channel(upstream_address, options=_OPTIONS) as upstream:
-        server = grpc.aio.server(handlers=(_Proxy(upstream, links),), options=_OPTIONS)
+        proxy = _Proxy(upstream, links)
+        server = grpc.aio.server(handlers=(proxy,), options=_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            yield GatedStorage(f"127.0.0.1:{port}", links)
+            yield GatedStorage(f"127.0.0.1:{port}", links, proxy.exchanges)
         finally:
             await server.stop(None)

@@ -216,7 +216,8 @@ async def idle_broker(gates: GatedStorage, **settings: Any) -> AsyncIterator[Idl
         server.add(add_BrokerServiceServicer_to_server, service)
         server.add(add_TopicServiceServicer_to_server, TopicService(components, stub))
         await server.start()
-        running = [asyncio.create_task(link.run()) for link in components.links.values()]
+        running = [asyncio.create_task(components.storage_node.run())]
+        running += [asyncio.create_task(link.run()) for link in components.links.values()]
         try:
             for link in components.links.values():
                 await link.connected.wait()

@@ -1,7 +1,8 @@
 """Storage as a test talks to it: an exchange client, stubs, and a real service to talk to.
 
 `RunningStorage` is the service in this process, on a free port over a real RocksDB; `StorageClient`
-the stubs to any storage service; `ExchangeClient` one pipelined stream. Nothing here knows what a
+the stubs to any storage service; `ExchangeStream` one pipelined stream, and `ExchangeClient` one
+partition on it. Nothing here knows what a
 right answer is.
 """
 
@@ -28,12 +29,14 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     ApplyTopic,
     Bind,
     ExchangeRequest,
-    ExchangeResponse,
     Operation,
     OperationResult,
+    PartitionOperations,
+    PartitionResponse,
     Reserve,
     SettleAction,
     SettleReservation,
+    Unbind,
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
@@ -101,37 +104,121 @@ def operation(**kind: Any) -> Operation:
 # --- one stream -----------------------------------------------------------------------------------
 
 
-class ExchangeClient:
-    """One exchange. Operations may be sent without waiting; events are kept in the order they came.
+def bind_frame(broker_epoch: int, partition: int = 0) -> ExchangeRequest:
+    return ExchangeRequest(binds=[Bind(partition=partition, broker_epoch=broker_epoch)])
 
-    When the stream ends, whatever was not answered fails with the reason, and so does `ended`.
-    """
+
+def frame_of(broker_epoch: int, *operations: Operation, partition: int = 0) -> ExchangeRequest:
+    """A frame with operations for one partition."""
+    part = PartitionOperations(
+        partition=partition, broker_epoch=broker_epoch, operations=operations
+    )
+    return ExchangeRequest(parts=[part])
+
+
+class ExchangeStream:
+    """One stream, which carries any number of partitions: an `ExchangeClient` for each."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._writing = asyncio.Lock()
+        self._parts: dict[tuple[int, int], ExchangeClient] = {}
+        self._reading = asyncio.create_task(self._read())
+        self.frames = 0
+        """Frames that have arrived."""
+
+    async def bind(self, partition: int, broker_epoch: int) -> "ExchangeClient":
+        (part,) = await self.bind_all((partition, broker_epoch))
+        return part
+
+    async def bind_all(self, *claims: tuple[int, int]) -> "list[ExchangeClient]":
+        """Bind partitions, each with its epoch, in one frame."""
+        parts = [ExchangeClient(self, partition, epoch) for partition, epoch in claims]
+        for part in parts:
+            self.watch(part)
+        binds = [Bind(partition=partition, broker_epoch=epoch) for partition, epoch in claims]
+        await self.write(ExchangeRequest(binds=binds))
+        return parts
+
+    def watch(self, part: "ExchangeClient") -> None:
+        """Pass on what arrives under the epoch of a part."""
+        self._parts[part.partition, part.broker_epoch] = part
+
+    async def write(self, frame: ExchangeRequest) -> None:
+        async with self._writing:  # gRPC takes one write at a time
+            with suppress(TidemarkError):  # the end of the stream has the reason
+                await self._call.write(frame)
+
+    async def ask_all(self, asked: "dict[ExchangeClient, list[Operation]]") -> list[list[Any]]:
+        """The outcomes of one frame with operations for several partitions."""
+        frame = ExchangeRequest()
+        waiting = [part.add_to(frame, operations) for part, operations in asked.items()]
+        await self.write(frame)
+        return [[outcome_of(await each) for each in results] for results in waiting]
+
+    async def done_writing(self) -> None:
+        await self._call.done_writing()
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    async def _read(self) -> None:
+        reason: TidemarkError = Unavailable("the exchange has ended")
+        try:
+            async for frame in self._call:
+                self.frames += 1
+                for response in frame.parts:
+                    part = self._parts.get((response.partition, response.broker_epoch))
+                    if part is not None:
+                        part.take(response)
+        except TidemarkError as error:
+            reason = error
+        finally:
+            for part in self._parts.values():
+                part.end(reason)
+
+
+class ExchangeClient:
+    """One partition on an exchange. Operations may be sent without waiting; events are kept in the
+    order they came.
+
+    When its part or the stream ends, whatever was not answered fails with the reason, which `ended`
+    gives.
+    """
+
+    def __init__(self, stream: ExchangeStream, partition: int, broker_epoch: int) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.broker_epoch = broker_epoch
         self._last_request_id = 0
         self._waiting: dict[int, asyncio.Future[OperationResult]] = {}
-        self._reading = asyncio.create_task(self._read())
         self.ready: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.expired: asyncio.Queue[int] = asyncio.Queue()
         self.deadlines: asyncio.Queue[int | None] = asyncio.Queue()
         self.healths: asyncio.Queue[PartitionHealth] = asyncio.Queue()
         self.ended: asyncio.Future[TidemarkError] = asyncio.get_running_loop().create_future()
         self.frames = 0
-        """Frames that carried results."""
+        """Frames that carried results of this partition."""
 
     async def send(self, *operations: Operation) -> list[asyncio.Future[OperationResult]]:
         """One frame; gives what its results will arrive in, in the order of the operations."""
-        frame = ExchangeRequest(operations=operations)
-        results = [self._expect(each) for each in frame.operations]
+        frame = ExchangeRequest()
+        results = self.add_to(frame, operations)
         if self.ended.done():
             self._fail(self.ended.result())
             return results
-        async with self._writing:  # gRPC takes one write at a time
-            with suppress(TidemarkError):  # why is told by the end of the stream
-                await self._call.write(frame)
+        await self.stream.write(frame)
         return results
+
+    def add_to(
+        self, frame: ExchangeRequest, operations: Iterable[Operation]
+    ) -> list[asyncio.Future[OperationResult]]:
+        """Add operations to a frame."""
+        part = frame.parts.add(partition=self.partition, broker_epoch=self.broker_epoch)
+        part.operations.extend(operations)
+        return [self._expect(each) for each in part.operations]
 
     async def ask_all(self, *operations: Operation) -> list[Any]:
         """The outcomes of one frame: each a result, or the error itself."""
@@ -144,13 +231,12 @@ class ExchangeClient:
             raise outcome
         return outcome
 
-    async def done_writing(self) -> None:
-        await self._call.done_writing()
+    async def unbind(self) -> None:
+        unbind = Unbind(partition=self.partition, broker_epoch=self.broker_epoch)
+        await self.stream.write(ExchangeRequest(unbinds=[unbind]))
 
-    async def close(self) -> None:
-        self._call.cancel()
-        self._reading.cancel()
-        await asyncio.wait({self._reading})
+    async def done_writing(self) -> None:
+        await self.stream.done_writing()
 
     def _expect(self, operation: Operation) -> asyncio.Future[OperationResult]:
         self._last_request_id += 1
@@ -159,31 +245,23 @@ class ExchangeClient:
         self._waiting[operation.request_id] = result
         return result
 
-    async def _read(self) -> None:
-        reason: TidemarkError = Unavailable("the exchange has ended")
-        try:
-            async for frame in self._call:
-                self._take(frame)
-        except TidemarkError as error:
-            reason = error
-        finally:
-            self._end(reason)
-
-    def _take(self, frame: ExchangeResponse) -> None:
-        self.frames += bool(frame.results)
-        for result in frame.results:
+    def take(self, response: PartitionResponse) -> None:
+        self.frames += bool(response.results)
+        for result in response.results:
             self._waiting.pop(result.request_id).set_result(result)
-        for reservation_id in frame.expired_reservation_ids:
+        for reservation_id in response.expired_reservation_ids:
             self.expired.put_nowait(reservation_id)
-        for each in frame.ready:
+        for each in response.ready:
             self.ready.put_nowait((each.lmq_name, each.group))
-        if frame.HasField("next_deadline"):
-            deadline = frame.next_deadline
+        if response.HasField("next_deadline"):
+            deadline = response.next_deadline
             self.deadlines.put_nowait(deadline.in_ms if deadline.HasField("in_ms") else None)
-        if frame.HasField("health"):
-            self.healths.put_nowait(frame.health)
+        if response.HasField("health"):
+            self.healths.put_nowait(response.health)
+        if response.HasField("end"):
+            self.end(from_status(response.end))
 
-    def _end(self, reason: TidemarkError) -> None:
+    def end(self, reason: TidemarkError) -> None:
         if not self.ended.done():
             self.ended.set_result(reason)
         self._fail(reason)
@@ -226,17 +304,21 @@ class StorageClient:
         return await self.storage.ClaimPartition(request)
 
     @asynccontextmanager
-    async def bound(self, partition: int = 0, broker_epoch: int = 0) -> AsyncIterator[Any]:
-        """An exchange under an epoch that may or may not be good."""
-        call = self.storage.Exchange()
-        with suppress(TidemarkError):  # why is told by the end of the stream
-            bind = Bind(partition=partition, broker_epoch=broker_epoch)
-            await call.write(ExchangeRequest(bind=bind))
-        exchange = ExchangeClient(call)
+    async def stream(self) -> AsyncIterator[ExchangeStream]:
+        """An exchange that carries no partition yet."""
+        stream = ExchangeStream(self.storage.Exchange())
         try:
-            yield exchange
+            yield stream
         finally:
-            await exchange.close()
+            await stream.close()
+
+    @asynccontextmanager
+    async def bound(
+        self, partition: int = 0, broker_epoch: int = 0
+    ) -> AsyncIterator[ExchangeClient]:
+        """An exchange with one partition, under an epoch that may or may not be good."""
+        async with self.stream() as stream:
+            yield await stream.bind(partition, broker_epoch)
 
     @asynccontextmanager
     async def exchange(self, partition: int = 0, **claim: Any) -> AsyncIterator[ExchangeClient]:

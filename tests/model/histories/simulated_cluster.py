@@ -166,7 +166,8 @@ class SimulatedCluster:
         first_session_id = self.chance.getrandbits(40)
         self._service = BrokerService(self._components, clients, first_session_id)
         self._topics = TopicService(self._components, link)
-        running = [link.run() for link in self._components.links.values()]
+        running = [self._components.storage_node.run()]
+        running += [link.run() for link in self._components.links.values()]
         running += [timer.run() for timer in timers]
         for each in (*running, self._components.cleanup.run(), self._expire(self._service)):
             self._broker.spawn(each)

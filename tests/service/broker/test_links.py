@@ -7,6 +7,7 @@ import pytest
 
 from broker_svc.app import broker
 from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.storage_node_link import StorageNodeLink
 from tests.service.broker.conftest import Gated, StartGated, break_and_hold
 from tests.support.local_broker import (
     LocalBroker,
@@ -319,8 +320,9 @@ async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
     """S2: one that was sent before the link broke, and was taken for lost."""
     await local.stop_broker()
     settings = BrokerSettings(partitions=local.partitions)
-    link = PartitionLink(0, settings, 7, local.storage, SystemClock(), lambda: None)
-    running = asyncio.create_task(link.run())
+    node = StorageNodeLink(local.storage)
+    link = PartitionLink(0, settings, 7, local.storage, node, SystemClock(), lambda: None)
+    running = [asyncio.create_task(each.run()) for each in (node, link)]
     try:
         await in_time(link.connected.wait())
         late = ClaimPartitionRequest(
@@ -339,5 +341,6 @@ async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
 
         await until(serves)
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

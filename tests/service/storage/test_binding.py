@@ -19,7 +19,6 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     ApplyTopic,
     ConfirmOwnership,
     DropOwnership,
-    ExchangeRequest,
     ExpireDue,
     Materialize,
     Operation,
@@ -34,27 +33,35 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 from tidemark.receipts import Receipt
 
 
-async def test_the_first_frame_must_bind(storage: RunningStorage) -> None:
-    call = storage.storage.Exchange()
-    await call.write(ExchangeRequest(operations=[append("jobs", b"x")]))
+async def test_operations_for_a_partition_that_is_not_bound_are_answered_by_its_end(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S3: also under another epoch than the one it is bound under; what is bound goes on."""
+    other_epoch = exchange.broker_epoch + 1
+    async with storage.stream() as stream:
+        for part in (
+            ExchangeClient(stream, 1, 1),
+            ExchangeClient(exchange.stream, 0, other_epoch),
+        ):
+            part.stream.watch(part)
+            with pytest.raises(errors.InvalidArgument, match="not bound"):
+                await part.ask(append("jobs", b"x"))
 
-    with pytest.raises(errors.InvalidArgument, match="bind"):
-        await call.read()
+    assert (await exchange.ask(append("jobs", b"x"))).first_offset == 0
 
 
-async def test_a_stream_that_ends_before_it_binds_is_refused(storage: RunningStorage) -> None:
+async def test_a_stream_that_binds_nothing_ends_without_an_error(storage: RunningStorage) -> None:
     call = storage.storage.Exchange()
     await call.done_writing()
 
-    with pytest.raises(errors.InvalidArgument, match="bind"):
-        await call.read()
+    assert [frame async for frame in call] == []
 
 
 @pytest.mark.parametrize(
     ("partition", "broker_epoch", "reason"),
     [(0, 0, "FENCED"), (0, 1, "FENCED"), (0, 3, "FENCED"), (1, 2, "PARTITION_NOT_FOUND")],
 )
-async def test_a_bind_by_no_right_ends_the_stream(
+async def test_a_bind_by_no_right_is_refused(
     storage: RunningStorage, partition: int, broker_epoch: int, reason: str
 ) -> None:
     await storage.claim()

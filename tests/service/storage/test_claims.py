@@ -162,7 +162,7 @@ async def test_the_answer_to_a_report_names_what_can_no_longer_be_settled(
     await exchange.ask_all(
         settle(held[1].receipt), operation(remove_queue=RemoveQueue(lmq_name=names[3]))
     )
-    await exchange.close()
+    await exchange.stream.close()
     await undriven(storage)
     await clock.advance_ms(500)
     await storage.delegate(*await storage.due(SCAN_KIND_EXPIRED_RESERVATIONS))

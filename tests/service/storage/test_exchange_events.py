@@ -7,12 +7,14 @@ from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
     append,
+    bind_frame,
+    frame_of,
     operation,
     reserve,
     settle,
 )
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING
-from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, ExpireDue
+from tidemark.api.storage.v1.exchange_pb2 import ExpireDue
 from tidemark.clock import ManualClock
 
 
@@ -126,10 +128,10 @@ async def test_a_reservation_is_told_before_its_expiry_however_late_the_broker_r
     hand_outs = 6
     slow: Any = storage.storage.Exchange()
     epoch = (await storage.info()).broker_epoch
-    await slow.write(ExchangeRequest(bind=Bind(partition=0, broker_epoch=epoch)))
+    await slow.write(bind_frame(epoch))
     for _ in range(hand_outs):  # more than two frames can carry
         hand_out = [append("jobs", bytes(3_000_000)), reserve("jobs", visibility_ms=50)]
-        await slow.write(ExchangeRequest(operations=hand_out))
+        await slow.write(frame_of(epoch, *hand_out))
     while (await storage.info()).reservations < hand_outs:
         pass
     await clock.advance_ms(50 + BUCKET_MS)
@@ -138,9 +140,9 @@ async def test_a_reservation_is_told_before_its_expiry_however_late_the_broker_r
     handed_out: set[int] = set()
     expired: set[int] = set()
     while len(expired) < hand_outs:
-        frame = await slow.read()
-        slices = [each for result in frame.results for each in result.reserve.slices]
-        handed_out.update(each.reservation_id for each in slices)
-        expired.update(frame.expired_reservation_ids)
+        for part in (await slow.read()).parts:
+            slices = [each for result in part.results for each in result.reserve.slices]
+            handed_out.update(each.reservation_id for each in slices)
+            expired.update(part.expired_reservation_ids)
         assert expired <= handed_out
     slow.cancel()

@@ -5,12 +5,19 @@ from typing import Any
 
 import pytest
 
-from broker_svc.links.partition_link import FRAME_OPERATIONS_MAX
 from tests.support.faulty_engine import FaultyEngines
-from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
+from tests.support.storage_client import (
+    ExchangeClient,
+    RunningStorage,
+    append,
+    bind_frame,
+    frame_of,
+    operation,
+    reserve,
+)
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
-from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Materialize
+from tidemark.api.storage.v1.exchange_pb2 import Materialize
 from tidemark.clock import SystemClock
 
 pytestmark = pytest.mark.slow
@@ -68,8 +75,8 @@ async def test_a_broker_that_never_reads_is_no_longer_read_from_and_delays_no_ot
     frames_max = 200
     epoch = (await storage.info()).broker_epoch
     deaf: Any = storage.storage.Exchange()
-    await deaf.write(ExchangeRequest(bind=Bind(partition=0, broker_epoch=epoch)))
-    frame = ExchangeRequest(operations=[append("jobs", bytes(1_000_000)), reserve("jobs")])
+    await deaf.write(bind_frame(epoch))
+    frame = frame_of(epoch, append("jobs", bytes(1_000_000)), reserve("jobs"))
 
     await deaf.write(frame)
     written = 1
@@ -90,16 +97,20 @@ async def test_answers_that_gathered_fit_the_frames_in_which_they_leave(
     """S3: also refusals, which have no bodies and long names."""
     epoch = (await storage.info()).broker_epoch
     slow: Any = storage.storage.Exchange()
-    await slow.write(ExchangeRequest(bind=Bind(partition=0, broker_epoch=epoch)))
+    await slow.write(bind_frame(epoch))
     nowhere = "n" * limits.TOPIC_NAME_BYTES_MAX + "/" + "x" * limits.LITE_NAME_BYTES_MAX
-    refused = [operation(materialize=Materialize(lmq_name=nowhere))] * FRAME_OPERATIONS_MAX
-    frames = 4
+    refused = [
+        operation(materialize=Materialize(lmq_name=nowhere))
+    ] * limits.UNANSWERED_OPERATIONS_MAX
+    frames = 2  # more than a broker may leave unanswered: no further one would be taken
 
     for _ in range(frames):
-        await slow.write(ExchangeRequest(operations=refused))
+        await slow.write(frame_of(epoch, *refused))
     await exchange.ask(append("jobs", b"behind them"))
     await slow.done_writing()
 
-    sizes = [(len(frame.results), frame.ByteSize()) async for frame in slow]
-    assert sum(results for results, _ in sizes) == frames * FRAME_OPERATIONS_MAX
+    sizes = [
+        (sum(len(part.results) for part in frame.parts), frame.ByteSize()) async for frame in slow
+    ]
+    assert sum(results for results, _ in sizes) == frames * limits.UNANSWERED_OPERATIONS_MAX
     assert max(size for _, size in sizes) <= limits.FRAME_BYTES_MAX

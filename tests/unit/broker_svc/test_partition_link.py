@@ -11,12 +11,13 @@ from broker_svc.links.partition_link import (
     WORTHWHILE_OPERATIONS,
     PartitionLink,
 )
+from broker_svc.links.storage_node_link import StorageNodeLink
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
-    ExchangeResponse,
     Operation,
     OperationResult,
+    PartitionResponse,
     Purge,
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
@@ -49,16 +50,19 @@ class Offers:
         return ()
 
 
-def health(openings: int, state: topic_pb2.PartitionState.ValueType) -> ExchangeResponse:
-    return ExchangeResponse(health=PartitionHealth(state=state, openings=openings))
+def health(openings: int, state: topic_pb2.PartitionState.ValueType) -> PartitionResponse:
+    return PartitionResponse(health=PartitionHealth(state=state, openings=openings))
 
 
 @pytest.fixture
 async def link() -> AsyncIterator[PartitionLink]:
     async with open_channel("127.0.0.1:1") as channel:
-        yield PartitionLink(
-            0, BrokerSettings(), 1, StorageServiceStub(channel), ManualClock(), lambda: None
-        )
+        storage = StorageServiceStub(channel)
+        node = StorageNodeLink(storage)
+        link = PartitionLink(0, BrokerSettings(), 1, storage, node, ManualClock(), lambda: None)
+        node.bind(link, broker_epoch=1)
+        node._next_frame()  # with the bind
+        yield link
 
 
 async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: PartitionLink) -> None:
@@ -70,17 +74,17 @@ async def test_a_reopening_that_was_over_before_it_was_told_is_noticed(link: Par
     counts = []
     for frame in (
         health(1, serving),
-        ExchangeResponse(),
+        PartitionResponse(),
         health(1, serving),
         health(1, topic_pb2.PARTITION_STATE_FAULTY),
         health(1, serving),
     ):
-        link._take(frame)
+        link.take(frame)
         counts.append(offers.link_ups)
     with pytest.raises(Unavailable):
-        link._take(health(2, serving))
+        link.take(health(2, serving))
     link._drop_callers()
-    link._take(health(2, serving))
+    link.take(health(2, serving))
 
     assert counts == [1, 1, 1, 1, 2]
     assert offers.link_ups == 3
@@ -92,12 +96,12 @@ async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
     """V2, I4: a delivery that expired before the broker knew it would never be released."""
     offers = Offers()
     link.listen(offers)
-    link._take(health(1, topic_pb2.PARTITION_STATE_SERVING))
+    link.take(health(1, topic_pb2.PARTITION_STATE_SERVING))
     answer = link.send(Operation(purge=Purge(lmq_name="t")))
     answer.add_done_callback(lambda _: offers.told.append("result"))
 
     result = OperationResult(request_id=1)
-    link._take(ExchangeResponse(results=[result], expired_reservation_ids=[7]))
+    link.take(PartitionResponse(results=[result], expired_reservation_ids=[7]))
     while len(offers.told) < 2:
         await ManualClock().sleep_ms(0)
 
@@ -116,7 +120,7 @@ class Wire:
     def __init__(self, link: PartitionLink) -> None:
         self._link = link
         self._frames: list[list[int]] = []
-        link._take(health(1, topic_pb2.PARTITION_STATE_SERVING))
+        link.take(health(1, topic_pb2.PARTITION_STATE_SERVING))
 
     def send(self, *operations: Operation) -> list[int]:
         """How many operations each frame holds that leaves now."""
@@ -128,13 +132,14 @@ class Wire:
     def answer(self, frame: int) -> list[int]:
         """Storage answers one frame; what leaves then."""
         results = [OperationResult(request_id=each) for each in self._frames[frame]]
-        self._link._take(ExchangeResponse(results=results))
+        self._link.take(PartitionResponse(results=results))
         return self._leaving()
 
     def _leaving(self) -> list[int]:
         before = len(self._frames)
-        while self._link._may_leave.is_set():
-            self._frames.append([each.request_id for each in self._link._next_frame()])
+        while frame := self._link._node._next_frame():
+            (part,) = frame.parts
+            self._frames.append([each.request_id for each in part.operations])
         return [len(frame) for frame in self._frames[before:]]
 
 
@@ -177,7 +182,7 @@ async def test_a_broken_link_forgets_its_frames(link: PartitionLink) -> None:
     assert link.waiting == 3
 
     link._drop_callers()
-    link._take(health(2, topic_pb2.PARTITION_STATE_SERVING))
+    link.take(health(2, topic_pb2.PARTITION_STATE_SERVING))
 
     assert link.waiting == 0
     assert wire.send(SMALL) == [1]

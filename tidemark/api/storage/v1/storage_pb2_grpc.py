@@ -143,8 +143,9 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """The pipelined stream of operations. The first frame must carry `bind`. It ends with a status
-        only if it cannot continue: FENCED, PARTITION_NOT_FOUND, INVALID_ARGUMENT, SHUTTING_DOWN.
+        """The pipelined stream of operations between a broker and this node, for all partitions that the
+        broker holds here. A partition that cannot continue ends its part; the stream ends with a status
+        only if none can: SHUTTING_DOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,8 +29,9 @@ class StorageServiceStub:
     PARTITION_NOT_FOUND, INVALID_ARGUMENT.
     """
     Exchange: _aio.StreamStreamMultiCallable[_exchange_pb2.ExchangeRequest, _exchange_pb2.ExchangeResponse]
-    """The pipelined stream of operations. The first frame must carry `bind`. It ends with a status
-    only if it cannot continue: FENCED, PARTITION_NOT_FOUND, INVALID_ARGUMENT, SHUTTING_DOWN.
+    """The pipelined stream of operations between a broker and this node, for all partitions that the
+    broker holds here. A partition that cannot continue ends its part; the stream ends with a status
+    only if none can: SHUTTING_DOWN.
     """
     ScanPartition: _aio.UnaryUnaryMultiCallable[_storage_pb2.ScanPartitionRequest, _storage_pb2.ScanPartitionResponse]
     """Phase one of a sweep: reads due work beside the writer. Fails with PARTITION_NOT_FOUND,
@@ -106,8 +107,9 @@ class StorageServiceServicer:
         request_iterator: _abc.AsyncIterator[_exchange_pb2.ExchangeRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_exchange_pb2.ExchangeRequest], _abc.AsyncIterator[_exchange_pb2.ExchangeResponse]],
     ) -> _abc.AsyncIterator[_exchange_pb2.ExchangeResponse]:
-        """The pipelined stream of operations. The first frame must carry `bind`. It ends with a status
-        only if it cannot continue: FENCED, PARTITION_NOT_FOUND, INVALID_ARGUMENT, SHUTTING_DOWN.
+        """The pipelined stream of operations between a broker and this node, for all partitions that the
+        broker holds here. A partition that cannot continue ends its part; the stream ends with a status
+        only if none can: SHUTTING_DOWN.
         """
 
     def ScanPartition(

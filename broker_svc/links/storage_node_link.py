@@ -1,0 +1,199 @@
+"""The link to one storage node: the one exchange that carries all partitions that it holds.
+
+Everything that the links of the partitions have for the next frame leaves together, each partition
+its share. A partition that cannot continue ends its part; a stream that breaks breaks the links of
+all its partitions, and the next bind opens another one. What a link asks, when it may, and what an
+answer means is in `partition_link`.
+"""
+
+import asyncio
+import logging
+import sys
+from typing import Final, Protocol
+
+import grpc
+
+from tidemark.api.storage.v1 import exchange_pb2, storage_pb2_grpc
+from tidemark.errors import TidemarkError, Unavailable
+from tidemark.limits import FRAME_BYTES_MAX
+from tidemark.rpc.statuses import from_status
+
+Stream = grpc.aio.StreamStreamCall[exchange_pb2.ExchangeRequest, exchange_pb2.ExchangeResponse]
+
+_OPERATIONS_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024 * 1024
+"""Operations in one frame: binds and the heads of parts fit beside them."""
+
+_log = logging.getLogger(__name__)
+
+
+class LinkPart(Protocol):
+    """The link of one partition, as its node uses it."""
+
+    @property
+    def partition(self) -> int: ...
+
+    def before_frame_sent(self) -> None:
+        """Operations that must be in the next frame are added now."""
+
+    def move_to(
+        self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
+    ) -> int:
+        """Move operations into a frame: at most `share_bytes`, or one that fits `room_bytes`.
+
+        Returns their size.
+        """
+
+    def take(self, response: exchange_pb2.PartitionResponse) -> None:
+        """Results and events have arrived. Raises why the part must end."""
+
+    def part_ended(self, reason: TidemarkError) -> None:
+        """The stream does not carry the partition any more."""
+
+
+class StorageNodeLink:
+    """One storage node as this broker sees it. `run` serves its stream until cancelled."""
+
+    def __init__(self, storage: storage_pb2_grpc.StorageServiceStub) -> None:
+        self._storage = storage
+        self._bound: dict[int, tuple[LinkPart, int]] = {}
+        """The links that the stream carries, with their epochs."""
+        self._binds: dict[int, int] = {}
+        self._unbinds: dict[int, int] = {}
+        """Partitions and epochs for the next frame."""
+        self._leaving: dict[int, LinkPart] = {}
+        """Links with operations that may leave."""
+        self._wakeup = asyncio.Event()
+        """Set while the next frame has something to carry."""
+        self.frames_sent = 0
+        self.frames_received = 0
+
+    # --- the links -----------------------------------------------------------------------------
+
+    def bind(self, link: LinkPart, broker_epoch: int) -> None:
+        """Carry a partition until its part ends, or `unbind`."""
+        self._bound[link.partition] = (link, broker_epoch)
+        self._binds[link.partition] = broker_epoch
+        self._wakeup.set()
+
+    def unbind(self, link: LinkPart) -> None:
+        """No effect if the part has ended."""
+        bound = self._bound.pop(link.partition, None)
+        self._leaving.pop(link.partition, None)
+        if bound is not None and self._binds.pop(link.partition, None) is None:
+            self._unbinds[link.partition] = bound[1]
+            self._wakeup.set()
+
+    def may_leave(self, link: LinkPart, has_operations: bool) -> None:
+        """Whether a link has operations that need not wait."""
+        if has_operations and link.partition in self._bound:
+            self._leaving[link.partition] = link
+            self._wakeup.set()
+        else:
+            self._leaving.pop(link.partition, None)
+
+    # --- the stream ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """A stream while links are bound, and another one after each that breaks."""
+        while True:
+            await self._wakeup.wait()
+            if self._bound:
+                await self._exchange()
+            else:
+                self._forget_pending()
+
+    async def _exchange(self) -> None:
+        reason: TidemarkError = Unavailable("the exchange with storage was cancelled")
+        stream: Stream = self._storage.Exchange()
+        writing = asyncio.create_task(self._write(stream))
+        try:
+            async for frame in stream:
+                self.frames_received += 1
+                for response in frame.parts:
+                    self._take(response)
+            reason = Unavailable("storage ended the exchange")
+        except TidemarkError as error:
+            reason = error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            reason = Unavailable("a frame could not be sent")  # the writer cancelled the stream
+        finally:
+            writing.cancel()
+            stream.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            self._broken(reason)
+
+    def _take(self, response: exchange_pb2.PartitionResponse) -> None:
+        link, broker_epoch = self._bound.get(response.partition, (None, 0))
+        if link is None or broker_epoch != response.broker_epoch:
+            return  # of an earlier bind, whose link has dropped its callers
+        try:
+            link.take(response)
+            if not response.HasField("end"):
+                return
+            del self._bound[response.partition]  # storage has dropped it already
+            reason = from_status(response.end)
+        except TidemarkError as error:
+            reason = error
+        except Exception:  # a fault of one partition stays there (L1)
+            _log.exception("a response was not taken", extra={"partition": response.partition})
+            reason = Unavailable(f"the link to partition {response.partition} failed")
+        self.unbind(link)
+        link.part_ended(reason)
+
+    def _broken(self, reason: TidemarkError) -> None:
+        bound, self._bound = self._bound, {}
+        self._leaving.clear()
+        self._forget_pending()
+        for link, _ in bound.values():
+            link.part_ended(reason)
+
+    def _forget_pending(self) -> None:
+        self._binds.clear()
+        self._unbinds.clear()
+        self._wakeup.clear()
+
+    async def _write(self, stream: Stream) -> None:
+        try:
+            while True:
+                await self._wakeup.wait()
+                if frame := self._next_frame():
+                    self.frames_sent += 1
+                    await stream.write(frame)
+        except TidemarkError:
+            pass  # the stream has ended: its status is what reading it raises
+        except Exception:
+            # Nothing would be sent any more: the links claim again over a new stream.
+            _log.exception("a frame could not be sent")
+            stream.cancel()
+
+    def _next_frame(self) -> exchange_pb2.ExchangeRequest | None:
+        """What gathered for all partitions, as far as it fits a frame."""
+        self._prepare()
+        frame = exchange_pb2.ExchangeRequest()
+        for partition, broker_epoch in self._unbinds.items():
+            frame.unbinds.add(partition=partition, broker_epoch=broker_epoch)
+        for partition, broker_epoch in self._binds.items():
+            frame.binds.add(partition=partition, broker_epoch=broker_epoch)
+        self._forget_pending()
+        leaving, self._leaving = self._leaving, {}  # links that have more come back first
+        share_bytes = _OPERATIONS_BYTES_MAX // max(1, len(leaving))
+        frame_bytes = 0
+        for partition, link in leaving.items():
+            # A frame without operations takes any one of them, whatever its size.
+            room_bytes = _OPERATIONS_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
+            part = frame.parts.add(partition=partition, broker_epoch=self._bound[partition][1])
+            frame_bytes += link.move_to(part, share_bytes, room_bytes)
+            if not part.operations:
+                del frame.parts[-1]
+        return frame if frame.unbinds or frame.binds or frame.parts else None
+
+    def _prepare(self) -> None:
+        """Let every link that sends add to the frame, which may let other links send as well."""
+        prepared: set[int] = set()
+        while unprepared := [each for each in self._leaving if each not in prepared]:
+            for partition in unprepared:
+                prepared.add(partition)
+                self._leaving[partition].before_frame_sent()

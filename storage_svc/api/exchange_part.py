@@ -1,0 +1,224 @@
+"""The part of one partition in an exchange: what is asked of it, and what it has to send.
+
+Submits operations under the broker epoch of its bind, keeps their results until a frame takes them,
+and adds the events of the partition. A part that is fenced ends alone.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+from storage_svc.api import codec
+from storage_svc.operations.operation import ExchangeResult, Operation
+from storage_svc.operations.reserve import Reserved
+from storage_svc.partition.partition import Partition
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import TidemarkError
+from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
+from tidemark.rpc.statuses import to_status
+
+SLICE_BYTES: Final = 512
+ERROR_BYTES: Final = 2048
+RESULT_BYTES: Final = 512
+"""Generous sizes of a slice without its body, of an error, and of any other result."""
+
+_Answered = tuple[int, ExchangeResult | TidemarkError]
+"""A request id and its result."""
+
+
+class Unsent:
+    """How much the parts of one exchange have for the next frames, all together."""
+
+    __slots__ = ("result_bytes", "results")
+
+    def __init__(self) -> None:
+        self.results = 0
+        self.result_bytes = 0
+
+
+class ExchangePart:
+    """One partition, bound under one broker epoch."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        broker_epoch: int,
+        unsent: Unsent,
+        changed: "Callable[[ExchangePart], None]",
+    ) -> None:
+        """Raises why the partition cannot be bound. `changed` is called with news to send."""
+        partition.check_epoch(broker_epoch)
+        self.number = partition.number
+        self.broker_epoch = broker_epoch
+        self._partition = partition
+        self._changed = partial(changed, self)
+        self._events = partition.connect(broker_epoch, self._changed)
+        self._all_unsent = unsent
+        self._unsent: deque[_Answered] = deque()
+        self._unanswered = 0
+        self._unanswered_bytes = 0
+        self._closed = False
+        self._changed()  # the health and the next deadline answer the bind
+
+    def close(self) -> None:
+        """The exchange carries the partition no longer: results that are not sent are dropped."""
+        self._closed = True
+        self._partition.disconnect(self._events)
+        self._all_unsent.results -= len(self._unsent)
+        self._all_unsent.result_bytes -= sum(_bytes_of(result) for _, result in self._unsent)
+        self._unsent.clear()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the broker has sent more than it may leave unanswered."""
+        return (
+            self._unanswered > UNANSWERED_OPERATIONS_MAX
+            or self._unanswered_bytes > UNANSWERED_BYTES_MAX
+        )
+
+    @property
+    def has_results(self) -> bool:
+        """Whether results wait for a frame."""
+        return bool(self._unsent)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything for the next frame."""
+        events = self._events
+        return bool(
+            self._unsent
+            or events.ready
+            or events.expired
+            or events.next_deadline_changed
+            or events.health_changed
+        )
+
+    def failure(self) -> TidemarkError | None:
+        """Why the part cannot continue, if it is fenced.
+
+        Not asked while the partition reopens: operations get its faults as errors then.
+        """
+        if self._partition.is_open:
+            try:
+                self._partition.check_epoch(self.broker_epoch)
+            except TidemarkError as error:
+                return error
+        return None
+
+    # --- operations ----------------------------------------------------------------------------
+
+    def submit(
+        self, request: exchange_pb2.PartitionOperations
+    ) -> asyncio.Future[list[ExchangeResult | TidemarkError]]:
+        """Submit the valid operations and refuse the others; done once all have a result."""
+        request_ids: list[int] = []
+        operations: list[Operation[ExchangeResult]] = []
+        callers: list[str] = []
+        refused: list[_Answered] = []
+        for each in request.operations:
+            try:
+                operations.append(codec.decode_operation(each))
+            except TidemarkError as error:
+                refused.append((each.request_id, error))
+                continue
+            request_ids.append(each.request_id)
+            callers.append(each.traceparent)
+        size = request.ByteSize()
+        self._unanswered += len(request.operations)
+        self._unanswered_bytes += size
+        results = self._partition.submit(operations, callers, self.broker_epoch)
+        results.add_done_callback(partial(self._answered, request_ids, refused, size))
+        return results
+
+    def _answered(
+        self,
+        request_ids: list[int],
+        refused: list[_Answered],
+        size: int,
+        pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
+    ) -> None:
+        """The commit of a frame is durable or has failed: its results go into the next frame."""
+        self._unanswered -= len(request_ids) + len(refused)
+        self._unanswered_bytes -= size
+        error = pending.exception()
+        if self._closed:
+            return
+        if error is None:
+            self._keep(zip(request_ids, pending.result(), strict=True))
+        else:
+            assert isinstance(error, TidemarkError), "a partition fails with errors of ours"
+            self._keep((request_id, error) for request_id in request_ids)
+        self._keep(refused)
+        self._changed()
+
+    def _keep(self, results: Iterable[_Answered]) -> None:
+        kept = result_bytes = 0
+        for each in results:
+            self._unsent.append(each)
+            kept += 1
+            result_bytes += _bytes_of(each[1])
+        self._all_unsent.results += kept
+        self._all_unsent.result_bytes += result_bytes
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def write_to(
+        self, response: exchange_pb2.PartitionResponse, share_bytes: int, room_bytes: int
+    ) -> int:
+        """Move results, then events, into a frame; returns about how many bytes.
+
+        Results take at most `share_bytes`, or one result that fits `room_bytes`.
+        """
+        used_bytes = self._write_results(response, share_bytes, room_bytes)
+        events = self._events
+        if events.expired and not self._unsent:  # after the results that handed them out
+            response.expired_reservation_ids.extend(events.expired)
+            events.expired.clear()
+        if events.ready:
+            ready, events.ready = events.ready, {}
+            for lmq_name, group in ready:
+                response.ready.add(lmq_name=lmq_name, group=group)
+        if events.next_deadline_changed:
+            events.next_deadline_changed = False
+            response.next_deadline.SetInParent()
+            next_ms = events.sent_deadline_ms = self._partition.next_deadline_ms
+            if next_ms is not None:
+                response.next_deadline.in_ms = max(0, next_ms - self._partition.now_ms())
+        if events.health_changed and not response.results:
+            # In a frame without results: a broker that reads of a reopening drops its callers, and
+            # those whose results are in the frame have not seen them yet.
+            events.health_changed = False
+            response.health.CopyFrom(codec.encode_health(self._partition.health))
+        return used_bytes
+
+    def _write_results(
+        self, response: exchange_pb2.PartitionResponse, share_bytes: int, room_bytes: int
+    ) -> int:
+        used_bytes = moved = 0
+        while self._unsent:
+            request_id, result = self._unsent[0]
+            result_bytes = _bytes_of(result)
+            if used_bytes + result_bytes > (share_bytes if used_bytes else room_bytes):
+                break
+            self._unsent.popleft()
+            used_bytes += result_bytes
+            moved += 1
+            # Written in place: a result that is appended is copied, bodies and all.
+            codec.write_result(response.results.add(request_id=request_id), result)
+        self._all_unsent.results -= moved
+        self._all_unsent.result_bytes -= used_bytes
+        return used_bytes
+
+
+def write_end(response: exchange_pb2.PartitionResponse, reason: TidemarkError) -> None:
+    """Make a response the last one of its part."""
+    response.end.CopyFrom(to_status(reason))
+
+
+def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
+    """A quick estimate of its size in a frame."""
+    if isinstance(result, Reserved):
+        return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
+    return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES
