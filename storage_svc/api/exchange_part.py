@@ -8,10 +8,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from storage_svc.api import codec
 from storage_svc.operations.operation import ExchangeResult, Operation
+from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
 from storage_svc.partition.partition import Partition
 from tidemark.api.storage.v1 import exchange_pb2
@@ -22,7 +24,9 @@ from tidemark.rpc.statuses import to_status
 SLICE_BYTES: Final = 512
 ERROR_BYTES: Final = 2048
 RESULT_BYTES: Final = 512
-"""Generous sizes of a slice without its body, of an error, and of any other result."""
+READY_BYTES: Final = 640
+EXPIRED_BYTES: Final = 16
+"""Generous sizes of a slice without its body, of an error, of any other result, and of events."""
 
 _Answered = tuple[int, ExchangeResult | TidemarkError]
 """A request id and its result."""
@@ -77,11 +81,6 @@ class ExchangePart:
             self._unanswered > UNANSWERED_OPERATIONS_MAX
             or self._unanswered_bytes > UNANSWERED_BYTES_MAX
         )
-
-    @property
-    def has_results(self) -> bool:
-        """Whether results wait for a frame."""
-        return bool(self._unsent)
 
     @property
     def has_news(self) -> bool:
@@ -169,17 +168,21 @@ class ExchangePart:
     ) -> int:
         """Move results, then events, into a frame; returns about how many bytes.
 
-        Results take at most `share_bytes`, or one result that fits `room_bytes`.
+        They take at most `share_bytes`, or one result that fits `room_bytes`.
         """
         used_bytes = self._write_results(response, share_bytes, room_bytes)
         events = self._events
         if events.expired and not self._unsent:  # after the results that handed them out
-            response.expired_reservation_ids.extend(events.expired)
-            events.expired.clear()
+            count = _fitting(len(events.expired), EXPIRED_BYTES, share_bytes - used_bytes)
+            response.expired_reservation_ids.extend(events.expired[:count])
+            del events.expired[:count]
+            used_bytes += count * EXPIRED_BYTES
         if events.ready:
-            ready, events.ready = events.ready, {}
-            for lmq_name, group in ready:
+            count = _fitting(len(events.ready), READY_BYTES, share_bytes - used_bytes)
+            for lmq_name, group in list(islice(events.ready, count)):
                 response.ready.add(lmq_name=lmq_name, group=group)
+                del events.ready[lmq_name, group]
+            used_bytes += count * READY_BYTES
         if events.next_deadline_changed:
             events.next_deadline_changed = False
             response.next_deadline.SetInParent()
@@ -217,8 +220,15 @@ def write_end(response: exchange_pb2.PartitionResponse, reason: TidemarkError) -
     response.end.CopyFrom(to_status(reason))
 
 
+def _fitting(count: int, each_bytes: int, room_bytes: int) -> int:
+    """How many events fit, at least one."""
+    return min(count, max(1, room_bytes // each_bytes))
+
+
 def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in a frame."""
     if isinstance(result, Reserved):
         return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
+    if isinstance(result, Renewed):
+        return RESULT_BYTES + ERROR_BYTES * len(result.refused)
     return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

@@ -126,6 +126,8 @@ class ExchangeStream:
         self._reading = asyncio.create_task(self._read())
         self.frames = 0
         """Frames that have arrived."""
+        self.frame_bytes_max = 0
+        """The size of the largest."""
 
     async def bind(self, partition: int, broker_epoch: int) -> "ExchangeClient":
         (part,) = await self.bind_all((partition, broker_epoch))
@@ -169,6 +171,7 @@ class ExchangeStream:
         try:
             async for frame in self._call:
                 self.frames += 1
+                self.frame_bytes_max = max(self.frame_bytes_max, frame.ByteSize())
                 for response in frame.parts:
                     part = self._parts.get((response.partition, response.broker_epoch))
                     if part is not None:

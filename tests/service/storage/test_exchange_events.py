@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from storage_svc.partition.deadlines import BUCKET_MS
 from tests.support.storage_client import (
     ExchangeClient,
@@ -146,3 +148,22 @@ async def test_a_reservation_is_told_before_its_expiry_however_late_the_broker_r
             expired.update(part.expired_reservation_ids)
         assert expired <= handed_out
     slow.cancel()
+
+
+async def test_events_that_gathered_fit_the_frames_in_which_they_leave(
+    exchange: ExchangeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3: none is left out."""
+    groups = [f"{number:0>128}" for number in range(20)]
+    names = [f"jobs/{number:0>250}" for number in range(10)]
+    await exchange.ask_all(*(append(name, b"x") for name in names))
+    for name in names:
+        await exchange.ask_all(*(reserve(name, group=group) for group in groups))
+    exchange.stream.frame_bytes_max = 0
+    monkeypatch.setattr("storage_svc.api.exchange.RESPONSE_BYTES_MAX", 16 * 1024)
+
+    await exchange.ask_all(*(append(name, b"y") for name in names))
+
+    announced = {await exchange.ready.get() for _ in range(len(names) * len(groups))}
+    assert announced == {(name, group) for name in names for group in groups}
+    assert exchange.stream.frame_bytes_max < 16 * 1024

@@ -17,8 +17,13 @@ from tests.support.storage_client import (
 )
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
-from tidemark.api.storage.v1.exchange_pb2 import Materialize
+from tidemark.api.storage.v1.exchange_pb2 import (
+    HeldReservation,
+    Materialize,
+    RenewReservations,
+)
 from tidemark.clock import SystemClock
+from tidemark.receipts import Receipt
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +119,16 @@ async def test_answers_that_gathered_fit_the_frames_in_which_they_leave(
     ]
     assert sum(results for results, _ in sizes) == frames * limits.UNANSWERED_OPERATIONS_MAX
     assert max(size for _, size in sizes) <= limits.FRAME_BYTES_MAX
+
+
+async def test_renewals_with_many_refusals_fit_the_frames_in_which_they_leave(
+    exchange: ExchangeClient,
+) -> None:
+    """S3: each refusal has its reason, so that one result may be as large as thousands."""
+    held = [HeldReservation(receipt=Receipt(0, 1, number, 0).encode()) for number in range(10_000)]
+    renewals = [operation(renew=RenewReservations(held=held))] * 10
+
+    answers = await exchange.ask_all(*renewals)
+
+    assert [len(each.refused) for each in answers] == [len(held)] * len(renewals)
+    assert exchange.frames > 1
