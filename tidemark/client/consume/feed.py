@@ -227,7 +227,7 @@ class Feed(SessionPart):
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
         """Called by the session: the broker has confirmed a report."""
         totals = Totals(report.messages, report.deliveries, report.first_attempts)
-        self.hand_outs.confirmed(report.number, totals)
+        self.hand_outs.confirmed(report.number, totals, self._identity.clock.monotonic_ns())
         self._host.buffer.wake_up()
 
     def end(self, error: TidemarkError) -> None:
@@ -290,7 +290,7 @@ class Feed(SessionPart):
         if self._leaving:
             return more
         self._prepare_credit(session)
-        report = self.hand_outs.report(*self._waiting())
+        report = self.hand_outs.report(*self._waiting(), self._identity.clock.monotonic_ns())
         if report is not None:
             session.report_hand_outs(
                 broker_pb2.HandOuts(

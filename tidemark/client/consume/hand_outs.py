@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from tidemark.client.consume.delivery import DeliveryBatch
 
-AHEAD_MS: Final = 20
-"""How far a quick handler is reported ahead. Longer than a round trip to the broker."""
+AHEAD_MS_MIN: Final = 20
+AHEAD_MS_MAX: Final = 200
+"""How far a quick handler is reported ahead: as far as it gets within two confirmations, so that it
+does not wait for them. More would charge more messages by mistake."""
 
 AHEAD_MESSAGES_MAX: Final = 100_000
 _NS_PER_MS: Final = 1_000_000
@@ -49,6 +51,7 @@ class HandOuts:
         "_confirmed",
         "_current",
         "_ignored",
+        "_latency_ns",
         "_needed_deliveries",
         "_needed_messages",
         "_number",
@@ -57,6 +60,7 @@ class HandOuts:
         "_started_ns",
         "_taken_back",
         "_urgent",
+        "_urgent_ns",
         "_window",
     )
 
@@ -73,6 +77,8 @@ class HandOuts:
         """Whether a task waits for a confirmation."""
         self._urgent = False
         """Whether the broker knows that one does."""
+        self._urgent_ns = self._latency_ns = 0
+        """When it was notified, and how long the last such confirmation took."""
         self._taken_back = False
         """Whether smaller totals are still to be reported."""
         self._window = 0
@@ -137,11 +143,12 @@ class HandOuts:
         handed_out = self.messages - self._started_at
         if handed_out:
             elapsed_ns = max(now_ns - self._started_ns, 1)
-            window = handed_out * AHEAD_MS * _NS_PER_MS // elapsed_ns
-            self._window = min(window, AHEAD_MESSAGES_MAX)
+            low_ns, high_ns = AHEAD_MS_MIN * _NS_PER_MS, AHEAD_MS_MAX * _NS_PER_MS
+            ahead_ns = min(max(2 * self._latency_ns, low_ns), high_ns)
+            self._window = min(handed_out * ahead_ns // elapsed_ns, AHEAD_MESSAGES_MAX)
             self._started_ns = None
 
-    def report(self, waiting_for_one: int, waiting_for_batch: int) -> Report | None:
+    def report(self, waiting_for_one: int, waiting_for_batch: int, now_ns: int) -> Report | None:
         """What is to be reported now; None if it is known."""
         asked, handed_out = self._asked, self.messages
         first_attempts = asked.first_attempts
@@ -157,13 +164,17 @@ class HandOuts:
         if totals == asked and not hurry and not self._taken_back:
             return None
         self._asked, self._taken_back = totals, False
+        if hurry:
+            self._urgent_ns = now_ns
         self._urgent = self._blocked
         self._number += 1
         return Report(self._number, totals, self._urgent)
 
-    def confirmed(self, number: int, totals: Totals) -> None:
+    def confirmed(self, number: int, totals: Totals, now_ns: int) -> None:
         """The broker has noted a report."""
         if number > self._ignored:
+            if self._urgent:
+                self._latency_ns = now_ns - self._urgent_ns
             self._confirmed = totals
             self._blocked = self._urgent = False
 

@@ -42,9 +42,9 @@ def proto_of(report: Report) -> broker_pb2.HandOuts:
 
 def confirmed(hand_outs: HandOuts, waiting_for_one: int = 0, waiting_for_batch: int = 0) -> None:
     """A report goes to the broker and comes back."""
-    report = hand_outs.report(waiting_for_one, waiting_for_batch)
+    report = hand_outs.report(waiting_for_one, waiting_for_batch, 0)
     assert report is not None
-    hand_outs.confirmed(report.number, report.totals)
+    hand_outs.confirmed(report.number, report.totals, 0)
 
 
 def take(hand_outs: HandOuts, batch: DeliveryBatch, messages: int) -> None:
@@ -99,7 +99,7 @@ class Killing(RuleBasedStateMachine):
             self.buffer.append(frame)
         else:
             totals = Totals(frame.messages, frame.deliveries, frame.first_attempts)
-            self.client.confirmed(frame.number, totals)
+            self.client.confirmed(frame.number, totals, 0)
 
     @precondition(lambda self: self.buffer and self.tasks)
     @rule(messages=st.integers(1, 8), took_ms=st.sampled_from((1, 10, 1_000)))
@@ -129,7 +129,7 @@ class Killing(RuleBasedStateMachine):
 
     @rule()
     def report(self) -> None:
-        report = self.client.report(self.tasks, self.batch_tasks)
+        report = self.client.report(self.tasks, self.batch_tasks, 0)
         if report is not None:
             self.to_broker.append(proto_of(report))
 
@@ -198,9 +198,9 @@ def test_a_slow_handler_is_reported_message_by_message() -> None:
     for second in range(5):
         assert not hand_outs.allow(batch)
         hand_outs.paused((second + 1) * 10**9)
-        report = hand_outs.report(1, 0)
+        report = hand_outs.report(1, 0, 0)
         assert report is not None
-        hand_outs.confirmed(report.number, report.totals)
+        hand_outs.confirmed(report.number, report.totals, 0)
         hand_outs.resumed((second + 1) * 10**9)
         take(hand_outs, batch, 1)
 
@@ -227,6 +227,24 @@ def test_a_quick_handler_is_reported_ahead_but_not_of_what_has_failed_before() -
     assert not hand_outs.allow(failed)
 
 
+def test_a_quick_handler_is_reported_further_ahead_where_confirmations_take_long() -> None:
+    """K1: it gets as far as two confirmations take, and does not wait for them."""
+    hand_outs, batch = HandOuts(), batch_of(1_000)
+    hand_outs.arrived(batch)
+    assert not hand_outs.allow(batch)
+    report = hand_outs.report(1, 0, 0)
+    assert report is not None
+    hand_outs.confirmed(report.number, report.totals, 50 * 10**6)
+    hand_outs.resumed(0)
+    take(hand_outs, batch, 1)
+    hand_outs.paused(10**6)
+
+    ahead = hand_outs.report(1, 0, 0)
+
+    assert ahead is not None
+    assert ahead.totals.first_attempts == 1 + 2 * 50
+
+
 def test_a_batch_is_reported_whole() -> None:
     """K1: a task that waits for a batch gets all of whatever arrives first."""
     hand_outs, first, second = HandOuts(), batch_of(100, attempts=1), batch_of(100)
@@ -249,13 +267,13 @@ def test_a_handler_that_has_become_slow_is_no_longer_reported_ahead() -> None:
     hand_outs.resumed(0)
     take(hand_outs, batch, 1)
     hand_outs.paused(1_000)
-    ahead = hand_outs.report(0, 0)
+    ahead = hand_outs.report(0, 0, 0)
     assert ahead is not None
 
     hand_outs.run_once(0, 0)
     taken_back = hand_outs.run_once(0, 0)
-    smaller = hand_outs.report(0, 0)
-    hand_outs.confirmed(ahead.number, ahead.totals)
+    smaller = hand_outs.report(0, 0, 0)
+    hand_outs.confirmed(ahead.number, ahead.totals, 0)
 
     assert taken_back
     assert smaller is not None
@@ -266,14 +284,14 @@ def test_a_handler_that_has_become_slow_is_no_longer_reported_ahead() -> None:
 def test_a_task_that_gave_up_waiting_is_no_longer_reported_ahead() -> None:
     """K1: a message that arrives later waits in the buffer, and costs no attempt."""
     hand_outs, broker = HandOuts(), BrokerHandOuts()
-    ahead = hand_outs.report(1, 0)
+    ahead = hand_outs.report(1, 0, 0)
     assert ahead is not None
     broker.report(proto_of(ahead))
-    hand_outs.confirmed(ahead.number, ahead.totals)
+    hand_outs.confirmed(ahead.number, ahead.totals, 0)
 
     hand_outs.run_once(0, 0)
     hand_outs.run_once(0, 0)
-    smaller = hand_outs.report(0, 0)
+    smaller = hand_outs.report(0, 0, 0)
     assert smaller is not None
     broker.report(proto_of(smaller))
 
@@ -287,7 +305,7 @@ def test_a_task_that_waits_for_a_batch_is_reported_that_one_and_not_the_next() -
     hand_outs.arrived(second)
     assert not hand_outs.allow_rest(first)
 
-    report = hand_outs.report(0, 1)
+    report = hand_outs.report(0, 1, 0)
 
     assert report is not None
     assert report.totals.deliveries == 1
