@@ -80,7 +80,7 @@ class Floors:
 @asynccontextmanager
 async def _floors(directory: Path) -> AsyncIterator[Floors]:
     """Empty targets, removed afterwards, so that no measurement pays for rows of another."""
-    memory = Memory(Cache(BLOCK_CACHE_BYTES), BLOCK_CACHE_BYTES, WRITE_BUFFER_BYTES)
+    memory = Memory(Cache(BLOCK_CACHE_BYTES), WRITE_BUFFER_BYTES)
     async with open_partition(directory / "tidemark") as partition:
         rocksdb = open_database(directory / "rocksdb", memory)  # with the engine's own options
         try:

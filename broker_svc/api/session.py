@@ -54,8 +54,8 @@ class Session:
             components.publishers, components.settings.publishers_per_connection_max
         )
         self._output = SessionOutput()
-        self._consumers = SessionConsumers(session_id, components, self._output)
-        self._subscriber = Subscriber("", session_id, self._notify)
+        self._consumers = SessionConsumers(components, self._output)
+        self._subscriber = Subscriber("", self._notify)
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._read_on = asyncio.Event()

@@ -28,11 +28,8 @@ _UNCONFIRMED_MAX: Final = 1000
 class SessionConsumers:
     """All consumers of one client's connection."""
 
-    def __init__(
-        self, session_id: int, components: BrokerComponents, output: SessionOutput
-    ) -> None:
+    def __init__(self, components: BrokerComponents, output: SessionOutput) -> None:
         self.deliveries = Deliveries(components.directory)
-        self._session_id = session_id
         self._components = components
         self._output = output
         self._consumers: dict[int, Consumer] = {}
@@ -56,7 +53,6 @@ class SessionConsumers:
         consumer = Consumer(
             opened.consumer_id,
             group,
-            self._session_id,
             opened.visibility_ms,
             self._deliver,
             partial(self._refuse, opened.consumer_id),
@@ -67,7 +63,7 @@ class SessionConsumers:
         consumer.credit = min(opened.credit, limits.CREDIT_MAX)
 
     def give_credit(self, subscriber: Subscriber, given: broker_pb2.ConsumerCredit) -> None:
-        """Let a consumer of the subscriber have more messages, or none any more."""
+        """Give a consumer of the subscriber credit, stop it, or close it."""
         consumer = self.get(given.consumer_id)
         if given.close:
             self._components.subscriptions.close_consumer(subscriber, consumer)

@@ -21,7 +21,7 @@ class UnaryClient:
         self.calls = 0
         """Calls in progress: a client that waits for an answer is not silent."""
         # It cannot be notified: the answers to its heartbeats and pulls carry the state.
-        self.subscriber = Subscriber(client_id, 0, lambda _notice: None)
+        self.subscriber = Subscriber(client_id, lambda _notice: None)
 
 
 class UnaryClients:

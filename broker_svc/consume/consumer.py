@@ -1,6 +1,6 @@
-"""Consumers and the feeds they draw from: what is known of each, and what a connection can take.
+"""Consumers and the feeds they draw from: the state of each, and the room of a connection.
 
-Only values; who gets what, `feeds` decides.
+Only values; the `dispatcher` decides which consumer gets what.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ FeedKey = tuple[int, str, str]
 
 RESERVE_BYTES_MAX: Final = 1024 * 1024
 RESERVE_BYTES_MIN: Final = 16 * 1024
-"""What a reserve asks of a queue that is not known: many of them fit the room of a connection."""
+"""What the first reserve of a feed asks for: many of them fit the room of a connection."""
 
 Slices = Sequence[exchange_pb2.ReservedSlice]
 Refuse = Callable[[TidemarkError], None]
@@ -27,7 +27,7 @@ Deliver = Callable[["Consumer", "Feed", Slices], None]
 
 
 class Room:
-    """Bytes that a connection can still take: unsent and on their way both count."""
+    """Bytes that a connection can still take. Unsent deliveries and pending reserves both count."""
 
     __slots__ = ("bytes_max", "taken_bytes", "waiting")
 
@@ -35,11 +35,11 @@ class Room:
         self.bytes_max = bytes_max
         self.taken_bytes = 0
         self.waiting: dict[Consumer, None] = {}
-        """Consumers of the connection that have credit and something ready, and found no room."""
+        """Consumers of the connection with credit and ready feeds, for which there was no room."""
 
     @property
     def left_bytes(self) -> int:
-        """What may still be reserved; none left: the connection must be read from first."""
+        """What may still be reserved; at 0, the client must read its deliveries first."""
         return self.bytes_max - self.taken_bytes
 
 
@@ -68,32 +68,31 @@ class Feed:
         self.ready = True
         """Whether a reserve may find something."""
         self.reserve_bytes = RESERVE_BYTES_MIN
-        """What the next reserve asks for: little, until the queue has shown that it has more."""
+        """What the next reserve asks for: little, until the queue has returned more."""
         self.wakeups = 0
         """Counts reasons to ask again: an answer computed before one must not undo it."""
         self.owner_epoch = 0
         """Stamped on every reserve of an exclusive queue; 0 on a shared one."""
         self.paused = False
-        """Whether ownership is on its way to another client: nothing is delivered meanwhile."""
+        """Whether ownership is being transferred: nothing is delivered in the meantime."""
 
     @property
     def key(self) -> FeedKey:
         return self.partition, self.lmq_name, self.group
 
     def learn(self, body_bytes: int, *, more: bool) -> None:
-        """From what a reserve has brought, how much the next one may bring."""
+        """Adapt the next reserve to what the last one returned."""
         wanted_bytes = RESERVE_BYTES_MAX if more else max(2 * body_bytes, self.reserve_bytes // 2)
         self.reserve_bytes = min(max(wanted_bytes, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
 
 
 class Consumer:
-    """Somebody who wants messages: a credit, and the feeds it draws from."""
+    """A consumer of one group: its credit, and the feeds it draws from."""
 
     def __init__(
         self,
         consumer_id: int,
         group: str,
-        session_id: int,
         visibility_ms: int,
         deliver: Deliver,
         refuse: Refuse,
@@ -102,7 +101,6 @@ class Consumer:
     ) -> None:
         self.consumer_id = consumer_id
         self.group = group
-        self.session_id = session_id
         self.visibility_ms = visibility_ms
         self.hand_outs = hand_outs
         """None: the client does not report them, so everything that it receives counts as given."""
@@ -115,11 +113,11 @@ class Consumer:
         self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
         self.deliver = deliver
         self.refuse = refuse
-        """Told why it gets nothing, where its group is refused for good."""
+        """Called with the reason if its group is refused for good."""
         self.room = room
         self.reserving = 0
         self.quiet = asyncio.Event()
-        """Set while no reserve is under way."""
+        """Set while no reserve is in flight."""
         self.quiet.set()
 
     @property

@@ -324,7 +324,6 @@ def _reserve_operation(
     reserve.max_messages = messages
     reserve.max_bytes = bytes_max
     reserve.visibility_ms = consumer.visibility_ms
-    reserve.session_id = consumer.session_id
     reserve.owner_epoch = feed.owner_epoch
     reserve.reports_hand_outs = consumer.hand_outs is not None
     # A message that is larger is asked for again, with room for the largest.

@@ -38,7 +38,6 @@ class Subscriber:
     """One incarnation of a client: a session, or a unary client until it falls silent."""
 
     client_id: str
-    session_id: int
     notify: Callable[[subscription_pb2.UnsubscribeNotice], None]
     subscriptions: dict[SubscriptionKey, Subscription] = field(default_factory=dict)
     joining: int = 0

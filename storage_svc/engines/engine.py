@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of the key and value layouts. An engine refuses data written in any other."""
 
 Row = tuple[bytes, bytes]
@@ -92,19 +92,6 @@ class Identity:
     cluster_id: str
     partition: int
     partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What an engine takes up now, and its caps. Partitions of a node may share all of it."""
-
-    disk_free_bytes: int
-    disk_total_bytes: int
-    stored_bytes: int
-    write_buffer_bytes: int
-    write_buffer_bytes_max: int
-    cache_bytes: int
-    cache_bytes_max: int
 
 
 class EngineClosed(RuntimeError):
@@ -243,8 +230,6 @@ class Engine(Protocol):
     def disk_free_bytes(self) -> int:
         """Free room on its disk; read every second, so it must be cheap."""
         ...
-
-    def usage(self) -> Usage: ...
 
     async def close(self) -> None:
         """Release the partition. Never raises: what was committed is durable already."""

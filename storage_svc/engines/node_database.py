@@ -20,9 +20,9 @@ from typing import Any
 from rocksdict import Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from storage_svc.engines.committer import Commit, Committer
-from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, Row, Table, Usage
+from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, Row, Table
 from storage_svc.engines.keys import prefix_end
-from storage_svc.engines.rocksdb_files import Memory, stored_bytes, translated
+from storage_svc.engines.rocksdb_files import translated
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +31,8 @@ class NodeDatabase:
     """One opening of the database. Reads and writes run on the event loop and never suspend; only
     waiting for the disk happens in threads."""
 
-    def __init__(self, directory: Path, db: Rdict, memory: Memory) -> None:
+    def __init__(self, directory: Path, db: Rdict) -> None:
         self.directory = directory
-        self._memory = memory
         self._db: Rdict | None = db
         self._families = {table: db.get_column_family(table) for table in Table}
         self._log = _RocksLog(db)
@@ -142,22 +141,6 @@ class NodeDatabase:
     def disk_free_bytes(self) -> int:
         self.check_open()
         return disk_usage(self.directory).free
-
-    def usage(self) -> Usage:
-        self.check_open()
-        disk = disk_usage(self.directory)
-        return Usage(
-            disk_free_bytes=disk.free,
-            disk_total_bytes=disk.total,
-            stored_bytes=stored_bytes(self.directory),
-            write_buffer_bytes=sum(
-                family.property_int_value("rocksdb.cur-size-all-mem-tables") or 0
-                for family in self._families.values()
-            ),
-            write_buffer_bytes_max=self._memory.write_buffer_bytes_max,
-            cache_bytes=self._memory.cache.get_usage(),
-            cache_bytes_max=self._memory.cache_bytes_max,
-        )
 
     def check_open(self) -> Rdict:
         if self._db is None:

@@ -56,7 +56,6 @@ from storage_svc.engines.engine import (
     Identity,
     Row,
     Table,
-    Usage,
 )
 from storage_svc.engines.keys import read_text, read_u32, successor, text, u16, u32
 from storage_svc.engines.node_database import NodeDatabase
@@ -88,7 +87,7 @@ class RocksEngines:
     ) -> None:
         self.directory = data_directory / "node"
         self._data_directory = data_directory
-        self._memory = Memory(Cache(block_cache_bytes), block_cache_bytes, write_buffer_bytes)
+        self._memory = Memory(Cache(block_cache_bytes), write_buffer_bytes)
         self._held: set[int] = set()
         """The partitions that are open or being opened."""
         self._database: NodeDatabase | None = None
@@ -141,7 +140,7 @@ class RocksEngines:
             db = await asyncio.to_thread(
                 open_database, self.directory, self._memory, uncompacted=self._uncompacted
             )
-            self._database = NodeDatabase(self.directory, db, self._memory)
+            self._database = NodeDatabase(self.directory, db)
         finally:
             self._change = None
 
@@ -247,9 +246,6 @@ class RocksEngine:
     def disk_free_bytes(self) -> int:
         return self._database.disk_free_bytes()
 
-    def usage(self) -> Usage:
-        return self._database.usage()
-
     async def close(self) -> None:
         if self._opened_database is not None:
             self._opened_database = None
@@ -309,7 +305,7 @@ def _refuse_older_layout(data_directory: Path) -> None:
     older = sorted(data_directory.glob("partition-[0-9]*"))
     if older:
         raise FormatNotSupported(
-            f"{older[0]} is in a format before {FORMAT_VERSION}, with a database per partition; "
+            f"{older[0]} is in a format before 5, with a database per partition; "
             f"this version reads {FORMAT_VERSION}. Start the version that wrote it to consume the "
             f"messages, then move these directories out of {data_directory}"
         )

@@ -6,7 +6,6 @@ head of `rocksdb.py`. It never reads or writes a key.
 
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,10 +47,9 @@ _SCANNED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The block cache of the process, and the caps."""
+    """The block cache of the process, and the cap of write buffers."""
 
     cache: Cache
-    cache_bytes_max: int
     write_buffer_bytes_max: int
 
 
@@ -117,15 +115,6 @@ def _family_options(table: Table, memory: Memory) -> Options:
     options.set_soft_pending_compaction_bytes_limit(0)
     options.set_hard_pending_compaction_bytes_limit(0)
     return options
-
-
-def stored_bytes(directory: Path) -> int:
-    """The size of all files: tables, logs and what awaits deletion."""
-    size = 0
-    for file in directory.iterdir():
-        with suppress(FileNotFoundError):  # compaction removes files at any moment
-            size += file.stat().st_size
-    return size
 
 
 def translated(error: Exception, directory: Path) -> Exception:

@@ -29,7 +29,7 @@ _QUEUE = Struct(">QQQQQQQ????")
 _RUN = Struct(">IQQQ")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQB")
-_RESERVATION = Struct(">QQQQIIQQQHHI")
+_RESERVATION = Struct(">QQQQIIQQHHI")
 _SPAN = Struct(">QQ")
 _DONE = Struct(">QQB")
 
@@ -253,7 +253,6 @@ def reservation_value(reservation: Reservation) -> bytes:
         slice_.attempts,
         slice_.deliveries,
         reservation.owner_epoch,
-        reservation.session_id,
         reservation.broker_incarnation,
         len(reservation.open),
         len(reservation.done),
@@ -280,7 +279,6 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
         attempts,
         deliveries,
         owner_epoch,
-        session_id,
         broker_incarnation,
         open_spans,
         done,
@@ -297,7 +295,6 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
         Slice(start, end, run, attempts, deliveries),
         deadline_ms,
         owner_epoch=owner_epoch,
-        session_id=session_id,
         broker_incarnation=broker_incarnation,
         given_messages=given_messages,
         open_spans=spans,
@@ -307,17 +304,17 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
 
 def is_live(reservation_value: bytes) -> bool:
     """Whether any message of a stored reservation is open, without decoding the rest."""
-    return int(_RESERVATION.unpack_from(reservation_value)[9]) > 0
+    return int(_RESERVATION.unpack_from(reservation_value)[8]) > 0
 
 
 def incarnation_of(reservation_value: bytes) -> int:
     """The broker incarnation that a stored reservation was made for."""
-    return int(_RESERVATION.unpack_from(reservation_value)[8])
+    return int(_RESERVATION.unpack_from(reservation_value)[7])
 
 
 def _names_at(value: bytes) -> int:
     head = _RESERVATION.unpack_from(value)
-    return _RESERVATION.size + int(head[9]) * _SPAN.size + int(head[10]) * _DONE.size
+    return _RESERVATION.size + int(head[8]) * _SPAN.size + int(head[9]) * _DONE.size
 
 
 # --- outbox ---------------------------------------------------------------------------------------

@@ -88,7 +88,6 @@ class Reserve(NamedTuple):
     messages_max: int
     bytes_max: int = 4 * 1024 * 1024
     visibility_ms: int = 0  # 0: the topic's
-    session_id: int = 0
     owner_epoch: int = 0
     strict_bytes: bool = False  # whether a first message beyond the bytes stays where it is
     reports_hand_outs: bool = False  # whether it is reported what the application was given
@@ -103,7 +102,6 @@ class Reserve(NamedTuple):
             proto.max_messages,
             min(proto.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX),
             proto.visibility_ms,
-            proto.session_id,
             proto.owner_epoch,
             proto.strict_bytes,
             proto.reports_hand_outs,
@@ -131,7 +129,6 @@ class Reserve(NamedTuple):
             commit.now_ms + visibility_ms,
             commit.now_ms,
             commit.journal,
-            session_id=self.session_id,
             broker_incarnation=commit.state.claim.incarnation,
             given_messages=0 if self.reports_hand_outs else None,
         )

@@ -159,7 +159,6 @@ class QueueState:
         now_ms: int,
         journal: Journal,
         *,
-        session_id: int = 0,
         broker_incarnation: int = 0,
         given_messages: int | None = None,
     ) -> list[Reservation]:
@@ -178,7 +177,6 @@ class QueueState:
                 slice_._replace(deliveries=slice_.deliveries + 1),
                 deadline_ms,
                 owner_epoch=group.owner_epoch,
-                session_id=session_id,
                 broker_incarnation=broker_incarnation,
                 given_messages=given_messages,
             )

@@ -46,7 +46,6 @@ class Reservation:
         "open",
         "owner_epoch",
         "reservation_id",
-        "session_id",
         "slice",
     )
 
@@ -58,7 +57,6 @@ class Reservation:
         deadline_ms: int,
         *,
         owner_epoch: int = 0,
-        session_id: int = 0,
         broker_incarnation: int = 0,
         given_messages: int | None = None,
         open_spans: Sequence[Span] | None = None,
@@ -69,7 +67,6 @@ class Reservation:
         self.slice = slice_
         self.deadline_ms = deadline_ms
         self.owner_epoch = owner_epoch
-        self.session_id = session_id
         self.broker_incarnation = broker_incarnation
         self.given_messages = slice_.messages if given_messages is None else given_messages
         """How many, from the first, the application was given; all, where that is not reported."""

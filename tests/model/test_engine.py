@@ -431,17 +431,6 @@ async def test_partitions_of_one_data_directory_are_apart(subject: Subject) -> N
     await second.close()
 
 
-async def test_usage_tells_free_disk_and_the_caps(engine: Engine) -> None:
-    await engine.commit(puts(Table.RUN_BODIES, (b"a", bytes(100_000))))
-
-    usage = engine.usage()
-
-    assert 0 < usage.disk_free_bytes < usage.disk_total_bytes
-    assert usage.stored_bytes >= 100_000
-    assert usage.write_buffer_bytes <= usage.write_buffer_bytes_max
-    assert usage.cache_bytes <= usage.cache_bytes_max
-
-
 # --- crashes --------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from storage_svc.engines.engine import (
     Reader,
     Row,
     Table,
-    Usage,
 )
 from tidemark.errors import CommitOutcomeUnknown
 
@@ -109,9 +108,6 @@ class FaultyEngine:
         if self._controls.next_looks:
             raise self._controls.next_looks.pop(0)
         return self._engine.disk_free_bytes()
-
-    def usage(self) -> Usage:
-        return self._engine.usage()
 
     async def close(self) -> None:
         await self._engine.close()

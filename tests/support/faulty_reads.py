@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
-from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table, Usage
+from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table
 from tidemark.errors import DataCorrupt
 
 
@@ -85,9 +85,6 @@ class _Engine:
 
     def disk_free_bytes(self) -> int:
         return self._engine.disk_free_bytes()
-
-    def usage(self) -> Usage:
-        return self._engine.usage()
 
     async def close(self) -> None:
         await self._engine.close()

@@ -13,7 +13,7 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (5, "96c9af5dfbf32f8d")
+LAYOUT = (6, "56a457f8665c8ff1")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -33,9 +33,7 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
     kept = QueueRecord(1, "t/a", 10, 20, 9, 2, 40, 1, keyed=True, kept=True)
     group = Group("g", 3, {})
     group.owner_epoch, group.owner_client_id = 5, "ada"
-    reservation = Reservation(
-        4, "g", SLICE, 5_000, owner_epoch=5, session_id=6, done=[(7, 8, Ending.ACK)]
-    )
+    reservation = Reservation(4, "g", SLICE, 5_000, owner_epoch=5, done=[(7, 8, Ending.ACK)])
     written = (
         rows.catalog_key("t/a"),
         rows.queue_value(QueueRecord(1, "t/a", 10, 20)),

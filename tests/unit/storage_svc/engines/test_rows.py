@@ -44,7 +44,6 @@ def reservations(draw: st.DrawFn) -> Reservation:
         draw(SLICES),
         draw(U64),
         owner_epoch=draw(U64),
-        session_id=draw(U64),
         broker_incarnation=draw(U64),
         given_messages=draw(st.integers(0, 2**32 - 1)),
         open_spans=draw(st.lists(SPANS, max_size=4)),

@@ -740,7 +740,6 @@ class Reserve(_message.Message):
     MAX_MESSAGES_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     VISIBILITY_MS_FIELD_NUMBER: _builtins.int
-    SESSION_ID_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     STRICT_BYTES_FIELD_NUMBER: _builtins.int
     REPORTS_HAND_OUTS_FIELD_NUMBER: _builtins.int
@@ -754,8 +753,6 @@ class Reserve(_message.Message):
     """Maximum bytes; one message is always returned, whatever its size, unless `strict_bytes` is set."""
     visibility_ms: _builtins.int
     """Time until the reservation expires, in milliseconds. 0: the topic's."""
-    session_id: _builtins.int
-    """The broker's session that holds the reservation, for release on disconnect and for reports."""
     owner_epoch: _builtins.int
     """Owner epoch, stamped when the operation was queued. 0 on shared topics."""
     strict_bytes: _builtins.bool
@@ -774,14 +771,13 @@ class Reserve(_message.Message):
         max_messages: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
         visibility_ms: _builtins.int = ...,
-        session_id: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
         strict_bytes: _builtins.bool = ...,
         reports_hand_outs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "reports_hand_outs", b"reports_hand_outs", "session_id", b"session_id", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "reports_hand_outs", b"reports_hand_outs", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
