@@ -132,6 +132,24 @@ async def test_a_disk_that_refuses_a_write_makes_every_partition_faulty_until_it
             await exchange.ask(append("jobs", b"after"))
 
 
+async def test_a_disk_that_refuses_writes_at_the_start_is_reported_by_a_service_that_serves(
+    start_storage: StartStorage,
+) -> None:
+    """S2, L4: the process does not exit, and needs no restart once the disk works."""
+    with no_file_grows():
+        storage = await start_storage(partitions=PARTITIONS)
+        held = [await storage.info(number) for number in range(PARTITIONS)]
+        with pytest.raises(errors.PartitionFaulty, match="File too large"):
+            await storage.claim(1)
+
+    for each in held:
+        assert each.state == PARTITION_STATE_FAULTY
+        assert [fault.reason for fault in each.faults] == ["OPEN_FAILED"]
+    for number in range(PARTITIONS):
+        await until_serving(storage, number)
+        await storage.claim(number)
+
+
 async def until_serving(storage: RunningStorage, partition: int) -> None:
     async def healing() -> None:
         while (await storage.info(partition)).state != PARTITION_STATE_SERVING:
