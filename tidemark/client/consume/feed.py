@@ -71,7 +71,6 @@ class Feed(SessionPart):
         self.credit = Credit(credit)
         self.renewals = Renewals(
             identity.clock,
-            visibility_ms=visibility_ms,
             max_lease_ms=max_lease_ms,
             lapsed=self.settlements.lapse,
             ended=self._ended,

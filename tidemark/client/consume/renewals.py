@@ -28,13 +28,11 @@ class Renewals:
         self,
         clock: Clock,
         *,
-        visibility_ms: int,
         max_lease_ms: int,
         lapsed: Callable[[DeliveryBatch, int], None],
         ended: Callable[[DeliveryBatch], None],
     ) -> None:
         self._clock = clock
-        self._visibility_ms = visibility_ms
         self._max_lease_ms = max_lease_ms
         self._lapsed = lapsed
         """Called for messages, up to an index, whose lease is over."""
@@ -85,17 +83,24 @@ class Renewals:
         """Submit what is due; returns whether there is more than fits a frame."""
         due = self._to_send[: limits.RENEWALS_PER_FRAME_MAX]
         self._to_send = self._to_send[limits.RENEWALS_PER_FRAME_MAX :]
-        if due:
-            renewal = broker_pb2.Renewal(visibility_ms=self._visibility_ms)
-            for batch in due:
-                if batch.session_id == session.welcome.session_id:
-                    renewal.delivery_tags.append(batch.tag)
-                else:
-                    renewal.receipts.add(receipt=batch.receipt, given_messages=batch.handed_out)
-            sent_ms = self._clock.monotonic_ms()
-            answer = session.submit_renewal(renewal)
-            answer.add_done_callback(partial(self._answered, due, sent_ms))
+        by_visibility: dict[int, list[DeliveryBatch]] = {}
+        for batch in due:
+            by_visibility.setdefault(batch.visibility_ms, []).append(batch)
+        for visibility_ms, batches in by_visibility.items():
+            self._send(session, visibility_ms, batches)
         return bool(self._to_send)
+
+    def _send(self, session: Session, visibility_ms: int, batches: list[DeliveryBatch]) -> None:
+        # By the time they were reserved for: the topic's may have changed since.
+        renewal = broker_pb2.Renewal(visibility_ms=visibility_ms)
+        for batch in batches:
+            if batch.session_id == session.welcome.session_id:
+                renewal.delivery_tags.append(batch.tag)
+            else:
+                renewal.receipts.add(receipt=batch.receipt, given_messages=batch.handed_out)
+        sent_ms = self._clock.monotonic_ms()
+        answer = session.submit_renewal(renewal)
+        answer.add_done_callback(partial(self._answered, batches, sent_ms))
 
     def _answered(
         self,
