@@ -6,14 +6,16 @@ from contextlib import AsyncExitStack
 import tidemark
 from broker_svc.app import broker
 from tests.support.local_broker import BROKER_SERVICE, SERVES_WITHIN_MS, LocalBroker, in_time
-from tidemark.clock import SystemClock
+from tidemark.clock import Clock, SystemClock
 from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.settings import BrokerSettings
 
 QUEUE = "orders/a"
 
 
-async def start_second_broker(local: LocalBroker, stack: AsyncExitStack) -> str:
+async def start_second_broker(
+    local: LocalBroker, stack: AsyncExitStack, clock: Clock | None = None
+) -> str:
     """A broker that claims every partition, so that the first one is fenced."""
     settings = BrokerSettings(
         broker_id="second",
@@ -21,7 +23,7 @@ async def start_second_broker(local: LocalBroker, stack: AsyncExitStack) -> str:
         listen="127.0.0.1:0",
         storage_address=local.storage_server.address,
     )
-    server = await stack.enter_async_context(broker(settings, SystemClock()))
+    server = await stack.enter_async_context(broker(settings, clock or SystemClock()))
     async with open_channel(server.address) as channel:
         await wait_until_serving(channel, BROKER_SERVICE, SERVES_WITHIN_MS)
     return server.address

@@ -186,6 +186,10 @@ class DeliveryBatch:
 
     # --- settling ------------------------------------------------------------------------------
 
+    def settle_by(self, settler: Settler) -> None:
+        """From now on, another broker settles it."""
+        self._settler = settler
+
     @property
     def open(self) -> int:
         """How many of its messages are not settled yet."""

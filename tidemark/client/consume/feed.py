@@ -31,6 +31,7 @@ _ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
 _REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
 _CONFIRM: Final = subscription_pb2.SYNC_MODE_COMPLETE_ADD
 _ACTIVE: Final = subscription_pb2.SUBSCRIPTION_STATE_ACTIVE
+_NOT_TRIED: Final = message_pb2.Release()
 _RESYNC: Final = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 
 
@@ -46,6 +47,7 @@ class FeedHost(Protocol):
     def interrupted(self, feed: "Feed") -> None: ...
     def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
     def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
+    def feed_of(self, owner: str) -> "Feed | None": ...
     def failed(self, error: TidemarkError) -> None: ...
 
 
@@ -67,13 +69,16 @@ class Feed(SessionPart):
         self.connection = connection
         self.epochs: dict[str, int] = {}
         """What is subscribed here: lmq_name and owner epoch, 0 on shared queues."""
-        self.settlements = Settlements(connection, identity, self.returned, failed_acks)
+        self.settlements = Settlements(
+            connection, identity, self.returned, self._partition_moved, failed_acks
+        )
         self.credit = Credit(credit)
         self.renewals = Renewals(
             identity.clock,
             max_lease_ms=max_lease_ms,
             lapsed=self.settlements.lapse,
             ended=self._ended,
+            moved=self._partition_moved,
         )
         self._host = host
         self._identity = identity
@@ -277,9 +282,41 @@ class Feed(SessionPart):
         return batch in self._held
 
     @property
+    def is_connected(self) -> bool:
+        return self._session is not None
+
+    @property
     def batches(self) -> list[DeliveryBatch]:
         """What arrived and is not settled."""
         return list(self._held)
+
+    def _partition_moved(self, partition: int, owner: str) -> Settlements | None:
+        """Another broker serves a partition: it renews and settles what is held of it here."""
+        other = self._host.feed_of(owner) if owner else None
+        if other is None or other is self:
+            return None
+        self.pass_on(partition, other)
+        return other.settlements
+
+    def pass_on(self, partition: int | None, other: "Feed") -> None:
+        """Pass what is held of a partition, or of all of them, to the feed of another broker.
+
+        That broker knows nothing of the hand-outs here: what waits in the buffer goes back.
+        """
+        passed = [each for each in self._held if partition in (None, each.partition)]
+        for batch in self._host.buffer.remove(set(passed).__contains__):
+            self.settlements.give_back(batch, _NOT_TRIED, batch.handed_out)
+        now_ms = self._identity.clock.monotonic_ms()
+        for batch in passed:
+            left = self._held.pop(batch)
+            self._unsettled -= left
+            other._held[batch] = left
+            other._unsettled += left
+            batch.settle_by(other.settlements)
+            self.renewals.pass_on(batch, other.renewals, now_ms)
+        self.settlements.pass_on(partition, other.settlements)
+        self._host.buffer.wake_up()  # the first batch may be another one now
+        self._host.renew_sooner()
 
     # --- the connection ------------------------------------------------------------------------
 
@@ -380,6 +417,7 @@ class Feed(SessionPart):
             if partition_of(lmq_name, partitions) == go_away.partition and go_away.address:
                 del self.epochs[lmq_name]
                 self._host.moved(self, lmq_name, epoch, go_away.address)
+        self._partition_moved(go_away.partition, go_away.address)
         self._start_resync()  # it finds the new broker where the address is not known
 
     def session_error(self, error: broker_pb2.SessionError) -> None:

@@ -16,6 +16,7 @@ from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.transport.backoff import is_transient
 from tidemark.client.transport.session import Session
 from tidemark.clock import Clock
+from tidemark.errors import NotOwner
 from tidemark.rpc.statuses import from_status
 
 FINEST_MS: Final = 5
@@ -31,6 +32,7 @@ class Renewals:
         max_lease_ms: int,
         lapsed: Callable[[DeliveryBatch, int], None],
         ended: Callable[[DeliveryBatch], None],
+        moved: Callable[[int, str], object],
     ) -> None:
         self._clock = clock
         self._max_lease_ms = max_lease_ms
@@ -38,6 +40,8 @@ class Renewals:
         """Called for messages, up to an index, whose lease is over."""
         self._ended = ended
         """Called for a reservation that is gone."""
+        self._moved = moved
+        """Called for a partition that another broker serves."""
         self._in_hand: dict[DeliveryBatch, list[tuple[int, int]]] = {}
         """How many messages of a batch were handed out at which time, as far as that was seen."""
         self._to_send: list[DeliveryBatch] = []
@@ -50,6 +54,12 @@ class Renewals:
             return False
         self.due_ms = now_ms + _every_ms(batch)
         return True
+
+    def pass_on(self, batch: DeliveryBatch, other: "Renewals", now_ms: int) -> None:
+        """Have another feed renew a batch, from now on."""
+        if batch in self._in_hand:
+            other._in_hand[batch] = self._in_hand.pop(batch)
+        other.due_ms = now_ms
 
     def run_once(self, held: Iterable[DeliveryBatch], now_ms: int) -> bool:
         """Check all reservations; returns whether there is something to send."""
@@ -112,10 +122,16 @@ class Renewals:
             return  # the session has ended: the next check renews them
         refused: set[int | bytes] = set()
         gone: set[int | bytes] = set()
+        moved: dict[int, str] = {}
         for each in answer.result().refused:
             refused.add(each.delivery_tag or each.receipt)
-            if not is_transient(from_status(each.error)):
+            error = from_status(each.error)
+            if isinstance(error, NotOwner):
+                moved[int(error.metadata["partition"])] = error.metadata.get("owner", "")
+            elif not is_transient(error):
                 gone.add(each.delivery_tag or each.receipt)
+        for partition, owner in moved.items():
+            self._moved(partition, owner)
         for batch in sent:
             if not refused:
                 batch.deadline_ms = max(batch.deadline_ms, sent_ms + batch.visibility_ms)

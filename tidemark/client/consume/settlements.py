@@ -24,7 +24,7 @@ from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.client.transport.connection import Connection, Identity
 from tidemark.client.transport.session import Session
-from tidemark.errors import ClientClosed, ReservationExpired, TidemarkError
+from tidemark.errors import ClientClosed, NotOwner, ReservationExpired, TidemarkError
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import messaging
 
@@ -65,12 +65,15 @@ class Settlements:
         connection: Connection,
         identity: Identity,
         settled: Callable[[DeliveryBatch, int], None],
+        moved: "Callable[[int, str], Settlements | None]",
         failed_acks: FailedAcks,
     ) -> None:
         self._connection = connection
         self._clock = identity.clock
         self._backoff = Backoff(identity.random, min_ms=20)
         self._settled = settled
+        self._moved = moved
+        """Called for a partition that another broker serves; returns who settles there."""
         self._failed_acks = failed_acks
         self._acks: dict[DeliveryBatch, list[Range]] = {}
         self._to_send: list[_Settling] = []
@@ -141,6 +144,22 @@ class Settlements:
         ranges = batch.lapse(end)
         if ranges:
             self._put(_Settling(batch, _FAILED, ranges))
+
+    def pass_on(self, partition: int | None, other: "Settlements") -> None:
+        """Have another feed send what waits here for a partition; None: for all of them."""
+        self._to_send += [_Settling(batch, _ACK, ranges) for batch, ranges in self._acks.items()]
+        waiting, self._acks = [*self._to_send, *self._later], {}
+        passed = [each for each in waiting if partition in (None, each.batch.partition)]
+        self._to_send = [each for each in self._to_send if each not in passed]
+        self._later = [each for each in self._later if each not in passed]
+        for each in passed:
+            other._put(each)
+        self._check_quiet()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether every settlement has its answer."""
+        return self._quiet.is_set()
 
     async def flush(self) -> None:
         """Return once every settlement has its answer, whatever it is."""
@@ -240,7 +259,12 @@ class Settlements:
                 settling.answer.set_result(result)
         else:
             error = from_status(result.error)
-            if is_transient(error) and not self._closed:
+            other = None
+            if isinstance(error, NotOwner) and not self._closed:
+                other = self._moved(settling.batch.partition, error.metadata.get("owner", ""))
+            if other is not None:
+                other._put(settling)  # there by receipt
+            elif is_transient(error) and not self._closed:
                 self._try_later(settling, error)
             else:
                 self._fail(settling, error)

@@ -160,8 +160,8 @@ class Subscription:
         Raises the first ack that has failed since the last flush; `error.metadata["failed"]` is the
         number of messages whose acks failed. An ack that was waited for is not among them.
         """
-        for feed in list(self._feeds.values()):
-            await feed.settlements.flush()
+        while busy := [each for each in self._feeds.values() if not each.settlements.quiet]:
+            await busy[0].settlements.flush()  # it may pass some on to another
         self._failed_acks.raise_first()
 
     async def _subscribe(self) -> None:
@@ -304,6 +304,7 @@ class Subscription:
         if not feed.connection.home and not self._closed:
             # The named broker is gone: home knows which one serves its queues now.
             home = self._feed("")
+            feed.pass_on(None, home)
             epochs, feed.epochs = feed.epochs, {}
             for lmq_name, epoch in epochs.items():
                 home.take_over(lmq_name, epoch)
@@ -328,6 +329,13 @@ class Subscription:
     def moved(self, feed: Feed, lmq_name: str, epoch: int, owner: str) -> None:
         self._feed(owner).take_over(lmq_name, epoch)
 
+    def feed_of(self, owner: str) -> Feed | None:
+        """The feed of a broker that serves a partition now; None if it cannot be reached."""
+        feed = self._feeds.get(owner)
+        if feed is None:
+            return None if self._closed else self._feed(owner)
+        return feed if feed.is_connected else None
+
     def failed(self, error: TidemarkError) -> None:
         self._error = self._error or error
         self.buffer.wake_up()
@@ -336,3 +344,4 @@ class Subscription:
         """Release what was not handed out, also the rest of the batch that is being looped over."""
         for batch in self.buffer.remove(feed.holds):
             feed.give_back(batch, _NOT_TRIED, batch.handed_out)
+        self.buffer.wake_up()  # the first batch may be one of another broker now
