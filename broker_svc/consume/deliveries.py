@@ -49,6 +49,8 @@ class HeldDelivery:
     """In the order of a consumer that reports hand-outs."""
     noted_messages: int = 0
     """How many of the given messages storage has recorded."""
+    given_at_least: int = 0
+    """How many a client has reported that named it by its receipt."""
 
     @staticmethod
     def of(
@@ -86,7 +88,7 @@ class HeldDelivery:
     @property
     def given_messages(self) -> int:
         """How many of its messages, from the first, the application was or may have been given."""
-        return self.messages if self.place is None else self.place.given
+        return self.messages if self.place is None else max(self.place.given, self.given_at_least)
 
     @property
     def feed_key(self) -> FeedKey:

@@ -65,11 +65,11 @@ class GivenNotes:
         by_partition: dict[int, list[HeldDelivery]] = {}
         next_ms: int | None = None
         for held in deliveries:
-            if held.place is None or held.noted_messages == held.messages:
+            if held.place is None:
                 continue
             due_ms = _due_ms(held)
             if due_ms <= now_ms:
-                if held.given_messages > held.noted_messages:
+                if held.given_messages != held.noted_messages:
                     by_partition.setdefault(held.queue.partition, []).append(held)
                 due_ms = now_ms + max(held.visibility_ms // 8, FINEST_MS)
             next_ms = due_ms if next_ms is None else min(next_ms, due_ms)
@@ -106,4 +106,4 @@ def _noted(due: list[HeldDelivery], given: list[int], answer: Answer) -> None:
     """Remember what storage knows. A note that failed is repeated; a refused one is not needed."""
     if answer.exception() is None and not answer.result().HasField("error"):
         for held, messages in zip(due, given, strict=True):
-            held.noted_messages = max(held.noted_messages, messages)
+            held.noted_messages = messages

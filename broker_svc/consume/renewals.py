@@ -114,7 +114,10 @@ class Renewals:
         key = (receipt.partition, receipt.reservation_id)
         holder = self._directory.holder(key)
         held = None if holder is None else holder.find(key)
-        given = max(each.given_messages, 0 if held is None else held.given_messages)
+        given = each.given_messages
+        if held is not None:
+            held.given_at_least = max(held.given_at_least, min(given, held.messages))
+            given = held.given_messages
         return receipt.partition, _Named(0, each.receipt, held, holder, given, receipt.owner_epoch)
 
     def _answered(
@@ -142,7 +145,7 @@ class Renewals:
         for index, named in enumerate(names):
             if named.held is not None and index not in refused:
                 held = named.held
-                held.noted_messages = max(held.noted_messages, named.given_messages)
+                held.noted_messages = named.given_messages
                 renewed_ms = now_ms + (visibility_ms or held.visibility_ms)
                 held.deadline_ms = max(held.deadline_ms, renewed_ms)
         waiting.answered()
@@ -171,5 +174,6 @@ def _operation(names: list[_Named], visibility_ms: int, client_id: str) -> excha
             receipt=each.receipt,
             given_messages=each.given_messages,
             owner_epoch=each.owner_epoch,
+            at_least=not each.tag,
         )
     return operation

@@ -22,6 +22,7 @@ class HeldReservation(NamedTuple):
     given_messages: int = 0
     owner_epoch: int = 0
     client_id: str = ""  # none: the broker itself
+    at_least: bool = False  # whether more may have been given, and was noted before
 
 
 class Renewed(NamedTuple):
@@ -48,7 +49,13 @@ class Renew(NamedTuple):
         check_range("held", len(proto.held), 1, limits.RENEWALS_PER_FRAME_MAX)
         check_visibility(proto.visibility_ms)
         held = (
-            HeldReservation(each.receipt, each.given_messages, each.owner_epoch, proto.client_id)
+            HeldReservation(
+                each.receipt,
+                each.given_messages,
+                each.owner_epoch,
+                proto.client_id,
+                each.at_least,
+            )
             for each in proto.held
         )
         return cls(tuple(held), proto.visibility_ms, proto.keep_deadlines)
@@ -63,7 +70,9 @@ class Renew(NamedTuple):
                 )
                 visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
                 deadline_ms = 0 if self.keep_deadlines else commit.now_ms + visibility_ms
-                handle.state.renew(reservation, deadline_ms, held.given_messages, commit.journal)
+                reservation.check_live()
+                reservation.note_given(held.given_messages, at_least=held.at_least)
+                handle.state.renew(reservation, deadline_ms, commit.journal)
             except TidemarkError as error:
                 refused.append((index, error))
         return Renewed(tuple(refused))

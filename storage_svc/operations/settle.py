@@ -121,26 +121,24 @@ class Extend(NamedTuple):
     visibility_ms: int = 0
     owner_epoch: int = 0
     client_id: str = ""
-    given_messages: int = 0  # of a consumer whose hand-outs are reported
+    given_messages: int | None = None  # None: as many as were noted before
 
     async def apply(self, commit: CommitContext) -> Settled:
         handle, reservation = await find_by_receipt(commit, self)
         visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
         reservation.check_live()
-        reservation.note_given(self.given_messages)  # it may run out sooner than before
+        if self.given_messages is not None:  # it may run out sooner than before
+            reservation.note_given(self.given_messages)
         handle.state.extend(reservation, commit.now_ms + visibility_ms, commit.journal)
         return Settled(reservation.open_messages, reservation.open_messages, visibility_ms)
 
 
 def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Extend:
+    given_messages = proto.given_messages if proto.HasField("given_messages") else None
     if proto.action == exchange_pb2.SETTLE_ACTION_EXTEND:
         check_visibility(proto.duration_ms)
         return Extend(
-            proto.receipt,
-            proto.duration_ms,
-            proto.owner_epoch,
-            proto.client_id,
-            proto.given_messages,
+            proto.receipt, proto.duration_ms, proto.owner_epoch, proto.client_id, given_messages
         )
     ending = _ENDINGS.get(proto.action)
     if ending is None:
@@ -155,7 +153,7 @@ def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Ext
         proto.detail,
         proto.owner_epoch,
         proto.client_id,
-        proto.given_messages if proto.HasField("given_messages") else None,
+        given_messages,
     )
 
 

@@ -263,12 +263,8 @@ class QueueState:
         journal.group_changed(record, group)
         return changed
 
-    def renew(
-        self, reservation: Reservation, deadline_ms: int, given_messages: int, journal: Journal
-    ) -> None:
-        """Note what was given of a live reservation; its deadline never comes earlier."""
-        reservation.check_live()
-        reservation.note_given(given_messages)
+    def renew(self, reservation: Reservation, deadline_ms: int, journal: Journal) -> None:
+        """Store a live reservation with what was noted of it; its deadline comes no earlier."""
         if deadline_ms > reservation.deadline_ms:
             self.extend(reservation, deadline_ms, journal)
         else:

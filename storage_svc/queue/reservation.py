@@ -94,9 +94,10 @@ class Reservation:
     def open_messages(self) -> int:
         return sum(end - start for start, end in self.open)
 
-    def note_given(self, messages: int) -> None:
-        """The application was given that many, from the first; what it was given stays given."""
-        self.given_messages = max(self.given_messages, min(messages, self.slice.messages))
+    def note_given(self, messages: int, *, at_least: bool = False) -> None:
+        """So many, from the first, count as given to the application, or so many at least."""
+        if not at_least or messages > self.given_messages:
+            self.given_messages = min(messages, self.slice.messages)
 
     def spans(self, index_ranges: Iterable[Span]) -> list[Span]:
         """The offsets of indexes, which count from the first message."""

@@ -400,12 +400,14 @@ class PartitionMachine(RuleBasedStateMachine):
         if ending is None and cuts:  # several at once, with what was given of each
             receipts = [held.receipt, _pick(self.held, pick + 1).receipt]
             several = tuple(
-                HeldReservation(receipt, given, owner_epoch, client_id)
+                HeldReservation(receipt, given, owner_epoch, client_id, at_least=pick % 2 == 1)
                 for receipt, given in zip(receipts, cuts, strict=False)
             )
             return Renew(several, delay_ms, keep_deadlines=len(cuts) > 2)
         if ending is None:
-            return Extend(held.receipt, delay_ms, owner_epoch, client_id, pick % 4)
+            return Extend(
+                held.receipt, delay_ms, owner_epoch, client_id, (None, 0, 1, 2, 3)[pick % 5]
+            )
         delay_ms = delay_ms if ending is Ending.NACK else 0
         spans = _spans(cuts, held.messages)
         return Settle(

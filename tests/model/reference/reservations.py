@@ -167,7 +167,8 @@ def extend(model: ModelState, asked: Extend, answer: object) -> object:
     visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
     reservation.deadline_ms = model.now_ms + visibility_ms
     model.touched.add(queue.queue_id)
-    _note_given(reservation, asked.given_messages)
+    if asked.given_messages is not None:
+        _note_given(reservation, asked.given_messages)
     return Settled(len(reservation.open), len(reservation.open), visibility_ms)
 
 
@@ -186,7 +187,8 @@ def renew(model: ModelState, asked: Renew, answer: object) -> object:
         except Refused as expected:
             refused[index] = expected.kinds
             continue
-        _note_given(reservation, held.given_messages)
+        if not held.at_least or held.given_messages > reservation.given - reservation.start:
+            _note_given(reservation, held.given_messages)
         visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
         if not asked.keep_deadlines:
             reservation.deadline_ms = max(reservation.deadline_ms, model.now_ms + visibility_ms)
@@ -200,7 +202,7 @@ def renew(model: ModelState, asked: Renew, answer: object) -> object:
 
 def _note_given(reservation: ModelReservation, messages: int | None) -> None:
     end = reservation.end if messages is None else reservation.start + messages
-    reservation.given = max(reservation.given, min(end, reservation.end))
+    reservation.given = min(end, reservation.end)
 
 
 def expire_due(model: ModelState, asked: ExpireDue, _: object) -> object:

@@ -1024,24 +1024,30 @@ class HeldReservation(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     GIVEN_MESSAGES_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
     receipt: _builtins.bytes
     """Which."""
     given_messages: _builtins.int
-    """How many of its messages, from the first, the application was given. Less than was noted before
-    changes nothing.
+    """How many of its messages, from the first, count as given to the application. Less than was noted
+    before takes the rest back.
     """
     owner_epoch: _builtins.int
     """Owner epoch, stamped when the operation was queued. 0 on shared topics."""
+    at_least: _builtins.bool
+    """True: they are at least `given_messages`, and less than was noted before changes nothing. For a
+    reservation that is named by its receipt, of which the broker knows no more.
+    """
     def __init__(
         self,
         *,
         receipt: _builtins.bytes = ...,
         given_messages: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
+        at_least: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_messages", b"given_messages", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "given_messages", b"given_messages", "owner_epoch", b"owner_epoch", "receipt", b"receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
