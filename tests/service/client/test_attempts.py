@@ -428,3 +428,33 @@ async def test_slow_consumers_handle_everything_at_its_first_attempt(
     await asyncio.gather(*working, return_exceptions=True)
 
     assert sorted(handled) == sorted((payload, 0) for payload in payloads)
+
+
+async def test_a_slow_owner_handles_everything_in_order(
+    client: tidemark.Client, connect: Connect, clock: ManualClock
+) -> None:
+    """K1, K2, S2: it gives nothing back, because nothing else may consume its queue."""
+    payloads = [b"%d" % number for number in range(40)]
+    for start in range(0, len(payloads), 5):
+        await publish(client, OWN, *payloads[start : start + 5])
+    slow = await connect("slow", clock=clock)
+    handled: list[bytes] = []
+
+    async def work() -> None:
+        async with slow.subscribe([OWN]) as deliveries:
+            async for delivery in deliveries:
+                await clock.sleep_ms(1_000)
+                handled.append(delivery.payload)
+                await delivery.ack()
+
+    working = asyncio.create_task(work())
+
+    async def all_handled() -> bool:
+        await pass_time(clock, 250, slow)
+        return len(handled) == len(payloads)
+
+    await until(all_handled)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+
+    assert handled == payloads

@@ -154,15 +154,18 @@ class Buffer:
         return removed
 
     def remove_last(self, messages: int) -> list[tuple[DeliveryBatch, int]]:
-        """Take so many messages out, the last first; returns each batch and the first of them."""
+        """Take so many messages out, the last first; returns each batch and the first of them.
+
+        Those of exclusive queues stay: no other consumer may have them, and their order is kept.
+        """
         removed: list[tuple[DeliveryBatch, int]] = []
-        while messages > 0 and self._batches:
-            batch = self._batches[-1]
+        for batch in reversed(self._batches):
             taken = min(messages, batch.end - batch.handed_out)
-            messages -= taken
-            self.messages -= taken
-            batch.end -= taken
-            if batch.end == batch.handed_out:
-                self._batches.pop()
-            removed.append((batch, batch.end))
+            if taken and not batch.epoch:
+                messages -= taken
+                self.messages -= taken
+                batch.end -= taken
+                removed.append((batch, batch.end))
+        if removed:
+            self._batches = deque(each for each in self._batches if each.handed_out < each.end)
         return removed
