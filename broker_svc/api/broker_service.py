@@ -132,14 +132,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if left_ms is not None:
             left_ms = max(0, left_ms - _DEADLINE_MARGIN_MS)
             wait_ms = min(wait_ms, left_ms)
-        client = self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+        client = self._clients.touch(request.client_id, self._components.clock.monotonic_ms())
         pull = Pull(self._components, client)
         client.calls += 1
         try:
             deliveries, state = await pull.messages(request, group, messages_max, wait_ms, left_ms)
         finally:
             client.calls -= 1
-            self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+            self._clients.touch(request.client_id, self._components.clock.monotonic_ms())
         return broker_pb2.PullResponse(deliveries=deliveries, subscription_state=state)
 
     async def Settle(
@@ -150,7 +150,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise InvalidArgument(
                 f"1 to {limits.SETTLEMENTS_PER_FRAME_MAX} settlements a call", field="settlements"
             )
-        self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+        self._clients.touch(request.client_id, self._components.clock.monotonic_ms())
         collected = _Collected[message_pb2.SettleResult](len(request.settlements))
         for at, settlement in enumerate(request.settlements):
             self._components.settlements.submit(
@@ -164,7 +164,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         validate_client_id(request.client_id)
         group = request.sync.group or DEFAULT_GROUP
         validate_group(group)
-        client = self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+        client = self._clients.touch(request.client_id, self._components.clock.monotonic_ms())
         client.calls += 1
         try:
             result = await self._components.subscriptions.sync(
@@ -172,7 +172,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             )
         finally:
             client.calls -= 1
-            self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+            self._clients.touch(request.client_id, self._components.clock.monotonic_ms())
         return broker_pb2.SyncSubscriptionsResponse(result=result)
 
     async def Heartbeat(
@@ -180,7 +180,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.HeartbeatResponse:
         validate_client_id(request.client_id)
         check_held(request.held)
-        client = self._clients.heard(request.client_id, self._components.clock.monotonic_ms())
+        client = self._clients.touch(request.client_id, self._components.clock.monotonic_ms())
         response = broker_pb2.HeartbeatResponse(
             client_timeout_ms=self._components.settings.client_timeout_ms
         )

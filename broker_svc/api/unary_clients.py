@@ -13,11 +13,11 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 class UnaryClient:
     """One client without a session."""
 
-    __slots__ = ("calls", "deliveries", "last_heard_ms", "subscriber")
+    __slots__ = ("calls", "deliveries", "last_call_ms", "subscriber")
 
     def __init__(self, client_id: str, directory: DeliveryDirectory, now_ms: int) -> None:
         self.deliveries = Deliveries(directory)
-        self.last_heard_ms = now_ms
+        self.last_call_ms = now_ms
         self.calls = 0
         """Calls in progress: a client that waits for an answer is not silent."""
         # It cannot be notified: the answers to its heartbeats and pulls carry the state.
@@ -38,14 +38,14 @@ class UnaryClients:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def heard(self, client_id: str, now_ms: int) -> UnaryClient:
+    def touch(self, client_id: str, now_ms: int) -> UnaryClient:
         """The client has called; returns its record."""
         client = self._clients.get(client_id)
         if client is None:
             client = UnaryClient(client_id, self._directory, now_ms)
             self._clients[client_id] = client
             self._subscriptions.attach(client.subscriber)
-        client.last_heard_ms = now_ms
+        client.last_call_ms = now_ms
         return client
 
     def expire(self, now_ms: int, timeout_ms: int) -> int:
@@ -53,7 +53,7 @@ class UnaryClients:
         silent = [
             client_id
             for client_id, client in self._clients.items()
-            if not client.calls and now_ms - client.last_heard_ms > timeout_ms
+            if not client.calls and now_ms - client.last_call_ms > timeout_ms
         ]
         for client_id in silent:
             client = self._clients.pop(client_id)

@@ -1,6 +1,6 @@
 """The link to one partition: its claim, and its part of the exchange with its storage node.
 
-Operations that arrive while others are in flight gather for the next frame, which takes them when
+Operations that arrive while others are in flight wait for the next frame, which takes them when
 those are answered, or at once above a size that is worth its cost. Every operation gets exactly one
 answer. When a link breaks, pending operations fail with UNAVAILABLE, and the broker claims the
 partition again and reports the reservations that it still holds. A fenced broker does not retry;
@@ -66,7 +66,7 @@ class LinkState(Enum):
 
 
 class Listener(Protocol):
-    """Who is told what happens on a link."""
+    """Receives the events of a link."""
 
     def before_frame_sent(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
@@ -98,7 +98,7 @@ class PartitionLink:
         self._state_changed = state_changed
         self.owner_address = ""
         self.address = settings.listen
-        """Where this broker answers, as told to storage and to other brokers."""
+        """The address of this broker, as storage and other brokers get it."""
         self._settings = settings
         self._incarnation = incarnation
         self._storage = storage
@@ -193,7 +193,7 @@ class PartitionLink:
             await asyncio.wait(pending)
 
     def check_serving(self) -> None:
-        """Raise for a faulty partition; why one that starts takes no publishes, storage says."""
+        """Raise for a faulty partition; storage itself refuses publishes to one that starts."""
         if not self.connected.is_set():
             raise self.refusal()
         if self._health.state == topic_pb2.PARTITION_STATE_FAULTY:
@@ -209,7 +209,7 @@ class PartitionLink:
     async def run(self) -> None:
         """Claim, exchange, and again after every fault; ends when a claim is refused for good.
 
-        An exchange or a report that is fenced says less: a claim of this broker whose answer was
+        A fenced exchange or report does not prove that: a claim of this broker whose answer was
         lost may have come after the one that it goes by.
         """
         wait_ms = _RECONNECT_MS_MIN
@@ -299,7 +299,7 @@ class PartitionLink:
     def move_to(
         self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
     ) -> int:
-        """Everything that gathered, as far as it fits and storage may owe answers."""
+        """All waiting operations, as far as they fit and storage may owe answers."""
         frame: list[exchange_pb2.Operation] = []
         frame_bytes = 0
         while self._gathered and self._may_owe():

@@ -170,7 +170,7 @@ class StorageNodeLink:
             stream.cancel()
 
     def _next_frame(self) -> exchange_pb2.ExchangeRequest | None:
-        """What gathered for all partitions, as far as it fits a frame."""
+        """The waiting operations of all partitions, as far as they fit a frame."""
         self._prepare()
         frame = exchange_pb2.ExchangeRequest()
         for partition, broker_epoch in self._unbinds.items():

@@ -1,7 +1,7 @@
-"""Pulling: messages by a call instead of a stream, for programs that fetch now and then.
+"""Pulls: messages by a call instead of a stream, for programs that fetch now and then.
 
-What was pulled is settled by calls as well. Calls go to the broker that the client is connected to,
-which passes them on where another one owns the queue.
+Pulled messages are settled by calls as well. All calls go to the broker that the client is
+connected to; a queue whose partition another broker holds fails with NOT_OWNER.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from tidemark.errors import ReservationExpired
 
 
 class PulledBatch:
-    """What one pull brought: a sequence of deliveries, maybe of none."""
+    """The result of one pull: a sequence of deliveries, possibly empty."""
 
     __slots__ = ("batches",)
 
