@@ -175,7 +175,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.ConfirmPartitionTimeRequest, context: Context
     ) -> storage_pb2.ConfirmPartitionTimeResponse:
         partition = self._partitions.get(request.partition)
-        partition.confirm_time()
+        await partition.confirm_time(to_wall_clock=request.to_wall_clock)
         return storage_pb2.ConfirmPartitionTimeResponse(partition_time_ms=partition.now_ms())
 
     # --- topics --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ class PartitionTime:
         self._monotonic_ms = monotonic_ms
         # A service that was down for a week is not suspicious, so the first reading is trusted.
         self.suspicious = False
+        """Whether deletions are suspended; the partition keeps that over restarts."""
 
     def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
         now_ms = self._base_ms + max(0, monotonic_ms - self._monotonic_ms)

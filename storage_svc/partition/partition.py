@@ -14,11 +14,13 @@ from storage_svc.engines.engine import REFUSALS, Engine, Engines, Identity, Read
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
+from storage_svc.operations.partition_time import StampTime
 from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
+from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents
 from storage_svc.partition.health import FaultReason, Health
 from storage_svc.partition.state import PartitionState, open_state
@@ -31,6 +33,7 @@ from tidemark.errors import (
     ShuttingDown,
     TidemarkError,
 )
+from tidemark.telemetry import counter
 
 HOUSEKEEPING_MS = 1000
 _REOPEN_MS_MIN = 100
@@ -39,6 +42,9 @@ _REOPEN_MS_MAX = 10_000
 R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
+_clock_jumps = counter(
+    "tidemark.storage.clock_jumps", description="Jumps of the clock that suspended deletions"
+)
 
 
 class Partition:
@@ -152,9 +158,29 @@ class Partition:
     def now_ms(self) -> int:
         return self._time.now_ms(self._clock.wall_ms(), self._clock.monotonic_ms())
 
-    def confirm_time(self) -> None:
-        """An operator confirms the time after a jump: deletions are allowed again."""
+    @property
+    def deletions_suspended(self) -> bool:
+        """Whether nothing is deleted until an operator confirms the time."""
+        self.now_ms()  # notices a jump
+        return self._time.suspicious
+
+    async def confirm_time(self, *, to_wall_clock: bool = False) -> None:
+        """An operator confirms the time after a jump: deletions are allowed again.
+
+        With `to_wall_clock`, time first returns to the wall clock, which was corrected; it goes
+        back then, and stored times stay as they are.
+        """
+        state, monotonic_ms = self.state, self._clock.monotonic_ms()
+        if to_wall_clock:
+            self._time = PartitionTime(0, self._clock.wall_ms(), monotonic_ms)
+            state.due = DueIndexes()  # its marks lie in a time that is to come again
         self._time.confirm()
+        await self.call(StampTime())
+        self._check_time(state)
+        self._exchanges.health_changed()
+        for table in (Table.TTL, Table.BURIED):  # sweeps passed over them until now
+            self.lifecycle.wakeups.scan_begins(table)
+            self.lifecycle.due(table, self.now_ms())
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -230,11 +256,14 @@ class Partition:
                 await self._recover(frames, error)
 
     def _new_commit(self) -> CommitContext:
+        now_ms, counters = self.now_ms(), self.state.counters
+        # Stored with every commit: a restart must not end the suspension.
+        counters.suspended_ms = (counters.suspended_ms or now_ms) if self._time.suspicious else 0
         return CommitContext(
             self.state,
             self.number,
             self.identity.partitions,
-            self.now_ms(),
+            now_ms,
             disk_full=self.disk.full,
             publishes_refused=self.health.refusal(self.number),
             deletions_refused=self._time_refusal(),
@@ -324,7 +353,7 @@ class Partition:
         self._watch = asyncio.create_task(self._watch_engine(state.engine))
         self.health.openings += 1
         committed_ms = max(state.counters.time_ms, self.now_ms())
-        suspicious = self._time.suspicious
+        suspicious = self._time.suspicious or state.counters.suspended_ms > 0
         self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
         self._time.suspicious = suspicious
         self._hold.restart(self.now_ms())
@@ -354,11 +383,28 @@ class Partition:
         changed = self.lifecycle.check_silence(
             self.health, self.now_ms(), self._clock.monotonic_ms()
         )
+        changed |= self._check_time(self._state)
         if self._check_left_out(self._state) or changed:
             self._exchanges.health_changed()
         with suppress(TidemarkError):  # closing or recovering: both are reported elsewhere
+            if self._time.suspicious and not self.state.counters.suspended_ms:
+                await self.submit([StampTime()])
             if await self._has_housekeeping():
                 await self.submit([RunHousekeeping()])
+
+    def _check_time(self, state: PartitionState) -> bool:
+        """Raise or clear the alarm of a clock that jumped; returns whether it changed."""
+        raised = self.health.has(FaultReason.CLOCK_JUMPED)
+        suspended = self.deletions_suspended
+        if suspended and not raised:
+            _clock_jumps.add(1)
+            _log.error("the clock jumped ahead", extra={"partition": self.number})
+        detail = (
+            "nothing is deleted until the time is confirmed with ConfirmPartitionTime"
+            if suspended
+            else ""
+        )
+        return self.health.set_alarm(FaultReason.CLOCK_JUMPED, detail, self.now_ms())
 
     def _check_left_out(self, state: PartitionState) -> bool:
         """Raise or clear the alarm of records that cannot be read; returns whether it changed."""

@@ -70,6 +70,8 @@ _BY_TIME = {
 }
 
 
+_DELETING = (ScanKind.DEAD_DEADLINES, ScanKind.ATTEMPTS_EXHAUSTED)
+
 _TABLES = {
     **_BY_TIME,
     ScanKind.ATTEMPTS_EXHAUSTED: Table.BURIED,
@@ -90,6 +92,8 @@ async def scan(
         with partition.reader() as reader:
             due = await _scan_outbox(partition, reader, destination_partition, limit, now_ms)
         return Page(due, b"", None, now_ms)
+    if kind in _DELETING and partition.deletions_suspended:
+        return Page([], b"", None, now_ms)  # it would be refused, again and again
     table = _TABLES[kind]
     if not token:
         partition.lifecycle.wakeups.scan_begins(table)

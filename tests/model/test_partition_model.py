@@ -241,8 +241,8 @@ class PartitionMachine(RuleBasedStateMachine):
         jumped_ms = self.partition.now_ms() - before_ms
         assert jumped_ms >= 0, "partition time never goes back"
         self.model.time_is_suspicious |= jumped_ms > FORWARD_JUMP_MS_MAX
-        if confirmed:
-            self.partition.confirm_time()
+        if confirmed and self.engines.next_commit is None:  # it is a commit of its own
+            self.run(self.partition.confirm_time())
             self.model.time_is_suspicious = False
         self.run(self.clock.advance_ms(step_ms))
         self.add([RunHousekeeping()])
@@ -440,7 +440,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert self.partition.now_ms() >= self.committed_ms, "partition time never goes back"
         self.model.begin(self.partition.now_ms(), set())
         self.model.reloaded()
-        self.model.time_is_suspicious = False
+        self.model.time_is_suspicious = self.partition.deletions_suspended
         self.run(audit(self.partition, self.model))
 
     async def _open(self) -> tuple[Partition, FaultyEngines, ExchangeEvents]:

@@ -533,16 +533,22 @@ class ConfirmPartitionTimeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_FIELD_NUMBER: _builtins.int
+    TO_WALL_CLOCK_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
+    to_wall_clock: _builtins.bool
+    """True to return partition time to the wall clock first, after that was corrected. Stored times
+    stay as they are. Default false: the present time is right.
+    """
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
+        to_wall_clock: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "to_wall_clock", b"to_wall_clock"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
