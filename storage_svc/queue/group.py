@@ -46,6 +46,7 @@ class Group:
         "buried",
         "delayed",
         "has_waiters",
+        "held",
         "lanes",
         "lanes_max",
         "live",
@@ -70,6 +71,8 @@ class Group:
         self.outstanding: dict[int, int] = {}
         """Messages handed out and not settled, by the first offset of their run."""
         self.live: dict[int, Reservation] = {}
+        self.held: dict[int, int] = {}
+        """Live reservations by the first offset of their run: how many hold messages of it."""
         self.delayed: dict[int, tuple[Slice, int]] = {}
         """Nacked slices by their start, each with the time at which it is ready again."""
         self.buried: dict[int, Slice] = {}
@@ -205,21 +208,34 @@ class Group:
 
     def holds(self, run: Run) -> bool:
         """Whether a live reservation covers messages of the run."""
-        first = run.first_offset
-        return first in self.outstanding and any(
-            each.slice.run.first_offset == first for each in self.live.values()
-        )
+        return run.first_offset in self.held
+
+    def hold(self, reservation: Reservation) -> None:
+        """Add a live reservation."""
+        self.live[reservation.reservation_id] = reservation
+        first = reservation.slice.run.first_offset
+        self.held[first] = self.held.get(first, 0) + 1
+
+    def let_go(self, reservation: Reservation) -> None:
+        """Remove a reservation that is live no longer."""
+        del self.live[reservation.reservation_id]
+        first = reservation.slice.run.first_offset
+        left = self.held[first] - 1
+        if left:
+            self.held[first] = left
+        else:
+            del self.held[first]
 
     def unsettled_spans(self, run: Run) -> list[tuple[int, int]]:
         """The messages of a run that no live reservation holds and that are not settled."""
         lane = self.lanes.get(run.fairness_key)
         position = max(self.base, self.base if lane is None else lane.position, run.first_offset)
         slices = [
-            *([] if lane is None else lane.returned),
-            *(each for each, _ in self.delayed.values()),
-            *self.buried.values(),
+            *([] if lane is None else lane.returned_of(run)),
+            *(self.delayed[start][0] for start in _within([run], self.delayed)),
+            *(self.buried[start] for start in _within([run], self.buried)),
         ]
-        spans = [(each.start, each.end) for each in slices if each.run == run]
+        spans = [(each.start, each.end) for each in slices]
         if position < run.end:
             spans.append((position, run.end))
         return sorted(spans)
@@ -238,13 +254,11 @@ class Group:
             if run.first_offset + run.messages > position
         )
         first_offsets = {run.first_offset for run in runs}
-        returned = lane.drop(first_offsets) if lane is not None else []
+        returned = lane.drop(runs) if lane is not None else []
         handed_out = first_offsets & self.outstanding.keys()
         if not handed_out:
             return []  # the usual case: nothing of them was given back either
-        assert not any(each.slice.run.first_offset in handed_out for each in self.live.values()), (
-            "a live reservation protects its run"
-        )
+        assert not handed_out & self.held.keys(), "a live reservation protects its run"
         self.settled += sum(self.outstanding.pop(first) for first in handed_out)
         came_back = [run for run in runs if run.first_offset in handed_out]
         delayed = [

@@ -7,12 +7,15 @@ page, so that a backlog costs no memory.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence
 
 from storage_svc.queue.run import Run, Slice
 
 LANE_RUNS_MAX = 128
 """Headers of runs that one lane keeps in memory before they are handed out."""
+
+DROPPED_SINGLY_MAX = 16
+"""Deleted runs that are looked up one by one; for more, all returned slices are examined once."""
 
 
 class Lane:
@@ -97,21 +100,40 @@ class Lane:
             self.fresh.popleft()
         return Slice(start, self.position, run)
 
-    def drop(self, first_offsets: Set[int]) -> list[int]:
+    def returned_of(self, run: Run) -> list[Slice]:
+        """The slices of one run that are ready again; found without passing over the others."""
+        first, end = self._returned_range(run)
+        return self.returned[first:end]
+
+    def drop(self, runs: Sequence[Run]) -> list[int]:
         """Forget runs that are deleted; returns the starts of their slices that were ready again.
 
         Within a queue a run is known by its first offset.
         """
+        first_offsets = {run.first_offset for run in runs}
         if self.fresh:
             self.fresh = deque(run for run in self.fresh if run.first_offset not in first_offsets)
         if not self.returned:
             return []
+        if len(runs) <= DROPPED_SINGLY_MAX:
+            return [start for run in runs for start in self._drop_returned(run)]
         dropped = [each.start for each in self.returned if each.run.first_offset in first_offsets]
         if dropped:
             self.returned = [
                 each for each in self.returned if each.run.first_offset not in first_offsets
             ]
         return dropped
+
+    def _drop_returned(self, run: Run) -> list[int]:
+        first, end = self._returned_range(run)
+        starts = [each.start for each in self.returned[first:end]]
+        del self.returned[first:end]
+        return starts
+
+    def _returned_range(self, run: Run) -> tuple[int, int]:
+        """Where the slices of a run lie in `returned`, which is in the order of offsets."""
+        first = bisect_left(self.returned, run.first_offset, key=_start)
+        return first, bisect_left(self.returned, run.end, lo=first, key=_start)
 
     def give_back(self, slice_: Slice) -> tuple[Slice, list[int]]:
         """Make messages that were handed out ready again.
@@ -130,6 +152,10 @@ class Lane:
             slice_ = slice_._replace(start=self.returned.pop(at).start)
         self.returned.insert(at, slice_)
         return slice_, swallowed
+
+
+def _start(slice_: Slice) -> int:
+    return slice_.start
 
 
 def _continues(one: Slice, other: Slice) -> bool:

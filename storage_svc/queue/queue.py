@@ -81,11 +81,7 @@ class QueueState:
 
     def held_runs(self) -> set[int]:
         """The first offsets of all runs that live reservations cover."""
-        return {
-            reservation.slice.run.first_offset
-            for group in self.groups.values()
-            for reservation in group.live.values()
-        }
+        return {first for group in self.groups.values() for first in group.held}
 
     def is_settled(self, run: Run) -> bool:
         """Whether there are groups, and every one has settled the run."""
@@ -180,7 +176,8 @@ class QueueState:
                 broker_incarnation=broker_incarnation,
                 given_messages=given_messages,
             )
-            self.reservations[reservation_id] = group.live[reservation_id] = reservation
+            self.reservations[reservation_id] = reservation
+            group.hold(reservation)
             journal.put_reservation(record, reservation)
             journal.put_deadline(record, reservation)
             reservations.append(reservation)
@@ -249,7 +246,7 @@ class QueueState:
         group = self.groups[reservation.group]
         journal.put_reservation(record, reservation)
         if not reservation.live:
-            del group.live[reservation.reservation_id]
+            group.let_go(reservation)
             journal.delete_deadline(record, reservation)
             self._remember(reservation, journal)
         for start, end in changed:
@@ -338,7 +335,7 @@ class QueueState:
         """Add a reservation that was read from the engine, live or settled."""
         self.reservations[reservation.reservation_id] = reservation
         if reservation.live:
-            self.groups[reservation.group].live[reservation.reservation_id] = reservation
+            self.groups[reservation.group].hold(reservation)
         else:
             self._settled[reservation.reservation_id] = None
             self._budget.total += 1

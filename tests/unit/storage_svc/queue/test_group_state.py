@@ -1,5 +1,8 @@
 """What a group is given: fair turns, honest counts, and a cursor that never runs ahead."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -244,15 +247,68 @@ def test_a_run_that_a_reservation_holds_cannot_be_dropped() -> None:
     one = group(whole)
     (slice_,) = taken(one)
     one.hand_out(slice_)
-    one.live[1] = Reservation(1, "default", slice_, 5_000)
+    reservation = Reservation(1, "default", slice_, 5_000)
+    one.hold(reservation)
 
     assert one.holds(whole)
     assert not one.holds(run(4, 1))
     with pytest.raises(AssertionError):
         one.drop_runs([whole])
 
-    del one.live[1]
+    one.let_go(reservation)
     assert not one.holds(whole)
+
+
+class Unwalked(dict[int, Any]):
+    """A dict that may be looked into, but not walked over."""
+
+    def values(self) -> Any:
+        raise AssertionError("walked over everything that is live")
+
+
+class UnwalkedList(list[Slice]):
+    """A list that may be searched and cut, but not walked over."""
+
+    def __iter__(self) -> Iterator[Slice]:
+        raise AssertionError("walked over everything that was given back")
+
+
+def test_what_is_asked_of_one_run_costs_nothing_for_the_others() -> None:
+    """L7: a sweep over thousands of runs asks this of each of them."""
+    runs = [run(first, 1) for first in range(6)]
+    busy = group(*runs)
+    for number, slice_ in enumerate(taken(busy)):
+        busy.hand_out(slice_)
+        if number < 3:
+            busy.hold(Reservation(number, "default", slice_, 5_000))
+        else:
+            busy.lanes[""].give_back(slice_._replace(attempts=number, deliveries=1))
+    busy.live = Unwalked(busy.live)
+    busy.lanes[""].returned = UnwalkedList(busy.lanes[""].returned)
+
+    assert [busy.holds(each) for each in runs] == [True] * 3 + [False] * 3
+    spans = [busy.unsettled_spans(each) for each in runs]
+    assert spans == [[], [], [], [(3, 4)], [(4, 5)], [(5, 6)]]
+    assert busy.drop_runs([runs[4]]) == [(4, 0)]
+    assert busy.unsettled_spans(runs[5]) == [(5, 6)]
+
+
+def test_a_run_is_held_until_its_last_reservation_ends() -> None:
+    """R1: parts of one run may be reserved by several consumers."""
+    whole = run(0, 4)
+    shared = group(whole)
+    (slice_,) = taken(shared)
+    shared.hand_out(slice_)
+    halves = [slice_._replace(end=2), slice_._replace(start=2)]
+    first, second = (Reservation(n, "default", each, 5_000) for n, each in enumerate(halves))
+    shared.hold(first)
+    shared.hold(second)
+
+    shared.let_go(first)
+    held = shared.holds(whole)
+    shared.let_go(second)
+
+    assert (held, shared.holds(whole)) == (True, False)
 
 
 def test_the_cursor_stands_at_the_first_message_that_is_not_settled() -> None:
@@ -268,7 +324,7 @@ def test_the_cursor_stands_at_the_first_message_that_is_not_settled() -> None:
     assert mixed.cursor(12) == 7
     mixed.delayed[6] = (Slice(6, 7, whole, 1, 1), 9_000)
     assert mixed.cursor(12) == 6
-    mixed.live[1] = Reservation(1, "default", Slice(5, 6, whole, 0, 1), 5_000)
+    mixed.hold(Reservation(1, "default", Slice(5, 6, whole, 0, 1), 5_000))
     assert mixed.cursor(12) == 5
     mixed.lanes["a"].give_back(Slice(4, 5, whole, 1, 1))
     assert mixed.cursor(12) == 4

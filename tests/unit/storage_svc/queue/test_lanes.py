@@ -206,11 +206,28 @@ def test_a_run_that_is_dropped_is_forgotten_ready_or_not() -> None:
     dropped.give_back(Slice(0, 1, run(0, 4), 1, 1))
     dropped.give_back(Slice(2, 3, run(0, 4), 2, 1))
 
-    assert dropped.drop({0}) == [0, 2]
+    assert dropped.drop([run(0, 4)]) == [0, 2]
 
     assert taken(dropped, 4) == (4, 8)
     assert dropped.drained
-    assert dropped.drop({4}) == []
+    assert dropped.drop([run(4, 4)]) == []
+
+
+def test_many_runs_are_dropped_as_one_by_one() -> None:
+    """R1: the two ways of finding their slices agree."""
+    runs = [run(first, 2) for first in range(0, 100, 2)]
+    at_once, singly = lane(*runs), lane(*runs)
+    for each in (at_once, singly):
+        for one in runs:
+            each.take(2)
+            each.give_back(Slice(one.first_offset, one.first_offset + 1, one, 1, 1))
+
+    dropped = at_once.drop(runs[10:40])
+    for one in runs[10:40]:
+        singly.drop([one])
+
+    assert dropped == [one.first_offset for one in runs[10:40]]
+    assert at_once.returned == singly.returned
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(1, 2), min_size=12, max_size=12))
