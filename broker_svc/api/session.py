@@ -29,10 +29,11 @@ from tidemark.names import validate_client_id, validate_producer_id
 from tidemark.rpc.statuses import to_status
 
 UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Runs and settlements that a session may have read and not answered."""
+"""Runs, settlements and renewals that a session may have read and not answered."""
 
 OVERHEAD_BYTES: Final = 256
-"""What each of them costs in addition to its bytes: many small ones add up."""
+"""What each of them, and each reservation in a renewal, costs in addition to its bytes: many
+small ones add up."""
 
 UNREAD_RESULTS_MAX: Final = 20_000
 """Results that a client may leave unread before it is read from no longer."""
@@ -226,7 +227,8 @@ class Session:
         for report in request.hand_outs:
             self._guard(self._consumers.report_hand_outs, report, consumer_id=report.consumer_id)
         for renewal in request.renewals:
-            size = renewal.ByteSize() + OVERHEAD_BYTES
+            named = len(renewal.delivery_tags) + len(renewal.receipts)
+            size = renewal.ByteSize() + (named + 1) * OVERHEAD_BYTES
             self._unanswered += 1
             self._unanswered_bytes += size
             self._components.renewals.submit(
