@@ -53,8 +53,7 @@ class NodeDatabase:
     def verify(self) -> None:
         """Raises EngineFailed if nothing can be committed any more."""
         self.check_open()
-        if self._committer.fault is not None:
-            raise EngineFailed(f"{self.directory} must be opened again: {self._committer.fault}")
+        self._check_fault()
 
     def damaged_tables(self) -> frozenset[Table]:
         """The tables of the file in which RocksDB has met a bad block while it compacted."""
@@ -144,8 +143,13 @@ class NodeDatabase:
 
     def check_open(self) -> Rdict:
         if self._db is None:
+            self._check_fault()  # another partition noticed it first, and has opened it again
             raise EngineClosed(f"{self.directory} is closed")
         return self._db
+
+    def _check_fault(self) -> None:
+        if self._committer.fault is not None:
+            raise EngineFailed(f"{self.directory} must be opened again: {self._committer.fault}")
 
     def _family(self, table: Table) -> Any:  # rocksdict's types know nothing of raw mode
         self.check_open()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage_svc.engines import rocksdb, rocksdb_files
-from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, Identity, Row, Table
+from storage_svc.engines.engine import Batch, EngineFailed, Identity, Row, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.rocksdb import RocksEngine, RocksEngines
 from tests.support.refusing_disk import no_file_grows
@@ -264,8 +264,10 @@ async def test_a_failed_database_is_opened_once_for_all_partitions_that_ask(
         refused = await asyncio.gather(*reopened, return_exceptions=True)
 
         assert [type(error) for error in refused] == [DataCorrupt, DataCorrupt]
-        with pytest.raises(EngineClosed):
+        with pytest.raises(EngineFailed, match="File too large"):
             await everything(held[2])
+        with pytest.raises(EngineFailed, match="File too large"):
+            await held[2].verify()
         await held[2].close()
         log.write_bytes(intact)
 
