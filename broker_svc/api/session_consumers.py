@@ -103,5 +103,11 @@ class SessionConsumers:
             delivery.consumer_id = consumer.consumer_id
             delivery.delivery_tag = self.deliveries.add(held)
             if held.place is not None:
+                held.ended = partial(self._ended, consumer.consumer_id)
                 self._components.given_notes.watch(self.deliveries, held)
+        self._output.wakeup.set()
+
+    def _ended(self, consumer_id: int, delivery_tag: int) -> None:
+        """A client that did not notice the time must not hand it out any more (K1)."""
+        self._output.frame.ended.add(consumer_id=consumer_id, delivery_tag=delivery_tag)
         self._output.wakeup.set()

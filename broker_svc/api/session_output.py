@@ -49,6 +49,7 @@ class SessionOutput:
             + len(frame.publishers)
             + len(frame.synced)
             + len(frame.unsubscribed)
+            + len(frame.ended)
             + len(frame.hand_outs)
             + len(frame.renewed)
         )

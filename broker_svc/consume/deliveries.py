@@ -51,6 +51,8 @@ class HeldDelivery:
     """How many of the given messages storage has recorded."""
     given_at_least: int = 0
     """How many a client has reported that named it by its receipt."""
+    ended: Callable[[int], None] | None = None
+    """Called with its tag if it ends without being settled."""
 
     @staticmethod
     def of(
@@ -166,6 +168,8 @@ class Deliveries:
             place = (held.queue.lmq_name, held.first_offset, held.owner_epoch)
             self._ended[tag] = partial(refusal, *place)
             self.drop(key)
+            if held.ended is not None:
+                held.ended(tag)
             if len(self._ended) > ENDED_MAX:
                 del self._ended[next(iter(self._ended))]
 

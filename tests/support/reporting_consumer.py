@@ -18,6 +18,8 @@ class ReportingConsumer(Consumer):
         self._plain_session = session
         self._number = 0
         self.confirmed: list[broker_pb2.HandOuts] = []
+        self.ended: set[int] = set()
+        """Tags of deliveries that the broker has named as ended."""
         self._confirmation = asyncio.Event()
 
     def report(
@@ -57,6 +59,9 @@ class ReportingConsumer(Consumer):
                 await self._confirmation.wait()
 
         await in_time(is_confirmed())
+
+    def deliveries_ended(self, tags: set[int]) -> None:
+        self.ended |= tags
 
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
         self.confirmed.append(report)

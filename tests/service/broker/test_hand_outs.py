@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.service.broker.conftest import StartBroker
 from tests.service.broker.test_expiry import ticking
 from tests.support.local_broker import (
@@ -16,8 +18,9 @@ from tests.support.local_broker import (
 from tests.support.reporting_consumer import ReportingConsumer
 from tests.support.session import Session
 from tidemark import limits
-from tidemark.api.broker.v1.message_pb2 import Delivery, Extend, Nack
+from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Extend, Nack
 from tidemark.clock import ManualClock
+from tidemark.errors import ReservationExpired
 from tidemark.rpc import from_status
 
 MESSAGES = 10
@@ -151,6 +154,22 @@ async def test_what_runs_out_is_charged_as_far_as_it_was_reported(
     await run_out(local, clock)
 
     assert attempts_of(await pull_all(local)) == [1] * 5 + [0] * 5
+
+
+async def test_what_has_run_out_is_named_before_a_later_report_is_confirmed(
+    start: StartBroker, clock: ManualClock
+) -> None:
+    """K1: a client that stood still must not hand it out; settling it is refused as before."""
+    local = await start(clock, partitions=1, **PATIENT)
+    session = await local.session()
+    consumer = await hold(session, 4, 6)
+    await run_out(local, clock)
+
+    await consumer.hand_out(messages=1)
+
+    assert consumer.ended == {1, 2}
+    with pytest.raises(ReservationExpired):
+        await session.settle(1, Ack())
 
 
 async def test_what_is_extended_for_a_moment_is_charged_when_that_is_over(

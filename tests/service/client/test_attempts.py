@@ -212,8 +212,26 @@ async def test_what_runs_out_in_the_buffer_of_a_frozen_client_costs_no_attempt(
     async with frozen.subscribe([QUEUE], credit=MESSAGES) as deliveries:
         await take(deliveries, 1)
         await pass_time(clock, 2 * VISIBILITY_MS, client)
+        await gone(frozen)
 
         assert await attempts(client) == [1] + [0] * 9
+
+
+async def test_a_frozen_client_is_not_given_what_has_run_out_meanwhile(
+    client: tidemark.Client, connect: Connect, clock: ManualClock
+) -> None:
+    """K1, V2: its own clock does not show it. What it gets was delivered again and can be settled."""
+    frozen = await connect("frozen", clock=ManualClock())
+    await publish(client, QUEUE, *PAYLOADS)
+
+    async with frozen.subscribe([QUEUE], credit=MESSAGES) as deliveries:
+        await take(deliveries, 1)
+        await pass_time(clock, 2 * VISIBILITY_MS, client)
+
+        (again,) = await take(deliveries, 1)
+
+        assert (again.payload, again.attempt) == (PAYLOADS[0], 1)
+        await in_time(again.ack(wait=True))
 
 
 # --- a client that works ------------------------------------------------------------------------

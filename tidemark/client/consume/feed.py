@@ -234,6 +234,14 @@ class Feed(SessionPart):
         self.hand_outs.confirmed(report.number, totals, self._identity.clock.monotonic_ns())
         self._host.buffer.wake_up()
 
+    def deliveries_ended(self, tags: set[int]) -> None:
+        """Called by the session: storage ended these, whatever the clock here shows."""
+        assert self._session is not None, "notices come on a session"
+        session_id = self._session.welcome.session_id
+        self._drop(
+            {each for each in self._held if each.tag in tags and each.session_id == session_id}
+        )
+
     def end(self, error: TidemarkError) -> None:
         """Called by the session when it ends; `disconnected` does the work."""
 
@@ -267,9 +275,14 @@ class Feed(SessionPart):
             self.connection.wake()
 
     def _ended(self, batch: DeliveryBatch) -> None:
-        """A reservation is gone: its messages that wait here are not handed out any more."""
-        self._host.buffer.remove(lambda other: other is batch)
-        self.returned(batch, batch.count)
+        """A reservation is gone."""
+        self._drop({batch})
+
+    def _drop(self, gone: set[DeliveryBatch]) -> None:
+        """Hand out none of the messages that wait here any more."""
+        self._host.buffer.remove(gone.__contains__)
+        for batch in gone:
+            self.returned(batch, batch.count)
         self.connection.wake()
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int = 0) -> None:

@@ -41,6 +41,7 @@ class Taker(Protocol):
     """Receives the deliveries of one consumer."""
 
     def take(self, delivery: message_pb2.Delivery) -> None: ...
+    def deliveries_ended(self, tags: set[int]) -> None: ...
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None: ...
     def end(self, error: TidemarkError) -> None: ...
 
@@ -327,11 +328,21 @@ class Session:
                 consumer.take(delivery)
             elif not self._closing and self._ended is None:
                 self.settle_nowait(delivery.delivery_tag, Release())  # its consumer is closed
+        if frame.ended:
+            self._take_ended(frame.ended)
         self.errors.extend(frame.errors)
         self.unsubscribed.extend(frame.unsubscribed)
         self.go_aways.extend(frame.go_aways)
         if frame.errors or frame.settled or frame.unsubscribed or frame.go_aways:
             self.notified.notify_all()
+
+    def _take_ended(self, ended: Iterable[broker_pb2.EndedDelivery]) -> None:
+        tags: dict[int, set[int]] = {}
+        for each in ended:
+            tags.setdefault(each.consumer_id, set()).add(each.delivery_tag)
+        for consumer_id, of_consumer in tags.items():
+            if (taker := self._consumers.get(consumer_id)) is not None:
+                taker.deliveries_ended(of_consumer)
 
     def _end(self, error: TidemarkError) -> None:
         """Nothing more will arrive: fail every pending call."""

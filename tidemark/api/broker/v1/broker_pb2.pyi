@@ -625,6 +625,32 @@ class SessionError(_message.Message):
 Global___SessionError: _TypeAlias = SessionError  # noqa: Y015
 
 @_typing.final
+class EndedDelivery(_message.Message):
+    """A delivery whose reservation is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    DELIVERY_TAG_FIELD_NUMBER: _builtins.int
+    consumer_id: _builtins.int
+    """The consumer that it was sent to."""
+    delivery_tag: _builtins.int
+    """Its tag."""
+    def __init__(
+        self,
+        *,
+        consumer_id: _builtins.int = ...,
+        delivery_tag: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "delivery_tag", b"delivery_tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedDelivery: _TypeAlias = EndedDelivery  # noqa: Y015
+
+@_typing.final
 class SessionResponse(_message.Message):
     """A frame to the client. Any part may be empty."""
 
@@ -639,6 +665,7 @@ class SessionResponse(_message.Message):
     UNSUBSCRIBED_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     GO_AWAYS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     RENEWED_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -678,6 +705,14 @@ class SessionResponse(_message.Message):
         """Moves and shutdown."""
 
     @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedDelivery]:
+        """Deliveries that ended without being settled by the client: they expired, or another client took
+        the queue. Only for consumers that report hand-outs. Sent before the confirmation of any later
+        report, so that a client which processes parts in the order of their field numbers hands out
+        nothing that has ended.
+        """
+
+    @_builtins.property
     def hand_outs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOuts]:
         """Reports of hand-outs that the broker has noted."""
 
@@ -697,12 +732,13 @@ class SessionResponse(_message.Message):
         unsubscribed: _abc.Iterable[_subscription_pb2.UnsubscribeNotice] | None = ...,
         errors: _abc.Iterable[Global___SessionError] | None = ...,
         go_aways: _abc.Iterable[Global___GoAway] | None = ...,
+        ended: _abc.Iterable[Global___EndedDelivery] | None = ...,
         hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
         renewed: _abc.Iterable[Global___RenewalResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
