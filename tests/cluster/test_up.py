@@ -274,7 +274,7 @@ async def test_what_storage_refuses_is_said_in_its_words(tmp_path: Path) -> None
         assert await second.exit_code() == 2
     assert complaint.count("\n") == 1
     assert complaint.startswith("tidemark up: storage ended with exit code 2: ")
-    assert " of 2 of cluster" in complaint
+    assert "with 2 partitions, not to cluster 'tidemark' with 3" in complaint
 
 
 async def test_logs_of_the_run_before_are_kept(up: UpProcess, tmp_path: Path) -> None:
