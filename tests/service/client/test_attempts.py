@@ -220,7 +220,7 @@ async def test_what_runs_out_in_the_buffer_of_a_frozen_client_costs_no_attempt(
 async def test_a_frozen_client_is_not_given_what_has_run_out_meanwhile(
     client: tidemark.Client, connect: Connect, clock: ManualClock
 ) -> None:
-    """K1, V2: its own clock does not show it. What it gets was delivered again and can be settled."""
+    """K1, V2: its own clock does not show it. What it gets was delivered again."""
     frozen = await connect("frozen", clock=ManualClock())
     await publish(client, QUEUE, *PAYLOADS)
 
