@@ -49,6 +49,9 @@ async def test_publishes_and_subscriptions_follow_their_partition_to_its_owner(
         pulled = [await in_time(anext(mine)) for _ in range(10)]
         await (await client.publisher("own/a")).publish(b"still mine")
         kept = await in_time(anext(owned))
+        for each in (*pulled, kept):  # before that broker stops, or closing waits for it
+            await each.ack()
+        await in_time(asyncio.gather(mine.flush(), owned.flush()))
 
         assert [receipt.offset for receipt in receipts] == list(range(1, 11))
         assert [each.payload for each in pulled] == [b"%d" % number for number in range(10)]

@@ -57,11 +57,12 @@ def test_settlements_beyond_what_a_frame_may_hold_stay_for_the_next() -> None:
 
 def test_settlements_of_many_ranges_are_cut_by_their_bytes_and_keep_their_order() -> None:
     outgoing = Outgoing()
+    many = Settlement()
+    for start in range(limits.SETTLEMENT_RANGES_MAX):
+        many.ranges.add(start=8_000 + start, end=9_000 + start)
     for tag in range(4_000):
-        settlement = Settlement(delivery_tag=tag)
-        for start in range(limits.SETTLEMENT_RANGES_MAX):
-            settlement.ranges.add(start=8_000 + start, end=9_000 + start)
-        outgoing.parts.settlements.append(settlement)
+        many.delivery_tag = tag
+        outgoing.parts.settlements.append(many)  # a copy
 
     cut = []
     while outgoing.has_rest:
