@@ -1,6 +1,6 @@
 """The outbox relay: carries outbox entries to their destinations, outside the sweep (L6).
 
-One courier per destination partition, so that a partition that hangs delays neither the sweep nor
+One task per destination partition, so that a partition that hangs delays neither the sweep nor
 the entries for any other partition (L1). The destination appends an entry, then the source clears
 it. After a crash in between, the entry is sent again and the destination recognizes it as a
 duplicate. A destination that refuses is postponed at the source, with a warning and a metric: its
@@ -44,7 +44,7 @@ _refused = counter(
 
 
 class OutboxRelay:
-    """Relays the outbox of one partition. `wake` starts couriers, which end when nothing waits."""
+    """Relays the outbox of one partition. `wake` starts tasks, which end when nothing waits."""
 
     def __init__(self, partition: int, scan: Scan, holders: Holders, clock: Clock) -> None:
         self.last_error = ""
@@ -53,26 +53,26 @@ class OutboxRelay:
         self._scan = scan
         self._holders = holders
         self._clock = clock
-        self._couriers: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._woken: set[int] = set()
 
     def wake(self, destination_partitions: Iterable[int]) -> None:
         """Entries wait for these partitions."""
         for number in destination_partitions:
             self._woken.add(number)
-            if number not in self._couriers:
-                self._couriers[number] = asyncio.create_task(self._run_courier(number))
+            if number not in self._tasks:
+                self._tasks[number] = asyncio.create_task(self._relay_to(number))
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Stop all couriers; returns them. A later wake-up starts others."""
-        stopped = list(self._couriers.values())
-        for courier in stopped:
-            courier.cancel()
-        self._couriers.clear()
+        """Stop all tasks; returns them. A later wake-up starts others."""
+        stopped = list(self._tasks.values())
+        for task in stopped:
+            task.cancel()
+        self._tasks.clear()
         self._woken.clear()
         return stopped
 
-    async def _run_courier(self, destination: int) -> None:
+    async def _relay_to(self, destination: int) -> None:
         leave_trace()  # of the sweep that woke it
         failures = 0
         while destination in self._woken:
@@ -81,13 +81,13 @@ class OutboxRelay:
                 while await self._carry_page(destination):
                     failures = 0
                     self.last_error = ""
-            except Exception as error:  # nothing may end a courier while entries wait
+            except Exception as error:  # nothing may end the task while entries wait
                 failures += 1
                 self._failed(destination, error, failures)
                 self._woken.add(destination)
                 pause_ms = min(RETRY_MS_MIN << min(failures - 1, 10), RETRY_MS_MAX)
                 await self._clock.sleep_ms(pause_ms)
-        self._couriers.pop(destination, None)
+        self._tasks.pop(destination, None)
 
     async def _carry_page(self, destination: int) -> bool:
         """Append one page at its destinations and clear what arrived; false if nothing waits."""
@@ -124,7 +124,7 @@ class OutboxRelay:
         if isinstance(error, TidemarkError):
             self._warn(error, destination_partition=destination, failures=failures)
         else:
-            _log.error("a courier failed", extra={"partition": self._partition}, exc_info=error)
+            _log.error("the relay failed", extra={"partition": self._partition}, exc_info=error)
 
     def _warn(self, error: TidemarkError, **where: object) -> None:
         _refused.add(1, {"reason": error.reason})

@@ -152,7 +152,7 @@ class Sweeper:
         self._reported = False
         self._timetable.opened(self._clock.monotonic_ms())
         self._renew_ms = 0  # the storage process that opened it has no lease of ours
-        self._outbox_relay.stop()  # and the sweep that follows ends the pauses of couriers
+        self._outbox_relay.stop()  # and the sweep that follows ends the pauses of its tasks
         self._woken.set()
 
     def wake(self, in_ms: int) -> None:
