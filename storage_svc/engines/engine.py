@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Version of the key and value layouts. An engine refuses data written in any other."""
 
 Row = tuple[bytes, bytes]
@@ -48,11 +48,11 @@ class Table(StrEnum):
     | OUTBOX_BODIES   | sequence                        | the messages of that slice               |
     | OUTBOX_TAILS    | text destination                | sequence of its last outbox entry        |
     | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |
-    | PRODUCERS       | text producer_id, sequence      | the first answer, for a repeat           |
+    | PRODUCERS       | text producer_id, last sequence | first answers that one commit gave       |
     | PRODUCER_INDEX  | time, text producer_id          | empty: producers by last use, to forget  |
     | HISTORY         | time, number                    | a row of retention_history               |
     | PASSES          | text pass_id, text type, name   | key of the pass's row in HISTORY         |
-    | CONSUMED        | time, number                    | a row of messages_consumed               |
+    | CONSUMED        | time, number                    | rows of messages_consumed of one commit  |
     | METRICS         | time, number                    | a row of system_metrics                  |
     """
 

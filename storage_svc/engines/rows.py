@@ -4,8 +4,9 @@ Pure functions, in pairs: what one writes the other reads. The catalogue of tabl
 of each key and value, is in `engines/engine.py`. Values are fixed numbers, then texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
+from typing import NamedTuple
 
 from storage_svc.engines.engine import Row
 from storage_svc.engines.keys import (
@@ -14,7 +15,9 @@ from storage_svc.engines.keys import (
     read_u32,
     read_u64,
     read_u64x2,
+    read_u64x3,
     text,
+    u32,
     u64,
     u64x2,
     u64x3,
@@ -343,5 +346,36 @@ def outbox_partition(value: bytes) -> int:
 # --- records in time order ------------------------------------------------------------------------
 
 
-def consumed_value(record: QueueRecord, group: str, start: int, end: int) -> bytes:
-    return u64x3(record.queue_id, start, end) + text(group.encode()) + record.lmq_name.encode()
+class Consumed(NamedTuple):
+    """A range of messages that a group has settled."""
+
+    queue_id: int
+    start: int
+    end: int
+    group: str
+    lmq_name: str
+
+
+def consumed_entry(record: QueueRecord, group: str, start: int, end: int) -> bytes:
+    """One settled range, as a part of a row."""
+    names = text(group.encode()) + text(record.lmq_name.encode())
+    return u64x3(record.queue_id, start, end) + names
+
+
+def consumed_value(entries: Sequence[bytes]) -> bytes:
+    """A row of settled ranges; begins with their number."""
+    return u32(len(entries)) + b"".join(entries)
+
+
+def consumed_ranges(value: bytes) -> int:
+    """How many settled ranges a row holds."""
+    return read_u32(value)
+
+
+def read_consumed(value: bytes) -> Iterator[Consumed]:
+    at = 4
+    while at < len(value):
+        queue_id, start, end = read_u64x3(value, at)
+        group, at = read_text(value, at + 24)
+        lmq_name, at = read_text(value, at)
+        yield Consumed(queue_id, start, end, group.decode(), lmq_name.decode())

@@ -26,6 +26,9 @@ from tidemark.topics import MaxWaitAction, TopicSettings
 RECORDS_PER_ROW_MAX = 2_000
 """Old records that one planned row removes; the result has `more` set if there are more."""
 
+CONSUMED_ROWS_MAX = 500
+"""The same for rows of consumption, each of which holds what a commit has settled."""
+
 RUNS_PER_ROW_MAX = 1_000
 """Runs that one planned row removes."""
 
@@ -98,8 +101,8 @@ class ApplyRetention(NamedTuple):
         for row in self.rows:
             match self.type:
                 case RetentionType.OLD_RECORDS:
-                    removed = await _old_records(commit, row)
-                    more |= removed is not None and removed[0] == RECORDS_PER_ROW_MAX
+                    removed, is_cut = await _old_records(commit, row)
+                    more |= is_cut
                 case RetentionType.INACTIVE_QUEUE:
                     removed = await _inactive_queue(commit, row)
                     queues += removed is not None
@@ -212,15 +215,22 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed 
     return 0, 0
 
 
-async def _old_records(commit: CommitContext, row: RetentionRow) -> _Removed | None:
+async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Removed | None, bool]:
+    """What was removed, and whether there may be more."""
+    limit = RECORDS_PER_ROW_MAX
     before = u64(max(0, commit.now_ms - row.age_ms + 1))
     if row.table == "history":
-        old = await history.delete_old(commit, before, RECORDS_PER_ROW_MAX)
+        old = await history.delete_old(commit, before, limit)
     else:
         table = _RECORD_TABLES[row.table]
-        old = await commit.engine.scan(table, b"", before, limit=RECORDS_PER_ROW_MAX)
+        if table is Table.CONSUMED:
+            limit = CONSUMED_ROWS_MAX
+        old = await commit.engine.scan(table, b"", before, limit=limit)
         old = [each for each in old if (table, each[0]) not in commit.journal.erased_rows]
         for key, _ in old:
             commit.journal.erase(table, key)
     body_bytes = sum(len(key) + len(value) for key, value in old)
-    return (len(old), body_bytes) if old else None
+    records = len(old)
+    if row.table == "messages_consumed":
+        records = sum(rows.consumed_ranges(value) for _, value in old)
+    return (records, body_bytes) if old else None, len(old) == limit

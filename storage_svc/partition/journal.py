@@ -16,6 +16,9 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.run import Run
 
+CONSUMED_PER_ROW_MAX = 64
+"""Settled ranges that share a row: a reader decodes a chunk of rows at a time."""
+
 QueueGroup = tuple[str, str]
 """lmq_name and group."""
 
@@ -61,6 +64,7 @@ class BatchJournal:
         self._deadlines = deadlines
         self._queues: dict[int, QueueRecord] = {}
         self._groups: dict[tuple[int, str], Group] = {}
+        self._consumed: list[bytes] = []
 
     def finish(self) -> Batch:
         """The batch, with the records that changed."""
@@ -70,6 +74,9 @@ class BatchJournal:
             )
         for (queue_id, name), group in self._groups.items():
             self.batch.put(Table.GROUPS, rows.group_key(queue_id, name), rows.group_value(group))
+        for at in range(0, len(self._consumed), CONSUMED_PER_ROW_MAX):
+            entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
+            self.batch.put(Table.CONSUMED, self.record_key(), rows.consumed_value(entries))
         return self.batch
 
     def puts_in(self, table: Table, start: bytes, end: bytes) -> list[Row]:
@@ -226,7 +233,7 @@ class BatchJournal:
     # --- records and events --------------------------------------------------------------------
 
     def consumed(self, record: QueueRecord, group: str, span: Span) -> None:
-        self.batch.put(Table.CONSUMED, self.record_key(), rows.consumed_value(record, group, *span))
+        self._consumed.append(rows.consumed_entry(record, group, *span))
 
     def record_key(self) -> bytes:
         """A key in time order for a row of history or consumption."""

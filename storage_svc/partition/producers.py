@@ -3,6 +3,10 @@
 Remembers the last sequences of each producer, independently of retention, for a bounded window: as
 many runs as `limits.PRODUCER_SEQUENCES_MAX`, and for as long as `limits.PRODUCER_WINDOW_MS` after
 the producer's last run. Older sequences are refused, never stored a second time.
+
+The answers that a commit gives to one producer are one row, under the last of their sequences. A
+sequence has one answer, so no two rows share a key; the row goes once that sequence leaves the
+window.
 """
 
 import zlib
@@ -17,7 +21,7 @@ from tidemark.limits import PRODUCER_SEQUENCES_MAX, PRODUCER_WINDOW_MS
 
 _CACHED_MAX = 4096
 _DAY_MS = 24 * 60 * 60 * 1000
-_ANSWER = Struct(">QQQII")
+_ENTRY = Struct(">QQQQII")  # sequence, answer
 
 
 class Answer(NamedTuple):
@@ -35,16 +39,24 @@ def checksum(lmq_name: str, body: bytes) -> int:
 
 
 class _Producer:
-    __slots__ = ("answers", "day", "highest")
+    __slots__ = ("answers", "day", "highest", "rows", "unwritten")
 
     def __init__(self) -> None:
-        self.answers: OrderedDict[int, Answer] = OrderedDict()
+        self.answers: dict[int, Answer] = {}
         self.highest = 0
         self.day = 0  # of its last run, as in PRODUCER_INDEX
+        self.rows: dict[int, list[int]] = {}
+        """The sequences of each stored row, by the last of them; oldest row first."""
+        self.unwritten: list[int] = []
+        """Sequences of the commit under way."""
 
     def add(self, sequence: int, answer: Answer) -> None:
         self.answers[sequence] = answer
         self.highest = max(self.highest, sequence)
+
+    def drop_row(self, last: int) -> None:
+        for sequence in self.rows.pop(last):
+            del self.answers[sequence]
 
 
 def _first_day_kept(now_ms: int) -> int:
@@ -57,6 +69,8 @@ class Producers:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cached: OrderedDict[str, _Producer] = OrderedDict()
+        self._unwritten: dict[str, _Producer] = {}
+        """Producers with answers of the commit under way."""
         self._searched_to = 0
         """No producer that is still stored published last before this day."""
 
@@ -67,40 +81,50 @@ class Producers:
         that lies before the window.
         """
         producer = await self._producer(producer_id)
-        first = producer.answers.get(sequence)
-        if first is not None:
-            if (first.messages, first.checksum) != (mine.messages, mine.checksum):
-                raise SequenceConflict(
-                    f"producer {producer_id} used sequence {sequence} for another run",
-                    sequence=str(sequence),
-                )
-            return first
         if sequence <= producer.highest - PRODUCER_SEQUENCES_MAX:
             raise SequenceTooOld(
                 f"sequence {sequence} lies before the window of producer {producer_id}",
                 highest=str(producer.highest),
             )
-        return None
+        first = producer.answers.get(sequence)
+        if first is not None and first[3:] != mine[3:]:  # messages and checksum
+            raise SequenceConflict(
+                f"producer {producer_id} used sequence {sequence} for another run",
+                sequence=str(sequence),
+            )
+        return first
 
     async def remember(
         self, producer_id: str, sequence: int, answer: Answer, now_ms: int, batch: Batch
     ) -> None:
-        """Keep the answer of a run that the commit under way stores."""
+        """Keep the answer of a run that the commit under way stores; `write` stores it."""
         producer = await self._producer(producer_id)
         producer.add(sequence, answer)
-        prefix = text(producer_id.encode())
-        batch.put(Table.PRODUCERS, prefix + u64(sequence), _ANSWER.pack(*answer))
-        oldest = producer.highest - PRODUCER_SEQUENCES_MAX
-        while producer.answers and (first := next(iter(producer.answers))) <= oldest:
-            del producer.answers[first]
-            batch.delete(Table.PRODUCERS, prefix + u64(first))
+        producer.unwritten.append(sequence)
+        self._unwritten[producer_id] = producer
         day = now_ms // _DAY_MS
         if day != producer.day:
+            prefix = text(producer_id.encode())
             if producer.day:
                 batch.delete(Table.PRODUCER_INDEX, u64(producer.day) + prefix)
             producer.day = day
             batch.put(Table.PRODUCER_INDEX, u64(day) + prefix, b"")
             batch.put(Table.PRODUCERS, prefix, u64(day))
+
+    def write(self, batch: Batch) -> None:
+        """Store the answers of the commit under way: a row for each of its producers."""
+        for producer_id, producer in self._unwritten.items():
+            prefix = text(producer_id.encode())
+            sequences, producer.unwritten = producer.unwritten, []
+            last = max(sequences)
+            entries = [_ENTRY.pack(each, *producer.answers[each]) for each in sequences]
+            batch.put(Table.PRODUCERS, prefix + u64(last), b"".join(entries))
+            producer.rows[last] = sequences
+            oldest = producer.highest - PRODUCER_SEQUENCES_MAX
+            while (first := next(iter(producer.rows))) <= oldest:
+                producer.drop_row(first)
+                batch.delete(Table.PRODUCERS, prefix + u64(first))
+        self._unwritten.clear()
 
     async def has_old(self, now_ms: int) -> bool:
         """Whether there is a producer to forget. Reads once for each day that begins."""
@@ -124,8 +148,8 @@ class Producers:
                 continue  # it has published since; its entry moves with this commit
             batch.delete(Table.PRODUCER_INDEX, key)
             batch.delete(Table.PRODUCERS, prefix)
-            for sequence in producer.answers:
-                batch.delete(Table.PRODUCERS, prefix + u64(sequence))
+            for last in producer.rows:
+                batch.delete(Table.PRODUCERS, prefix + u64(last))
             del self._cached[producer_id.decode()]
         return len(old)
 
@@ -151,6 +175,9 @@ class Producers:
         ):
             if key == prefix:
                 producer.day = read_u64(value)
-            else:
-                producer.add(read_u64(key, len(prefix)), Answer(*_ANSWER.unpack(value)))
+                continue
+            sequences = producer.rows[read_u64(key, len(prefix))] = []
+            for sequence, *answer in _ENTRY.iter_unpack(value):
+                sequences.append(sequence)
+                producer.add(sequence, Answer(*answer))
         return producer

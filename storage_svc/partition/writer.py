@@ -143,6 +143,7 @@ class Writer:
             if self._expires_due(commit):
                 await ExpireDue().apply(commit)
             batch = commit.journal.finish()
+            commit.state.producers.write(batch)
             if len(batch):
                 commit.count()
                 put_counters(batch, commit.counters)

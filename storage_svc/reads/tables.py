@@ -16,9 +16,7 @@ from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import (
     prefix_end,
-    read_text,
     read_u64,
-    read_u64x3,
     successor,
     u64,
 )
@@ -229,16 +227,16 @@ async def _records(
     end = u64(wanted.before_ms) if wanted.before_ms else None
     with partition.reader() as reader:
         async for chunk in reader.scan_chunks(table, u64(wanted.after_ms), end):
-            found = [read(partition.number, key, value) for key, value in chunk]
+            found = [row for key, value in chunk for row in read(partition.number, key, value)]
             if wanted.topic or wanted.lmq_name or wanted.prefix:
                 at = _NAME_COLUMNS[name]
                 found = [row for row in found if wanted.has_queue(row[at])]
             yield found
 
 
-def _history(partition: int, key: bytes, value: bytes) -> _Row:
+def _history(partition: int, key: bytes, value: bytes) -> Iterator[_Row]:
     row = history.read(key, value)
-    return (
+    yield (
         partition,
         row.lmq_name,
         row.type.value,
@@ -249,19 +247,28 @@ def _history(partition: int, key: bytes, value: bytes) -> _Row:
     )
 
 
-def _consumed(partition: int, key: bytes, value: bytes) -> _Row:
-    queue_id, start, end = read_u64x3(value)
-    group, at = read_text(value, 24)
-    lmq_name = value[at:].decode()
-    topic = lmq_name.partition("/")[0]
-    return partition, topic, lmq_name, queue_id, group.decode(), start, end, 1000 * read_u64(key)
+def _consumed(partition: int, key: bytes, value: bytes) -> Iterator[_Row]:
+    """A row for each settled range."""
+    acked_at_us = 1000 * read_u64(key)
+    for each in rows.read_consumed(value):
+        topic = topic_of(each.lmq_name)
+        yield (
+            partition,
+            topic,
+            each.lmq_name,
+            each.queue_id,
+            each.group,
+            each.start,
+            each.end,
+            acked_at_us,
+        )
 
 
-def _metrics(partition: int, key: bytes, value: bytes) -> _Row:
-    return partition, *system_metrics.read(value), 1000 * read_u64(key)
+def _metrics(partition: int, key: bytes, value: bytes) -> Iterator[_Row]:
+    yield partition, *system_metrics.read(value), 1000 * read_u64(key)
 
 
-_RECORD_READERS: dict[TableName, tuple[Table, Callable[[int, bytes, bytes], _Row]]] = {
+_RECORD_READERS: dict[TableName, tuple[Table, Callable[[int, bytes, bytes], Iterator[_Row]]]] = {
     TableName.HISTORY: (Table.HISTORY, _history),
     TableName.MESSAGES_CONSUMED: (Table.CONSUMED, _consumed),
     TableName.SYSTEM_METRICS: (Table.METRICS, _metrics),

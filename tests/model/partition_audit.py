@@ -7,7 +7,7 @@ when the partition is reopened.
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64, u64x2, u64x3
+from storage_svc.engines.keys import read_text, read_u64, u64, u64x2, u64x3
 from storage_svc.loading.handles import Handles
 from storage_svc.operations import history, outbox
 from storage_svc.operations.dead_letters import HEADER_OFFSET, HEADER_QUEUE
@@ -294,11 +294,10 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
     assert deleted == model.deleted
     consumed: dict[tuple[int, str, int], int] = {}
     for _, value in await engine.scan(Table.CONSUMED, b"", None, limit=_EVERYTHING):
-        queue_id, start, end = read_u64x3(value)
-        group = read_text(value, 24)[0].decode()
-        for offset in range(start, end):
-            row_of = (queue_id, group, offset)
-            consumed[row_of] = consumed.get(row_of, 0) + 1
+        for each in rows.read_consumed(value):
+            for offset in range(each.start, each.end):
+                row_of = (each.queue_id, each.group, offset)
+                consumed[row_of] = consumed.get(row_of, 0) + 1
     assert consumed == model.consumed
 
 

@@ -7,6 +7,7 @@ the engine for good, as the protocol says: it must be opened again.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -46,6 +47,8 @@ class FaultyEngines:
         """How the next looks at the disk fail."""
         self.commits = 0
         """Commits that succeeded."""
+        self.row_operations: Counter[Table] = Counter()
+        """Puts and deletes of those commits, by table."""
         self.gate = asyncio.Event()
         """While it is clear, commits wait before they write."""
         self.gate.set()
@@ -92,6 +95,7 @@ class FaultyEngine:
         if fault is Fault.AFTER_WRITING:
             self._fail()
         self._controls.commits += 1
+        self._controls.row_operations.update(table for table, *_ in batch.operations)
 
     async def verify(self) -> None:
         if self._broken:

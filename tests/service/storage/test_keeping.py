@@ -2,8 +2,8 @@
 
 import pytest
 
+from storage_svc.engines import rows
 from storage_svc.engines.engine import Identity, Table
-from storage_svc.engines.keys import read_u64x3
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition import commit
 from tests.support.storage_client import (
@@ -109,11 +109,11 @@ async def test_each_settled_range_leaves_one_consumption_record(
 
     engine = await RocksEngines(storage.data_dir).open(Identity(CLUSTER_ID, 0, 1))
     with engine.reader() as reader:
-        rows = await reader.scan(Table.CONSUMED, b"", None, limit=10)
+        found = await reader.scan(Table.CONSUMED, b"", None, limit=10)
     await engine.close()
-    ((_, value),) = rows
-    assert read_u64x3(value) == (got.queue_id, 0, 600)
-    assert value.endswith(b"jobs")
+    ((_, value),) = found
+    (consumed,) = rows.read_consumed(value)
+    assert consumed == rows.Consumed(got.queue_id, 0, 600, "default", "jobs")
 
 
 async def test_dead_letters_without_a_topic_for_them_are_deleted(

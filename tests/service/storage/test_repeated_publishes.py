@@ -82,3 +82,18 @@ async def test_what_a_producer_published_is_remembered_after_the_messages_are_go
 
     assert again.duplicate
     assert not (await exchange.ask(reserve("jobs"))).slices
+
+
+async def test_sequences_that_arrive_out_of_order_are_each_remembered(
+    storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S11: the answers of one commit are stored together, whatever their order."""
+    for sequences in ((5, 9, 7), (6, 8), (4,)):
+        await exchange.ask_all(*(published(sequence) for sequence in sequences))
+    await storage.restart()
+
+    async with storage.exchange() as after:
+        repeated = await after.ask_all(*(published(sequence) for sequence in range(4, 11)))
+
+    assert [each.duplicate for each in repeated] == [True] * 6 + [False]
+    assert [each.first_offset for each in repeated] == [5, 0, 3, 2, 4, 1, 6]

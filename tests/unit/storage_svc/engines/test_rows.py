@@ -201,13 +201,15 @@ def test_a_deadline_names_its_reservation_and_sorts_by_time(
     assert key == rows.deadline_key_of(*expected)
 
 
-@given(RECORDS, TEXTS, OFFSETS, OFFSETS)
-def test_a_consumption_row_says_which_queue_group_and_range(
-    record: QueueRecord, group: str, start: int, end: int
+@given(st.lists(st.tuples(RECORDS, TEXTS, OFFSETS, OFFSETS), max_size=4))
+def test_a_consumption_row_names_queue_group_and_range_of_each_settlement(
+    settled: list[tuple[QueueRecord, str, int, int]],
 ) -> None:
     """R13: with the name, so that it outlives its queue."""
-    value = rows.consumed_value(record, group, start, end)
+    value = rows.consumed_value([rows.consumed_entry(*each) for each in settled])
 
-    name, at = read_text(value, 24)
-    assert read_u64x3(value) == (record.queue_id, start, end)
-    assert (name.decode(), value[at:].decode()) == (group, record.lmq_name)
+    assert rows.consumed_ranges(value) == len(settled)
+    assert list(rows.read_consumed(value)) == [
+        rows.Consumed(record.queue_id, start, end, group, record.lmq_name)
+        for record, group, start, end in settled
+    ]
