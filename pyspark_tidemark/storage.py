@@ -15,9 +15,10 @@ from pyspark_tidemark import messages
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # storage bounds the rows of a batch, not its bytes
-    # Detects a vanished peer within half a minute: a scan has no deadline.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # Detects a peer that has vanished or hangs within 5 s: a scan has no deadline.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_500),
+    ("grpc.http2.ping_timeout_ms", 2_500),
     ("grpc.enable_http_proxy", 0),
 )
 _CALL_TIMEOUT_S: Final = 60.0

@@ -26,6 +26,8 @@ _EXCHANGE: Final = "/tidemark.api.storage.v1.StorageService/Exchange"
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", GRPC_RECEIVE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
+    # Brokers ping every 2 s, which gRPC treats as abuse by default.
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
 )
 
 

@@ -18,17 +18,14 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
+from tidemark.rpc.keepalive import KEEPALIVE
 from tidemark.rpc.statuses import from_rpc_error, from_trailers
 from tidemark.telemetry.traces import inject
 
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", GRPC_RECEIVE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
-    # Detects a vanished peer within half a minute, also on an idle channel.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+    *KEEPALIVE,
     # gRPC waits up to two minutes between attempts to reconnect; a restart takes seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),

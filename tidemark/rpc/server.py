@@ -22,16 +22,14 @@ from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
 from tidemark.rpc.deadline import UNARY_DEADLINE_MS_DEFAULT, DefaultDeadline
 from tidemark.rpc.health import Health
 from tidemark.rpc.interceptors import CallsInProgress, Handler, Interception
+from tidemark.rpc.keepalive import KEEPALIVE, KEEPALIVE_TIME_MS
 
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", GRPC_RECEIVE_BYTES_MAX),
     ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Clients ping every 20 s, also when idle; by default gRPC treats that as abuse.
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
+    *KEEPALIVE,
+    # Clients ping as often as this, also when idle; by default gRPC treats that as abuse.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
     # Two servers on one port would share its connections at random. Reject the second one.
     ("grpc.so_reuseport", 0),
 )
