@@ -157,6 +157,7 @@ def build_components(
         tracking,
         directory,
         components.settlements,
+        topics,
         timers,
     )
     for link in links.values():

@@ -10,6 +10,7 @@ from broker_svc.exclusive.owner_checks import OwnerChecks
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
+from broker_svc.links.topic_cache import TopicCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class LinkEvents:
     tracking: Tracking
     directory: DeliveryDirectory
     settlements: Settlements
+    topics: TopicCache
     timers: Mapping[int, ExpiryTimer]
 
     def before_frame_sent(self, partition: int) -> None:
@@ -38,6 +40,7 @@ class LinkEvents:
             self.directory.ended((partition, reservation_id))
 
     def link_up(self, partition: int) -> None:
+        self.topics.link_up(partition)
         self.leases.reload(partition)
         self.owner_checks.link_up(partition)
         self.settlements.link_up(partition)

@@ -1,16 +1,26 @@
 """Topics as this broker knows them: read once, and again when storage reports a newer version.
 
 Unknown topics are read from their home partition; a partition that lacks a version gets it from
-here. Names that do not exist are not cached.
+here. Names that do not exist are not cached. A change counts once its home has stored it. A
+partition that cannot be reached then catches up when its link is up again, also after a restart of
+the broker: every partition is compared with the home whenever its link comes up.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from broker_svc.links.partition_link import PartitionLink
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.errors import TidemarkError, TopicNotFound
+from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
+
+_HOME = 0
+
+_log = logging.getLogger(__name__)
 
 
 class TopicCache:
@@ -24,6 +34,9 @@ class TopicCache:
         self._storage = storage
         self._links = links
         self._topics: dict[str, Topic] = {}
+        self._behind: set[int] = set()
+        """Partitions that are to be compared with the home."""
+        self._catching_up: asyncio.Task[None] | None = None
 
     def known(self, name: str) -> Topic | None:
         return self._topics.get(name)
@@ -41,16 +54,75 @@ class TopicCache:
         return topic
 
     async def fan_out(self, topic: Topic, *, deleted: bool = False) -> None:
-        """Bring a version to every partition, and cache it."""
+        """Bring a version to every partition, and cache it.
+
+        Its home has it: a partition that cannot be reached gets it later.
+        """
         if deleted:
             self._topics.pop(topic.name, None)
         else:
             self._topics[topic.name] = topic
         await asyncio.gather(
-            *(self.bring(number, topic, deleted=deleted) for number in self._links)
+            *(self._bring_now_or_later(number, topic, deleted) for number in self._links)
         )
+
+    async def _bring_now_or_later(self, partition: int, topic: Topic, deleted: bool) -> None:
+        try:
+            await self.bring(partition, topic, deleted=deleted)
+        except TidemarkError as error:
+            _log.warning(
+                "a topic change reaches a partition later",
+                extra={"partition": partition, "topic": topic.name, "reason": error.reason},
+            )
 
     async def bring(self, partition: int, topic: Topic, *, deleted: bool = False) -> None:
         """Bring a version to one partition, which ignores it if it has a newer one."""
         apply_topic = exchange_pb2.ApplyTopic(topic=topic_to_proto(topic), deleted=deleted)
         await self._links[partition].call(exchange_pb2.Operation(apply_topic=apply_topic))
+
+    # --- partitions that were away -------------------------------------------------------------
+
+    def link_up(self, partition: int) -> None:
+        """Compare the partition with the home, and bring it what it lacks."""
+        if partition != _HOME:
+            self._behind.add(partition)
+        if self._behind and (self._catching_up is None or self._catching_up.done()):
+            self._catching_up = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Stops if the home cannot be read: its link coming up starts it again."""
+        try:
+            while self._behind:
+                stored = await self._list(_HOME)
+                behind, self._behind = self._behind, set()
+                for partition in behind:
+                    await self._bring_missing(partition, stored)
+        except TidemarkError as error:
+            _log.info("topics are not compared", extra={"reason": error.reason})
+
+    async def _bring_missing(self, partition: int, stored: Mapping[str, Topic]) -> None:
+        """A partition whose link breaks meanwhile is compared when it is up again."""
+        try:
+            found = await self._list(partition)
+        except TidemarkError:
+            return
+        for topic in stored.values():
+            if topic.name not in found or found[topic.name].version < topic.version:
+                await self._bring_now_or_later(partition, topic, deleted=False)
+        for name in found.keys() - stored.keys():
+            try:
+                await self._bring_now_or_later(partition, await self.renew(name), deleted=False)
+            except TopicNotFound as gone:
+                version = int(gone.metadata.get("version", found[name].version + 1))
+                deleted = replace(found[name], version=version)
+                await self._bring_now_or_later(partition, deleted, deleted=True)
+
+    async def _list(self, partition: int) -> dict[str, Topic]:
+        topics: dict[str, Topic] = {}
+        request = storage_pb2.ListTopicsRequest(partition=partition, page_size=PAGE_SIZE_MAX)
+        while True:
+            page = await self._storage.ListTopics(request)
+            topics.update((each.name, topic_from_proto(each)) for each in page.topics)
+            if not page.next_page_token:
+                return topics
+            request.page_token = page.next_page_token

@@ -37,7 +37,9 @@ class Topics:
         try:
             return self._live[name]
         except KeyError:
-            raise TopicNotFound(f"there is no topic {name}", topic=name) from None
+            raise TopicNotFound(
+                f"there is no topic {name}", topic=name, version=str(self.version(name))
+            ) from None
 
     def find(self, name: str) -> Topic | None:
         return self._live.get(name)

@@ -19,6 +19,7 @@ from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Nack
 from tidemark.api.storage.v1.storage_pb2 import (
     GetQueueRequest,
+    ListTopicsRequest,
 )
 from tidemark.clock import ManualClock
 from tidemark.errors import (
@@ -169,3 +170,37 @@ async def test_what_was_reserved_for_a_pull_that_was_given_up_goes_to_the_next(
 
     (delivery,) = await in_time(local.pull(PLAIN, client_id="bob", wait_ms=9_000))
     assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
+
+
+async def test_a_topic_change_reaches_a_partition_that_was_away_once_it_is_back(
+    half_down: Gated,
+) -> None:
+    """S7, C1: created, changed and deleted while a partition is away, without a failed call."""
+    local, gates = half_down
+    gates.links[1].requests.let_go()
+    await local.create_topic("gone")
+
+    async def versions(partition: int) -> dict[str, int]:
+        listed = await local.storage.ListTopics(ListTopicsRequest(partition=partition))
+        return {each.name: each.version for each in listed.topics}
+
+    async def agree() -> bool:
+        return await versions(0) == await versions(1)
+
+    await until(agree)
+    gates.links[1].requests.close()
+    await gates.links[1].break_now()
+
+    await in_time(local.create_topic("fresh"))
+    change = topic_pb2.UpdateTopicRequest(
+        name="orders", settings=topic_pb2.TopicSettings(max_attempts=3)
+    )
+    change.update_mask.paths.append("max_attempts")
+    await in_time(local.topics.UpdateTopic(change))
+    await in_time(local.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name="gone")))
+    before = await versions(1)
+    gates.links[1].requests.let_go()
+
+    await until(agree)
+    assert set(before) == {"orders", "gone"}
+    assert set(await versions(1)) == {"orders", "fresh"}

@@ -6,7 +6,9 @@ from contextlib import AsyncExitStack
 import tidemark
 from broker_svc.app import broker
 from tests.support.local_broker import BROKER_SERVICE, SERVES_WITHIN_MS, LocalBroker, in_time
+from tidemark.api.storage.v1.storage_pb2 import GetQueueRequest
 from tidemark.clock import Clock, SystemClock
+from tidemark.names import partition_of
 from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.settings import BrokerSettings
 
@@ -57,3 +59,22 @@ async def test_publishes_and_subscriptions_follow_their_partition_to_its_owner(
         assert [each.payload for each in pulled] == [b"%d" % number for number in range(10)]
         assert (kept.payload, kept.epoch > 0) == (b"still mine", True)
         assert moved_to in [each.address for each in client._routes._others]
+
+
+async def test_a_delivery_in_hand_is_acknowledged_at_the_new_owner_of_its_partition(
+    local: LocalBroker, client: tidemark.Client
+) -> None:
+    """C2, V6: its receipt stays valid, and the message does not come again."""
+    publisher = await client.publisher(QUEUE)
+    await publisher.publish(b"in hand")
+    async with AsyncExitStack() as stack:
+        mine = await stack.enter_async_context(client.subscribe([QUEUE]))
+        delivery = await in_time(anext(mine))
+        await start_second_broker(local, stack)
+
+        await in_time(delivery.ack(wait=True))
+
+        queue = await local.storage.GetQueue(
+            GetQueueRequest(partition=partition_of(QUEUE, local.partitions), lmq_name=QUEUE)
+        )
+        assert (queue.queue.messages, queue.queue.inflight) == (0, 0)
