@@ -31,8 +31,8 @@ class Table(StrEnum):
     | TOPICS          | text topic                      | settings and their version               |
     | CATALOG         | text topic, text lite           | queue_id, next offset, counts, activity  |
     | QUEUES          | queue                           | lmq_name                                 |
-    | RUN_HEADERS     | queue, text fairness key, run   | count, bytes, publish time, deadlines    |
-    | RUN_BODIES      | queue, run                      | the messages, as they were published     |
+    | RUN_HEADERS     | queue, text fairness key, run   | count, bytes, times, body if it is small |
+    | RUN_BODIES      | queue, run                      | messages as published, unless small      |
     | GROUPS          | queue, text group               | base, counts, owner, mark of lane ""     |
     | LANES           | queue, text group, text key     | mark: run and offset to hand out next    |
     | RETURNED        | queue, text group, first offset | slices given back: attempts, delay       |

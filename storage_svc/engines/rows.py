@@ -28,8 +28,12 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
+BODY_INLINE_BYTES_MAX = 512
+"""A body of this size or less is stored in the row of its header: a small run is one row. Larger
+ones stay apart, so that scans of headers stay cheap."""
+
 _QUEUE = Struct(">QQQQQQQ????")
-_RUN = Struct(">IQQQ")
+_RUN = Struct(">IQQQH")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQB")
 _RESERVATION = Struct(">QQQQIIQQHHI")
@@ -97,16 +101,28 @@ def run_key_of(queue_id: int, fairness_key: str, first_offset: int) -> bytes:
     return lane_prefix(queue_id, fairness_key) + u64(first_offset)
 
 
-def run_value(run: Run) -> bytes:
-    return (
-        _RUN.pack(run.messages, run.body_bytes, run.publish_time_ms, run.dead_deadline_ms)
-        + run.traceparent.encode()
+def has_inline_body(run: Run) -> bool:
+    return run.body_bytes <= BODY_INLINE_BYTES_MAX
+
+
+def run_value(run: Run, body: bytes) -> bytes:
+    """The header, with the body where that is small."""
+    traceparent = run.traceparent.encode()
+    head = _RUN.pack(
+        run.messages, run.body_bytes, run.publish_time_ms, run.dead_deadline_ms, len(traceparent)
     )
+    return head + traceparent + body if has_inline_body(run) else head + traceparent
+
+
+def inline_body(value: bytes) -> bytes:
+    """The body in the row of a header."""
+    traceparent_bytes: int = _RUN.unpack_from(value)[4]
+    return value[_RUN.size + traceparent_bytes :]
 
 
 def read_run(key: bytes, value: bytes) -> Run:
     fairness_key, at = read_text(key, 8)
-    messages, body_bytes, published, dead = _RUN.unpack_from(value)
+    messages, body_bytes, published, dead, traceparent_bytes = _RUN.unpack_from(value)
     return Run(
         read_u64(key, at),
         messages,
@@ -114,7 +130,7 @@ def read_run(key: bytes, value: bytes) -> Run:
         published,
         dead,
         fairness_key.decode(),
-        value[_RUN.size :].decode(),
+        value[_RUN.size : _RUN.size + traceparent_bytes].decode(),
     )
 
 
@@ -126,8 +142,8 @@ def read_lane_runs(page: Sequence[Row]) -> list[Run]:
     fairness_key = encoded.decode()
     runs = []
     for key, value in page:
-        messages, body_bytes, published, dead = _RUN.unpack_from(value)
-        traceparent = value[_RUN.size :].decode()
+        messages, body_bytes, published, dead, traceparent_bytes = _RUN.unpack_from(value)
+        traceparent = value[_RUN.size : _RUN.size + traceparent_bytes].decode()
         first_offset = read_u64(key, len(key) - 8)
         runs.append(
             Run(first_offset, messages, body_bytes, published, dead, fairness_key, traceparent)

@@ -36,7 +36,12 @@ _unreadable = counter(
     "Attempts to read a body that is missing or corrupt",
     zeros=[
         {"table": table.value}
-        for table in (Table.RUN_BODIES, Table.SCHEDULE_BODIES, Table.OUTBOX_BODIES)
+        for table in (
+            Table.RUN_HEADERS,
+            Table.RUN_BODIES,
+            Table.SCHEDULE_BODIES,
+            Table.OUTBOX_BODIES,
+        )
     ],
 )
 
@@ -204,7 +209,12 @@ class CommitContext:
         key = rows.body_key(queue_id, run)
         body = self.journal.bodies.get(key) or self.state.bodies.get(key)
         if body is None:
-            body = await self.readable(Table.RUN_BODIES, key, self.handles.loaded_name(queue_id))
+            lmq_name = self.handles.loaded_name(queue_id)
+            if rows.has_inline_body(run):
+                header = rows.run_key(queue_id, run)
+                body = rows.inline_body(await self.readable(Table.RUN_HEADERS, header, lmq_name))
+            else:
+                body = await self.readable(Table.RUN_BODIES, key, lmq_name)
             self.state.bodies.add(key, body)
         return body
 
@@ -236,7 +246,14 @@ class CommitContext:
             Table.RUN_HEADERS, start, prefix_end(prefix), limit=LANE_RUNS_MAX
         )
         deleted = self.journal.deleted
-        runs = [rows.read_run(key, value) for key, value in page if key not in deleted]
+        runs = []
+        for key, value in page:
+            if key in deleted:
+                continue
+            run = rows.read_run(key, value)
+            runs.append(run)
+            if rows.has_inline_body(run):  # it was read already, and is handed out next
+                self.state.bodies.add(rows.body_key(queue_id, run), rows.inline_body(value))
         last = len(page) < LANE_RUNS_MAX
         read_to = rows.read_run(*page[-1]).end if page else lane.read_from
         if last:

@@ -145,8 +145,9 @@ class BatchJournal:
     def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None:
         queue_id = record.queue_id
         key = rows.body_key(queue_id, run)
-        self.batch.put(Table.RUN_HEADERS, rows.run_key(queue_id, run), rows.run_value(run))
-        self.batch.put(Table.RUN_BODIES, key, body)
+        self.batch.put(Table.RUN_HEADERS, rows.run_key(queue_id, run), rows.run_value(run, body))
+        if not rows.has_inline_body(run):
+            self.batch.put(Table.RUN_BODIES, key, body)
         self.bodies[key] = body
         self.appended.setdefault(queue_id, []).append(run)
         self.messages += run.messages
@@ -165,7 +166,10 @@ class BatchJournal:
         self.deleted.update(headers)
         self.deleted_bodies += bodies
         self.batch.delete_all(Table.RUN_HEADERS, headers)
-        self.batch.delete_all(Table.RUN_BODIES, bodies)
+        apart = [
+            key for key, run in zip(bodies, runs, strict=True) if not rows.has_inline_body(run)
+        ]
+        self.batch.delete_all(Table.RUN_BODIES, apart)
         for run in runs:
             self.messages -= run.messages
             self.body_bytes -= run.body_bytes

@@ -93,7 +93,7 @@ async def peek(
     queue_id = state.record.queue_id
     with partition.reader() as reader:
         async for run in _runs_from(reader, queue_id, offset):
-            (body,) = await reader.load(Table.RUN_BODIES, [rows.body_key(queue_id, run)])
+            body = await _body(reader, queue_id, run)
             if body is None:
                 continue  # deleted between the two reads
             for at, message in enumerate(MessageBatch.FromString(body).messages, run.first_offset):
@@ -106,6 +106,15 @@ async def peek(
             if read_bytes > PEEK_BYTES_MAX:
                 return peeked, run.end
     return peeked, None
+
+
+async def _body(reader: Reader, queue_id: int, run: Run) -> bytes | None:
+    """The messages of a run; None if it was deleted meanwhile."""
+    if rows.has_inline_body(run):
+        (header,) = await reader.load(Table.RUN_HEADERS, [rows.run_key(queue_id, run)])
+        return None if header is None else rows.inline_body(header)
+    (body,) = await reader.load(Table.RUN_BODIES, [rows.body_key(queue_id, run)])
+    return body
 
 
 async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> QueueView:

@@ -113,7 +113,7 @@ async def test_what_was_reserved_in_a_commit_of_unknown_outcome_is_released(
     await consumer.subscribe("orders/x")
 
     # The first reserve of the consumer makes the group in a commit of its own, now or later.
-    disk.is_meant = lambda batch: any(table is Table.RUN_BODIES for table, *_ in batch.operations)
+    disk.is_meant = lambda batch: any(table is Table.RUN_HEADERS for table, *_ in batch.operations)
     disk.next_commit = Fault.AFTER_WRITING
     publishing = session.submit(run_of("orders/x", b"1"))  # reserved in the same commit
     assert reason_of(await in_time(publishing)) == "COMMIT_OUTCOME_UNKNOWN"

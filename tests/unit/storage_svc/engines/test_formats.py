@@ -13,7 +13,7 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (7, "708d9740a4f4b406")
+LAYOUT = (7, "a7ba9f730a8c9784")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -39,7 +39,8 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         rows.queue_value(QueueRecord(1, "t/a", 10, 20)),
         rows.queue_value(kept),
         rows.run_key(1, RUN),
-        rows.run_value(RUN),
+        rows.run_value(RUN, b"body"),
+        rows.run_value(RUN._replace(body_bytes=10_000), b"body"),
         rows.body_key(1, RUN),
         rows.ttl_key(1, RUN),
         rows.group_key(1, "g"),

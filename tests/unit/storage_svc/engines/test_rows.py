@@ -83,10 +83,26 @@ def test_a_run_survives_its_row(queue_id: int, run: Run) -> None:
     """S2."""
     key = rows.run_key(queue_id, run)
 
-    assert rows.read_run(key, rows.run_value(run)) == run
+    value = rows.run_value(run, b"body")
+
+    assert rows.read_run(key, value) == run
+    assert rows.read_lane_runs([(key, value)]) == [run]
     assert key.startswith(rows.lane_prefix(queue_id, run.fairness_key))
     start, end = rows.queue_range(queue_id)
     assert start <= key < end
+
+
+@given(RUNS, st.binary(min_size=1, max_size=rows.BODY_INLINE_BYTES_MAX + 1))
+@example(Run(0, 1, 0, 0, 0, "", ""), bytes(rows.BODY_INLINE_BYTES_MAX))
+@example(Run(0, 1, 0, 0, 0, "", ""), bytes(rows.BODY_INLINE_BYTES_MAX + 1))
+def test_a_small_body_shares_the_row_of_its_header(run: Run, body: bytes) -> None:
+    run = run._replace(body_bytes=len(body))
+    is_small = len(body) <= rows.BODY_INLINE_BYTES_MAX
+
+    value = rows.run_value(run, body)
+
+    assert rows.has_inline_body(run) == is_small
+    assert rows.inline_body(value) == (body if is_small else b"")
 
 
 @given(U64, RUNS)
