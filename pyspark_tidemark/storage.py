@@ -6,12 +6,14 @@ Calls are not repeated: Spark repeats a task that failed.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import grpc
-import pyarrow as pa
 
 from pyspark_tidemark import messages
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # storage bounds the rows of a batch, not its bytes
@@ -71,13 +73,15 @@ class TableClient:
             found = call(messages.DescribeStorageRequest(), timeout=_CALL_TIMEOUT_S)
         return Described(self._address, found.partitions, [each.partition for each in found.held])
 
-    def scan(self, request: Any, timeout_s: float | None = None) -> Iterator[pa.RecordBatch]:
+    def scan(self, request: Any, timeout_s: float | None = None) -> "Iterator[pa.RecordBatch]":
         """The batches of one table of one partition, as they arrive; by default without limit."""
         call: Any = self._channel.unary_stream(
             messages.SCAN_TABLE,
             request_serializer=messages.ScanTableRequest.SerializeToString,
             response_deserializer=messages.ScanTableResponse.FromString,
         )
+        import pyarrow as pa  # 40 MB, which a process that reads no table does not need
+
         with self._explained():
             for piece in call(request, timeout=timeout_s):
                 with pa.ipc.open_stream(piece.arrow) as stream:

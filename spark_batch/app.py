@@ -19,7 +19,8 @@ from uuid import uuid4
 from pyspark_tidemark.storage import addresses
 from spark_batch.api.job_service import JobService
 from spark_batch.passes.findings import Finding
-from spark_batch.scheduler import Job, JobName, Outcome, Scheduler
+from spark_batch.passes.outcome import JobName
+from spark_batch.scheduler import Job, Outcome, Scheduler
 from spark_batch.session import start_session
 from spark_batch.storage_client import find_partitions
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from spark_batch.passes.findings import Finding, describe_failures
+from spark_batch.passes.outcome import JobName
 from tidemark.clock import Clock
 from tidemark.errors import JobRunning, TidemarkError, Unavailable
 from tidemark.telemetry import counter, seconds
@@ -23,14 +24,6 @@ HOLD_MS: Final = 30_000
 RENEW_MS: Final = 10_000
 
 _log = logging.getLogger(__name__)
-
-
-class JobName(StrEnum):
-    """The jobs, in start order."""
-
-    METRICS = "metrics"
-    RETENTION = "retention"
-    EVICTION = "eviction"
 
 
 class JobState(StrEnum):

@@ -4,7 +4,8 @@ from typing import Any
 
 import grpc
 
-from spark_batch.scheduler import Job, JobName, Scheduler
+from spark_batch.passes.outcome import JobName
+from spark_batch.scheduler import Job, Scheduler
 from tidemark.api.lifecycle.v1 import jobs_pb2, jobs_pb2_grpc
 from tidemark.clock import Clock
 from tidemark.errors import InvalidArgument

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_batch.passes import rules
+from spark_batch.passes import retention_types
 from tidemark.api.storage.v1.retention_pb2 import (
     ApplyRetentionRequest,
     RetentionRow,
@@ -54,7 +54,7 @@ class Planned(NamedTuple):
 
 
 def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
-    """Fold the rows of a plan (`rules.PLAN`), in order, at most `rows_max` into one."""
+    """Fold the rows of a plan (`retention_types.PLAN`), in order, at most `rows_max` into one."""
     count = plan.num_rows
     if not count:
         return
@@ -120,10 +120,10 @@ def _empty(planned: Planned, pass_id: str) -> Call:
 def _add(request: ApplyRetentionRequest, planned: Planned) -> None:
     row: RetentionRow = request.rows.add(lmq_name=planned.lmq_name, queue_id=planned.queue_id)
     match planned.retention_type:
-        case rules.OLD_RECORDS:
+        case retention_types.OLD_RECORDS:
             row.table = ScanTableName.Value(f"SCAN_TABLE_NAME_{planned.topic.upper()}")
             row.age_ms = planned.age_ms
-        case rules.INACTIVE_QUEUE:
+        case retention_types.INACTIVE_QUEUE:
             row.before_ms = planned.before_ms
             row.age_ms = planned.age_ms
         case _:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from spark_batch.passes import rules
+from spark_batch.passes import retention_types
 from tidemark.topics import Topic, TopicSettings
 
 DISABLED: Final = "disabled"
@@ -39,10 +39,10 @@ def explain(
     names = [topic.name for topic in topics]
     findings = []
     for kind in kinds:
-        if kind == rules.OLD_RECORDS:
+        if kind == retention_types.OLD_RECORDS:
             of_kind = sorted(name for name, found in counts if found == kind) or [""]
             why_not = {name: _by_days(days[kind]) for name in of_kind}
-        elif kind == rules.INACTIVE_QUEUE:
+        elif kind == retention_types.INACTIVE_QUEUE:
             # Queues outlive their topic until they are removed.
             gone = sorted({name for name, found in counts if found == kind} - set(names))
             why_not = dict.fromkeys([*names, *gone], _by_days(days[kind]))
@@ -64,10 +64,10 @@ def _by_days(days: int) -> str:
 
 
 def _by_limit(settings: TopicSettings, kind: str) -> str:
-    if kind == rules.MAX_WAIT_TIME_EVICTION:
+    if kind == retention_types.MAX_WAIT_TIME_EVICTION:
         return TOO_YOUNG if settings.max_wait_time_seconds else ZERO
     if not settings.retention_enabled:
         return DISABLED
-    expires = kind == rules.EXPIRED
+    expires = kind == retention_types.EXPIRED
     limit_s = settings.retention_seconds if expires else settings.completed_retention_seconds
     return TOO_YOUNG if limit_s else ZERO

@@ -5,9 +5,8 @@ again. A pass that fails is not resumed: the next one finds what is left.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import Final
 from uuid import uuid4
@@ -20,20 +19,14 @@ from pyspark_tidemark.storage import PartitionAddress
 from spark_batch.passes import rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
 from spark_batch.passes.failures import Failures, collect_failures
-from spark_batch.passes.findings import Counts, Finding, describe_failures, explain
+from spark_batch.passes.findings import Counts
+from spark_batch.passes.outcome import Found, JobName, Pass, conclude
 from spark_batch.storage_client import find_partitions, find_topics
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
 from tidemark.telemetry import LateSpan, current_traceparent, tracer
 from tidemark.topics import Topic, TopicSettings
 
-RETENTION_TYPES: Final = (
-    rules.EXPIRED,
-    rules.COMPLETED,
-    rules.INACTIVE_QUEUE,
-    rules.OLD_RECORDS,
-)
-EVICTION_TYPES: Final = (rules.MAX_WAIT_TIME_EVICTION,)
 RECORD_TABLES: Final = ("messages_consumed", "system_metrics", "history")
 
 _RUN_COLUMNS: Final = (
@@ -48,28 +41,6 @@ _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """The outcome of one pass."""
-
-    pass_id: str
-    dry_run: bool
-    findings: tuple[Finding, ...]
-    duration_ms: int
-    failed: Mapping[int, str] = field(default_factory=dict)
-    """Partitions that could not be read or cleaned, each with its error."""
-
-    def count(self, *kinds: str) -> int:
-        """Messages, queues or records of these types."""
-        return sum(each.due for each in self.findings if each.rule in kinds)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Counts by retention type, in the order of the rules."""
-        kinds = dict.fromkeys(each.rule for each in self.findings)
-        return {kind: self.count(kind) for kind in kinds}
-
-
 class Jobs:
     """Retention and eviction over one session and one cluster."""
 
@@ -81,36 +52,21 @@ class Jobs:
 
     def retention(self, dry_run: bool = False) -> Pass:
         """Expired and completed messages, inactive queues, old records (R1-R4)."""
-        done = self._pass(
-            "retention",
-            RETENTION_TYPES,
+        return self._pass(
+            JobName.RETENTION,
             self.plan_retention,
             self._settings.retention_batch_size,
             dry_run,
         )
-        if not dry_run:
-            _log.info(
-                "RetentionService: Cleaned up expired_messages=%d completed_messages=%d "
-                "inactive_partitions=%d old_metrics=%d",
-                *(done.count(kind) for kind in RETENTION_TYPES),
-            )
-        return done
 
     def eviction(self, dry_run: bool = False) -> Pass:
         """Messages past the max wait of their topic (R5)."""
-        done = self._pass(
-            "eviction",
-            EVICTION_TYPES,
+        return self._pass(
+            JobName.EVICTION,
             self.plan_eviction,
             self._settings.eviction_batch_size,
             dry_run,
         )
-        if not dry_run:
-            _log.info(
-                "EvictionService: Evicted %d messages exceeding max_wait_time",
-                done.count(*EVICTION_TYPES),
-            )
-        return done
 
     # --- plans ---------------------------------------------------------------------------------
 
@@ -202,8 +158,7 @@ class Jobs:
 
     def _pass(
         self,
-        name: str,
-        kinds: tuple[str, ...],
+        name: JobName,
         make_plan: Callable[[list[Topic], Failures], DataFrame | None],
         batch_size: int,
         dry_run: bool,
@@ -222,17 +177,9 @@ class Jobs:
                         counts = _count(plan)
                     else:
                         counts = self.apply(plan, pass_id, batch_size, failures)
-        settings = self._settings
-        days = {
-            rules.INACTIVE_QUEUE: settings.partition_cleanup_days,
-            rules.OLD_RECORDS: settings.metrics_retention_days,
-        }
-        findings = tuple(explain(topics, kinds, counts, days))
-        failed = dict(failures.value)
-        if failed:
-            _log.warning("a %s pass left out partitions: %s", name, describe_failures(failed))
+        found = Found(tuple(topics), counts, dict(failures.value))
         duration_ms = self._clock.monotonic_ms() - started_ms
-        return Pass(pass_id, dry_run, findings, duration_ms, failed)
+        return conclude(name, pass_id, dry_run, found, duration_ms, self._settings)
 
     @contextmanager
     def labelled(self, name: str, pass_id: str) -> Iterator[None]:

@@ -11,11 +11,13 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-EXPIRED: Final = "expired"
-COMPLETED: Final = "completed"
-MAX_WAIT_TIME_EVICTION: Final = "max_wait_time_eviction"
-INACTIVE_QUEUE: Final = "inactive_queue"
-OLD_RECORDS: Final = "old_records"
+from spark_batch.passes.retention_types import (
+    COMPLETED,
+    EXPIRED,
+    INACTIVE_QUEUE,
+    MAX_WAIT_TIME_EVICTION,
+    OLD_RECORDS,
+)
 
 PLAN: Final = (
     "partition",

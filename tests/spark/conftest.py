@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_batch.passes.jobs import Jobs, Pass
+from spark_batch.passes.jobs import Jobs
+from spark_batch.passes.outcome import Pass
 from spark_batch.session import start_session
 from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage

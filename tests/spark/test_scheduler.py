@@ -10,12 +10,12 @@ import pytest
 
 from spark_batch.api.job_service import JobService
 from spark_batch.app import Stored
+from spark_batch.passes.outcome import JobName
 from spark_batch.scheduler import (
     ASK_AGAIN_MS,
     HOLD_MS,
     RENEW_MS,
     Job,
-    JobName,
     JobState,
     Scheduler,
 )
