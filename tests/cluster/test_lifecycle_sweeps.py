@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.lifecycle_client import Client, client_of, payloads, until
+from tests.support.lifecycle_client import Client, client_of_shared, payloads, until
 from tidemark.api.broker.v1.message_pb2 import DeadLetter, Message
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_ATTEMPTS_EXHAUSTED,
@@ -22,9 +22,8 @@ UNTIL_DUE_MS = 5_000
 
 @pytest.fixture
 async def client(shared_cluster: LocalCluster) -> AsyncIterator[Client]:
-    async with client_of(shared_cluster) as client:
+    async with client_of_shared(shared_cluster) as client:
         yield client
-        await client.delete_topics()
 
 
 # --- what becomes ready --------------------------------------------------------------------------

@@ -157,6 +157,16 @@ async def client_of(cluster: LocalCluster) -> AsyncIterator[Client]:
         yield Client(TopicServiceStub(broker), BrokerServiceStub(broker), StorageClient(storage))
 
 
+@asynccontextmanager
+async def client_of_shared(cluster: LocalCluster) -> AsyncIterator[Client]:
+    """A client whose topics are gone afterwards, also when the test failed."""
+    async with client_of(cluster) as client:
+        try:
+            yield client
+        finally:
+            await client.delete_topics()
+
+
 async def sweepers_at(address: str) -> Sequence[SweeperStatus]:
     """The sweepers of one lifecycle replica, by partition."""
     async with open_channel(address) as channel:
