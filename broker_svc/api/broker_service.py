@@ -21,6 +21,7 @@ from broker_svc.publish.publishers import PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2, broker_pb2_grpc, message_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded, ShuttingDown
+from tidemark.field_checks import check_visibility
 from tidemark.names import LmqName, validate_client_id, validate_group, validate_producer_id
 from tidemark.rpc.deadline import remaining_ms
 from tidemark.telemetry import leave_trace
@@ -120,12 +121,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         messages_max = request.max_messages or _PULL_MESSAGES_DEFAULT
         _at_most("max_messages", messages_max, limits.PULL_MESSAGES_MAX)
         _at_most("wait_ms", request.wait_ms, limits.PULL_WAIT_MS_MAX)
-        if request.visibility_ms:
-            _at_most("visibility_ms", request.visibility_ms, limits.VISIBILITY_TIMEOUT_MS_MAX)
-            if request.visibility_ms < limits.VISIBILITY_TIMEOUT_MS_MIN:
-                raise InvalidArgument(
-                    f"at least {limits.VISIBILITY_TIMEOUT_MS_MIN} ms", field="visibility_ms"
-                )
+        check_visibility(request.visibility_ms)
         # The answer must be sent before the deadline cancels the call.
         left_ms = remaining_ms(context)
         wait_ms = request.wait_ms

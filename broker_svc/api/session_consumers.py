@@ -16,6 +16,7 @@ from broker_svc.exclusive.registry import Subscriber
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded, TidemarkError
+from tidemark.field_checks import check_visibility
 from tidemark.names import validate_group
 from tidemark.rpc.statuses import to_status
 
@@ -47,9 +48,7 @@ class SessionConsumers:
             raise QuotaExceeded(f"at most {CONSUMERS_MAX} consumers a session")
         group = opened.group or DEFAULT_GROUP
         validate_group(group)
-        low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
-        if opened.visibility_ms and not low <= opened.visibility_ms <= high:
-            raise InvalidArgument(f"{low} to {high} ms", field="visibility_ms")
+        check_visibility(opened.visibility_ms)
         consumer = Consumer(
             opened.consumer_id,
             group,
@@ -79,7 +78,7 @@ class SessionConsumers:
         consumer = self.get(report.consumer_id)
         if consumer.hand_outs is None:
             raise InvalidArgument("the consumer reports no hand-outs", field="reports_hand_outs")
-        consumer.hand_outs.report(report)
+        consumer.hand_outs.report(report.messages, report.deliveries, report.first_attempts)
         confirmations = self._output.frame.hand_outs
         confirmations.append(report)
         if report.urgent or len(confirmations) >= _UNCONFIRMED_MAX:

@@ -5,8 +5,6 @@ delivery in that order thus decides, without a record for each message, what cos
 the client is gone (K1).
 """
 
-from tidemark.api.broker.v1 import broker_pb2
-
 
 class HandOuts:
     """The hand-outs of one consumer."""
@@ -36,11 +34,11 @@ class HandOuts:
         self._sent_deliveries += 1
         return place
 
-    def report(self, report: broker_pb2.HandOuts) -> None:
+    def report(self, messages: int, deliveries: int, first_attempts: int) -> None:
         """Note the totals of a client; it may take back what it did not use."""
-        self._messages = report.messages
-        self._deliveries = report.deliveries
-        self._first_attempts = report.first_attempts
+        self._messages = messages
+        self._deliveries = deliveries
+        self._first_attempts = first_attempts
 
     def given_of(self, place: "Place") -> int:
         if place.delivery < self._deliveries:

@@ -11,16 +11,11 @@ from typing import NamedTuple
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
 from broker_svc.consume.settlements import has_ended
 from broker_svc.links.partition_link import Answer, PartitionLink
-from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
-from tidemark.errors import (
-    InvalidArgument,
-    PartitionNotFound,
-    ReservationExpired,
-    TidemarkError,
-)
+from tidemark.errors import PartitionNotFound, ReservationExpired, TidemarkError
+from tidemark.field_checks import check_visibility
 from tidemark.receipts import Receipt
 from tidemark.rpc.statuses import from_status, to_status
 
@@ -74,8 +69,10 @@ class Renewals:
     ) -> None:
         """Renew for a client; `done` gets the result, after the commits. Tags mean `deliveries`."""
         result = broker_pb2.RenewalResult(request_id=renewal.request_id)
-        if not _is_valid(renewal.visibility_ms):
-            _refuse_all(renewal, result)
+        try:
+            check_visibility(renewal.visibility_ms)
+        except TidemarkError as error:
+            _refuse_all(renewal, result, error)
             done(result)
             return
         by_partition: dict[int, list[_Named]] = {}
@@ -151,14 +148,10 @@ class Renewals:
         waiting.answered()
 
 
-def _is_valid(visibility_ms: int) -> bool:
-    low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
-    return not visibility_ms or low <= visibility_ms <= high
-
-
-def _refuse_all(renewal: broker_pb2.Renewal, result: broker_pb2.RenewalResult) -> None:
-    low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
-    error = to_status(InvalidArgument(f"{low} to {high} ms", field="visibility_ms"))
+def _refuse_all(
+    renewal: broker_pb2.Renewal, result: broker_pb2.RenewalResult, reason: TidemarkError
+) -> None:
+    error = to_status(reason)
     for tag in renewal.delivery_tags:
         result.refused.add(delivery_tag=tag, error=error)
     for each in renewal.receipts:

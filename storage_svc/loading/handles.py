@@ -13,8 +13,9 @@ from storage_svc.engines.engine import Engine, Table
 from storage_svc.engines.keys import u64
 from storage_svc.loading.recovery import ignore_orphan, recover_queue, report_orphan
 from storage_svc.partition.topics import Topics
-from storage_svc.queue.queue import QueueState, SettledBudget
+from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord, Rules
+from storage_svc.queue.settled import SettledBudget
 from tidemark.errors import QueueNotFound
 from tidemark.names import topic_of
 from tidemark.topics import Topic

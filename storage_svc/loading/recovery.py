@@ -11,9 +11,10 @@ from storage_svc.engines import rows
 from storage_svc.engines.engine import Engine, Reader, Table
 from storage_svc.engines.keys import prefix_end
 from storage_svc.engines.paging import scan_all
-from storage_svc.queue.queue import QueueState, SettledBudget
+from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord, Rules
 from storage_svc.queue.run import Run
+from storage_svc.queue.settled import SettledBudget
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.telemetry import counter
 from tidemark.topics import Topic

@@ -7,6 +7,7 @@ that cannot be carried out is refused by the operation itself.
 from storage_svc.queue import bodies
 from tidemark import limits
 from tidemark.errors import InvalidArgument
+from tidemark.field_checks import check_range
 from tidemark.names import LmqName, validate_group
 
 
@@ -18,18 +19,6 @@ def queue_name(lmq_name: str) -> str:
 def group_name(group: str) -> str:
     validate_group(group)
     return group
-
-
-def check_range(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidArgument(f"{field} is {low} to {high}, not {value}", field=field)
-
-
-def check_visibility(visibility_ms: int) -> None:
-    """0 stands for the visibility timeout of the topic."""
-    if visibility_ms:
-        low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
-        check_range("visibility_ms", visibility_ms, low, high)
 
 
 def check_body(count: int, body: bytes, bytes_max: int) -> None:

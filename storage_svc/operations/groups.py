@@ -11,13 +11,14 @@ from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end
 from storage_svc.loading.handles import Handle
-from storage_svc.operations.fields import check_range, group_name, queue_name
+from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.group import Group
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded
+from tidemark.field_checks import check_range
 from tidemark.limits import GROUPS_PER_QUEUE_MAX
 
 LAST_MESSAGES_MAX = 1_000_000
@@ -84,7 +85,7 @@ class PlaceGroup(NamedTuple):
         if group is None:
             group = await new_group(commit, handle, self.group, 0)
         if self.owner_epoch:
-            state.check_owner(group, self.owner_epoch)
+            group.check_owner(self.owner_epoch)
         revoked: list[int] = []
         if self.start is not None:
             revoked = state.revoke(group, commit.journal)

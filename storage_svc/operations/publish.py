@@ -5,7 +5,7 @@ Owns the checks of a publish: topic version, repeats, a full disk and, with `run
 
 from typing import NamedTuple
 
-from storage_svc.operations.fields import check_body, check_range, queue_name
+from storage_svc.operations.fields import check_body, queue_name
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.operations.runs import append_run, queue_with_room
 from storage_svc.operations.schedule import add_scheduled
@@ -14,6 +14,7 @@ from storage_svc.partition.commit import CommitContext
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import DiskFull, TopicVersionMismatch
+from tidemark.field_checks import check_range
 from tidemark.names import topic_of, validate_fairness_key, validate_producer_id
 
 

@@ -5,13 +5,13 @@ A reservation that cannot be renewed is left out and named with its reason; the 
 
 from typing import NamedTuple
 
-from storage_svc.operations.fields import check_range, check_visibility
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.operations.settle import find_by_receipt
 from storage_svc.partition.commit import CommitContext
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
+from tidemark.field_checks import check_range, check_visibility
 from tidemark.rpc.statuses import to_status
 
 

@@ -7,7 +7,7 @@ Owns the bounds of a hand-out and the receipts; what a reservation means is the 
 from typing import NamedTuple
 
 from storage_svc.loading.handles import Handle
-from storage_svc.operations.fields import check_range, check_visibility, group_name, queue_name
+from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.groups import new_group
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.partition.commit import CommitContext
@@ -18,6 +18,7 @@ from storage_svc.queue.run import Slice
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, RecordUnreadable
+from tidemark.field_checks import check_range, check_visibility
 from tidemark.limits import RETURNED_SLICES_MAX, RUN_BYTES_MAX
 from tidemark.receipts import Receipt
 
@@ -116,7 +117,7 @@ class Reserve(NamedTuple):
             raise Fenced("the queue has no owner: subscribe first", epoch="0")
         if group is None:
             group = await new_group(commit, handle, self.group, 0)
-        state.check_owner(group, self.owner_epoch)
+        group.check_owner(self.owner_epoch)
         commit.journal.cancel_ready(state.record, group)
         taken, too_large = await _take(commit, handle, group, self)
         taken, taken_bodies = await _readable(commit, handle, group, taken)

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from storage_svc.loading.handles import Handle
 from storage_svc.operations.dead_letters import Death, dispose
-from storage_svc.operations.fields import check_range, check_visibility
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.operations.outbox import DeadReason
 from storage_svc.partition.commit import CommitContext
@@ -16,6 +15,7 @@ from storage_svc.queue.reservation import Ending, Reservation, Span
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, ReservationNotFound
+from tidemark.field_checks import check_range, check_visibility
 from tidemark.receipts import Receipt
 from tidemark.telemetry import is_in_trace_of, is_sampled, messaging, tracer
 from tidemark.telemetry.messaging import Messages
@@ -173,9 +173,9 @@ async def find_by_receipt(
         # The epoch of the caller, or that of the receipt where the caller named none.
         owner_epoch = asked.owner_epoch or receipt.owner_epoch
         if by_broker:
-            handle.state.check_owner(group, owner_epoch)
+            group.check_owner(owner_epoch)
         else:
-            handle.state.check_settler(group, owner_epoch, asked.client_id)
+            group.check_settler(owner_epoch, asked.client_id)
     return handle, reservation
 
 

@@ -16,6 +16,7 @@ from storage_svc.queue.drr import Ring
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Run, Slice
+from tidemark.errors import Fenced
 
 PASSED_MAX = 1000
 """Slices that one hand-out sets aside, so that a backlog past its time costs no long commit."""
@@ -288,6 +289,22 @@ class Group:
                 for each in lane.returned:
                     if each.attempts >= max_attempts:
                         yield each.run.first_offset
+
+    def check_owner(self, owner_epoch: int) -> None:
+        """An owned queue serves its owner alone (E8)."""
+        if self.owner_epoch and owner_epoch != self.owner_epoch:
+            raise Fenced(
+                f"the queue is owned under epoch {self.owner_epoch}, not {owner_epoch}",
+                epoch=str(self.owner_epoch),
+            )
+
+    def check_settler(self, owner_epoch: int, client_id: str) -> None:
+        """What the owner of a queue holds, the owner alone settles (E8)."""
+        self.check_owner(owner_epoch)
+        if self.owner_epoch and client_id != self.owner_client_id:
+            raise Fenced(
+                f"client {client_id!r} does not own the queue", epoch=str(self.owner_epoch)
+            )
 
     def cursor(self, next_offset: int) -> int:
         """Every message before it is settled, as far as the state in memory shows."""

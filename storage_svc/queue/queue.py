@@ -12,29 +12,14 @@ from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import Journal, QueueRecord, Returned, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
 from storage_svc.queue.run import Run, Slice
-from tidemark.errors import Fenced, GroupNotFound, ReservationNotFound
-
-SETTLED_PER_QUEUE_MIN = 1024
-"""Settled reservations that every queue may keep, to answer repeated settlements."""
-
-SETTLED_SHARED_MAX = 25_000
-"""Settled reservations that the queues of a partition share beyond that, at some 800 bytes each. A
-queue may use what is left: half of them if it is alone, more than a frame of settlements holds."""
-
-
-class SettledBudget:
-    """How many settled reservations the queues of a partition keep together."""
-
-    __slots__ = ("total",)
-
-    def __init__(self) -> None:
-        self.total = 0
+from storage_svc.queue.settled import SettledBudget, SettledReservations
+from tidemark.errors import GroupNotFound, ReservationNotFound
 
 
 class QueueState:
     """A materialized queue."""
 
-    __slots__ = ("_budget", "_settled", "groups", "record", "reservations", "rules")
+    __slots__ = ("_settled", "groups", "record", "reservations", "rules")
 
     def __init__(
         self, record: QueueRecord, rules: Rules, budget: SettledBudget | None = None
@@ -43,9 +28,7 @@ class QueueState:
         self.rules = rules
         self.groups: dict[str, Group] = {}
         self.reservations: dict[int, Reservation] = {}
-        self._settled: dict[int, None] = {}
-        """Settled reservations, oldest first. A dict: an empty deque weighs ten times as much."""
-        self._budget = budget or SettledBudget()
+        self._settled = SettledReservations(budget or SettledBudget())
 
     # --- runs ----------------------------------------------------------------------------------
 
@@ -253,7 +236,7 @@ class QueueState:
             if ending in (Ending.ACK, Ending.DEAD_LETTER):
                 self._done(group, reservation.slice.run, (start, end), journal)
             else:
-                for part, counted in _charged(reservation, (start, end), ending):
+                for part, counted in reservation.charged((start, end), ending):
                     self._back(group, reservation.slice, part, counted, not_before_ms, journal)
         record.last_activity_ms = now_ms
         journal.queue_changed(record)
@@ -292,24 +275,6 @@ class QueueState:
         self._notify_waiters(group, journal)  # too many may have blocked the group
         return slice_
 
-    # --- owners --------------------------------------------------------------------------------
-
-    def check_settler(self, group: Group, owner_epoch: int, client_id: str) -> None:
-        """What the owner of a queue holds, the owner alone settles (E8)."""
-        self.check_owner(group, owner_epoch)
-        if group.owner_epoch and client_id != group.owner_client_id:
-            raise Fenced(
-                f"client {client_id!r} does not own the queue", epoch=str(group.owner_epoch)
-            )
-
-    def check_owner(self, group: Group, owner_epoch: int) -> None:
-        """An owned queue serves its owner alone (E8)."""
-        if group.owner_epoch and owner_epoch != group.owner_epoch:
-            raise Fenced(
-                f"the queue is owned under epoch {group.owner_epoch}, not {owner_epoch}",
-                epoch=str(group.owner_epoch),
-            )
-
     def revoke(self, group: Group, journal: Journal) -> list[int]:
         """Take back everything that consumers of a group hold; no attempt is counted."""
         revoked = list(group.live.values())
@@ -337,8 +302,7 @@ class QueueState:
         if reservation.live:
             self.groups[reservation.group].hold(reservation)
         else:
-            self._settled[reservation.reservation_id] = None
-            self._budget.total += 1
+            self._settled.add(reservation.reservation_id)
 
     def recover_returned(self, group: Group, returned: Returned) -> None:
         """Add messages that had been given back, as read from the engine."""
@@ -442,30 +406,11 @@ class QueueState:
         journal.queue_changed(self.record)
 
     def _remember(self, reservation: Reservation, journal: Journal) -> None:
-        self._settled[reservation.reservation_id] = None
-        self._budget.total += 1
-        left = SETTLED_SHARED_MAX - self._budget.total
-        # Two at most: a queue that is above its share gives it up gradually.
-        for _ in range(2):
-            if len(self._settled) > max(SETTLED_PER_QUEUE_MIN, left):
-                oldest = next(iter(self._settled))
-                self._forget(oldest)
-                journal.delete_reservation(self.record, oldest)
+        self._settled.add(reservation.reservation_id)
+        for oldest in self._settled.surplus():
+            self._forget(oldest)
+            journal.delete_reservation(self.record, oldest)
 
     def _forget(self, reservation_id: int) -> None:
         del self.reservations[reservation_id]
-        if reservation_id in self._settled:
-            del self._settled[reservation_id]
-            self._budget.total -= 1
-
-
-def _charged(reservation: Reservation, span: Span, ending: Ending) -> list[tuple[Span, int]]:
-    """Messages that go back, in parts, each with the attempts that it is charged."""
-    if ending in (Ending.RELEASE, Ending.REVOKED):
-        return [(span, 0)]
-    if ending is Ending.NACK:
-        return [(span, 1)]
-    start, end = span
-    given = min(max(start, reservation.slice.start + reservation.given_messages), end)
-    parts = (((start, given), 1), ((given, end), 0))
-    return [(part, counted) for part, counted in parts if part[0] < part[1]]
+        self._settled.discard(reservation_id)

@@ -135,6 +135,20 @@ class Reservation:
             self.done = [(self.slice.start, self.slice.end, ending)]
         return changed
 
+    def charged(self, span: Span, ending: Ending) -> list[tuple[Span, int]]:
+        """Messages that go back, in parts, each with the attempts that it is charged.
+
+        DISCONNECT and EXPIRED count only for what the application was given (K1).
+        """
+        if ending in (Ending.RELEASE, Ending.REVOKED):
+            return [(span, 0)]
+        if ending is Ending.NACK:
+            return [(span, 1)]
+        start, end = span
+        given = min(max(start, self.slice.start + self.given_messages), end)
+        parts = (((start, given), 1), ((given, end), 0))
+        return [(part, counted) for part, counted in parts if part[0] < part[1]]
+
     def _add_done(self, start: int, end: int, ending: Ending) -> None:
         """Consecutive messages that ended the same way stay one record."""
         if self.done and self.done[-1][1:] == (start, ending):

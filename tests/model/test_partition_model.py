@@ -40,7 +40,7 @@ from storage_svc.partition.exchange_events import ExchangeEvents
 from storage_svc.partition.partition import Partition
 from storage_svc.queue import group as group_module
 from storage_svc.queue import lane as lane_module
-from storage_svc.queue import queue as queue_module
+from storage_svc.queue import settled
 from storage_svc.queue.reservation import Ending, Span
 from storage_svc.reads import due_work
 from storage_svc.reads.due_work import ScanKind
@@ -86,8 +86,8 @@ SMALL_BOUNDS = [
     (group_module, "PASSED_MAX", 2),
     (group_module, "IDLE_LANES_MAX", 1),
     (reserve, "PASSED_MAX", 2),
-    (queue_module, "SETTLED_PER_QUEUE_MIN", 12),
-    (queue_module, "SETTLED_SHARED_MAX", 0),
+    (settled, "SETTLED_PER_QUEUE_MIN", 12),
+    (settled, "SETTLED_SHARED_MAX", 0),
 ]
 
 
@@ -122,7 +122,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="tidemark-model-"))
         self.lives = 0
         self.clock = StillClock()
-        self.model = PartitionModel(TOPICS, queue_module.SETTLED_PER_QUEUE_MIN)
+        self.model = PartitionModel(TOPICS, settled.SETTLED_PER_QUEUE_MIN)
         self.frame: list[Operation[object]] = []
         self.numbered: dict[int, Append] = {}
         self.names: dict[str, str] = {}
@@ -245,6 +245,8 @@ class PartitionMachine(RuleBasedStateMachine):
         if confirmed and self.engines.next_commit is None:  # it is a commit of its own
             self.run(self.partition.confirm_time())
             self.model.time_is_suspicious = False
+            self._begin_a_commit(self.partition.now_ms())
+            self._conclude_a_commit()
         self.run(self.clock.advance_ms(step_ms))
         self.add([RunHousekeeping()])
 
@@ -291,16 +293,12 @@ class PartitionMachine(RuleBasedStateMachine):
             written = fault is Fault.AFTER_WRITING
         if written:
             self.committed_ms = now_ms
-        told = set(self.events.ready)
-        self.events.ready.clear()
-        self.model.begin(now_ms, told)
+        self._begin_a_commit(now_ms)
         if answers is not None:
             for operation, answer in zip(operations, answers, strict=True):
                 self._learn(answer)
                 self.model.perform(operation, answer)
-            self.model.conclude()
-            assert self.events.expired == self.model.expired
-            self.events.expired.clear()
+            self._conclude_a_commit()
         else:
             for operation in operations if written else ():
                 self.model.perform(operation, self._read_back(operation), lost=True)
@@ -309,6 +307,17 @@ class PartitionMachine(RuleBasedStateMachine):
             self.model.reloaded()
             assert not self.events.expired, "the outcome is unknown"
         self.run(audit(self.partition, self.model))
+
+    def _begin_a_commit(self, now_ms: int) -> None:
+        told = set(self.events.ready)
+        self.events.ready.clear()
+        self.model.begin(now_ms, told)
+
+    def _conclude_a_commit(self) -> None:
+        """Every commit ends with what is due."""
+        self.model.conclude()
+        assert self.events.expired == self.model.expired
+        self.events.expired.clear()
 
     async def _submit(self, operations: list[Operation[object]]) -> list[object] | None:
         """The answers; None if the commit failed and the partition has opened again."""

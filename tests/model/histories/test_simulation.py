@@ -101,7 +101,7 @@ Mutant = dict[str, Callable[..., Any]]
     [
         pytest.param(
             {
-                "storage_svc.queue.queue.QueueState.check_owner": _unchecked,
+                "storage_svc.queue.group.Group.check_owner": _unchecked,
                 "storage_svc.queue.queue.QueueState.revoke": _nothing_revoked,
             },
             {Rule.NO_STALE_SETTLE},

@@ -22,6 +22,7 @@ def names_everywhere(local: LocalBroker, each: int) -> list[str]:
 async def test_a_broker_has_one_stream_to_a_node_however_many_partitions_it_holds(
     start_gated: StartGated,
 ) -> None:
+    """C7."""
     local, gates = await start_gated(PARTITIONS)
     session = await local.session()
 

@@ -77,7 +77,7 @@ def start(committer: Committer[list[bytes]], prefix: bytes, batch: Batch) -> asy
 async def test_what_arrives_during_a_sync_shares_the_next_one(
     committer: Committer[list[bytes]], log: ScriptedLog
 ) -> None:
-    """S2, L1: nothing is answered before its sync, and syncs do not grow with partitions."""
+    """S2, L1, C7: nothing is answered before its sync, and syncs do not grow with partitions."""
     first = start(committer, b"0", row(b"a"))
     sync = await log.next_sync()
     others = [start(committer, b"%d" % number, row(b"a")) for number in range(1, 64)]
@@ -98,6 +98,7 @@ async def test_what_arrives_during_a_sync_shares_the_next_one(
 async def test_commits_of_one_moment_share_a_sync(
     committer: Committer[list[bytes]], log: ScriptedLog
 ) -> None:
+    """C7."""
     commits = [start(committer, b"p", row(b"%d" % number)) for number in range(8)]
 
     (await log.next_sync()).set_result(None)

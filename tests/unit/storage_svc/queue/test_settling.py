@@ -2,7 +2,8 @@
 
 import pytest
 
-from storage_svc.queue import queue as queue_state
+from storage_svc.queue import settled
+from storage_svc.queue.queue import QueueState
 from storage_svc.queue.reservation import Ending
 from tests.support.queue_in_tables import Queue, spans_of
 from tidemark.errors import Fenced, ReservationExpired, ReservationNotFound
@@ -47,10 +48,10 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """V6: long after, a repeat is told that there is no such reservation."""
-    monkeypatch.setattr(queue_state, "SETTLED_SHARED_MAX", 0)
+    monkeypatch.setattr(settled, "SETTLED_SHARED_MAX", 0)
     queue = Queue()
     queue.add_group()
-    for _ in range(queue_state.SETTLED_PER_QUEUE_MIN + 1):
+    for _ in range(settled.SETTLED_PER_QUEUE_MIN + 1):
         queue.append(1)
         queue.settle(queue.reserve()[0], Ending.ACK)
 
@@ -58,7 +59,7 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
         queue.state.find(1)
 
     assert queue.state.find(2).reservation_id == 2
-    assert len(queue.tables.reservations) == queue_state.SETTLED_PER_QUEUE_MIN
+    assert len(queue.tables.reservations) == settled.SETTLED_PER_QUEUE_MIN
 
     queue.state.prepare_to_unload(queue.tables)
     assert queue.tables.reservations == {}
@@ -68,14 +69,14 @@ def test_a_bounded_number_of_settled_reservations_is_remembered(
 
 def test_queues_share_what_they_remember_beyond_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """V6: no queue may use all of it, and an unloaded queue gives its share back."""
-    monkeypatch.setattr(queue_state, "SETTLED_PER_QUEUE_MIN", 2)
-    monkeypatch.setattr(queue_state, "SETTLED_SHARED_MAX", 12)
-    together = queue_state.SettledBudget()
+    monkeypatch.setattr(settled, "SETTLED_PER_QUEUE_MIN", 2)
+    monkeypatch.setattr(settled, "SETTLED_SHARED_MAX", 12)
+    together = settled.SettledBudget()
     queues = []
     kept = []
     for _ in range(2):
         queue = Queue()
-        queue.state = queue_state.QueueState(queue.state.record, queue.rules, together)
+        queue.state = QueueState(queue.state.record, queue.rules, together)
         queue.add_group()
         queues.append(queue)
 
@@ -108,8 +109,8 @@ def test_a_takeover_revokes_what_the_old_owner_holds() -> None:
     with pytest.raises(Fenced):
         queue.settle(reservation, Ending.ACK)
     with pytest.raises(Fenced):
-        queue.state.check_owner(group, 7)
-    queue.state.check_owner(group, 8)
+        group.check_owner(7)
+    group.check_owner(8)
     assert spans_of(queue.reserve()) == [(1, 4, 0, 2)]
 
 
@@ -117,5 +118,5 @@ def test_a_group_without_owner_serves_every_client() -> None:
     """E8."""
     queue = Queue()
 
-    queue.state.check_owner(queue.add_group(), 0)
-    queue.state.check_owner(queue.state.group("default"), 3)
+    queue.add_group().check_owner(0)
+    queue.state.group("default").check_owner(3)

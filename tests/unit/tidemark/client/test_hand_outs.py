@@ -14,11 +14,11 @@ from hypothesis.stateful import (
 
 from broker_svc.consume.hand_outs import HandOuts as BrokerHandOuts
 from broker_svc.consume.hand_outs import Place
-from tidemark.api.broker.v1 import broker_pb2, message_pb2
+from tidemark.api.broker.v1 import message_pb2
 from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.hand_outs import HandOuts, Report, Totals
 
-Frame = DeliveryBatch | broker_pb2.HandOuts
+Frame = DeliveryBatch | Report
 
 
 class Settler:
@@ -32,12 +32,6 @@ def batch_of(messages: int, *, attempts: int = 0, last_attempt: bool = False) ->
         count=messages, attempt_count=attempts, last_attempt=last_attempt, visibility_ms=1_000
     )
     return DeliveryBatch(delivery, Settler(), session_id=1, now_ms=0)  # type: ignore[arg-type]
-
-
-def proto_of(report: Report) -> broker_pb2.HandOuts:
-    return broker_pb2.HandOuts(
-        number=report.number, urgent=report.urgent, **report.totals._asdict()
-    )
 
 
 def confirmed(hand_outs: HandOuts, waiting_for_one: int = 0, waiting_for_batch: int = 0) -> None:
@@ -64,7 +58,7 @@ class Killing(RuleBasedStateMachine):
         self.client, self.broker = HandOuts(), BrokerHandOuts()
         self.places: list[tuple[Place, DeliveryBatch]] = []
         self.to_client: deque[Frame] = deque()
-        self.to_broker: deque[broker_pb2.HandOuts] = deque()
+        self.to_broker: deque[Report] = deque()
         self.buffer: deque[DeliveryBatch] = deque()
         self.tasks, self.batch_tasks, self.batch_tasks_max = 1, 0, 0
         self.tasks_most = 1
@@ -98,8 +92,7 @@ class Killing(RuleBasedStateMachine):
             self.client.arrived(frame)
             self.buffer.append(frame)
         else:
-            totals = Totals(frame.messages, frame.deliveries, frame.first_attempts)
-            self.client.confirmed(frame.number, totals, 0)
+            self.client.confirmed(frame.number, frame.totals, 0)
 
     @precondition(lambda self: self.buffer and self.tasks)
     @rule(messages=st.integers(1, 8), took_ms=st.sampled_from((1, 10, 1_000)))
@@ -131,7 +124,7 @@ class Killing(RuleBasedStateMachine):
     def report(self) -> None:
         report = self.client.report(self.tasks, self.batch_tasks, 0)
         if report is not None:
-            self.to_broker.append(proto_of(report))
+            self.to_broker.append(report)
 
     @rule()
     def wait_for_long(self) -> None:
@@ -153,7 +146,7 @@ class Killing(RuleBasedStateMachine):
     @rule()
     def note(self) -> None:
         report = self.to_broker.popleft()
-        self.broker.report(report)
+        self.broker.report(*report.totals)
         self.to_client.append(report)
 
     @rule()
@@ -286,14 +279,14 @@ def test_a_task_that_gave_up_waiting_is_no_longer_reported_ahead() -> None:
     hand_outs, broker = HandOuts(), BrokerHandOuts()
     ahead = hand_outs.report(1, 0, 0)
     assert ahead is not None
-    broker.report(proto_of(ahead))
+    broker.report(*ahead.totals)
     hand_outs.confirmed(ahead.number, ahead.totals, 0)
 
     hand_outs.run_once(0, 0)
     hand_outs.run_once(0, 0)
     smaller = hand_outs.report(0, 0, 0)
     assert smaller is not None
-    broker.report(proto_of(smaller))
+    broker.report(*smaller.totals)
 
     assert broker.place(1, 1, last_attempt=False).given == 0
 
@@ -317,7 +310,7 @@ def test_a_place_counts_as_given_as_far_as_the_totals_reach(messages: int, total
     first = hand_outs.place(10, 0, last_attempt=False)
     second = hand_outs.place(messages, 1, last_attempt=False)
 
-    hand_outs.report(broker_pb2.HandOuts(messages=total))
+    hand_outs.report(total, 0, 0)
 
     assert first.given + second.given == min(total, 10 + messages)
     assert first.given == min(total, 10)
