@@ -100,7 +100,7 @@ async def test_a_link_that_is_down_is_shown_beside_a_partition_that_serves(gated
 
 
 async def test_a_partition_that_another_broker_holds_is_shown_as_moved(local: LocalBroker) -> None:
-    """S8: unary calls are forwarded, so the broker stays ready."""
+    """S8: clients follow to the holder, so the broker stays ready."""
     settings = BrokerSettings(
         partitions=local.partitions,
         listen="127.0.0.1:0",

@@ -759,7 +759,7 @@ class PublishRequest(_message.Message):
     producer_id: _builtins.str
     """Producer of the idempotent runs. At most 128 bytes. Default "": `client_id`."""
     forwarded: _builtins.bool
-    """True on a call that a broker forwarded: it is not forwarded again. Set by brokers only."""
+    """Reserved for calls between brokers. Not read yet."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.PublishRun]:
         """The runs. 1 to 10 000, at most 16 MiB together."""
@@ -833,7 +833,7 @@ class PullRequest(_message.Message):
     visibility_ms: _builtins.int
     """Reservation time, in milliseconds. 50 to 43 200 000. Default 0: the topic's."""
     forwarded: _builtins.bool
-    """True on a call that a broker forwarded. Set by brokers only."""
+    """Reserved for calls between brokers. Not read yet."""
     def __init__(
         self,
         *,
@@ -894,7 +894,7 @@ class SettleRequest(_message.Message):
     client_id: _builtins.str
     """Name of the client. Required. On exclusive topics the owner's: any other is FENCED."""
     forwarded: _builtins.bool
-    """True on a call that a broker forwarded. Set by brokers only."""
+    """Reserved for calls between brokers. Not read yet."""
     @_builtins.property
     def settlements(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Settlement]:
         """The settlements, by receipt. 1 to 10 000."""
@@ -950,7 +950,7 @@ class SyncSubscriptionsRequest(_message.Message):
     client_id: _builtins.str
     """Name of the client. Required."""
     forwarded: _builtins.bool
-    """True on a call that a broker forwarded. Set by brokers only."""
+    """Reserved for calls between brokers. Not read yet."""
     @_builtins.property
     def sync(self) -> _subscription_pb2.SubscriptionSync:
         """The change."""

@@ -12,8 +12,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class BrokerServiceStub:
-    """Publishing and consuming. Any broker can be called. A broker that does not hold the partition
-    forwards unary calls by one hop and answers sessions with NOT_OWNER and the holder's address.
+    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
+    holder's address. Unary calls are not forwarded yet.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -53,8 +53,8 @@ class BrokerServiceStub:
     """Destroys a publisher at once instead of by its idle timeout. Fails with PUBLISHER_NOT_FOUND."""
 
 class BrokerServiceServicer:
-    """Publishing and consuming. Any broker can be called. A broker that does not hold the partition
-    forwards unary calls by one hop and answers sessions with NOT_OWNER and the holder's address.
+    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
+    holder's address. Unary calls are not forwarded yet.
     """
 
     def Session(

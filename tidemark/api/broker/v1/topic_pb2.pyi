@@ -194,7 +194,7 @@ class _LinkStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkState.V
     LINK_STATE_FAULTY: _LinkState.ValueType  # 3
     """Storage refuses the claim because the partition is faulty."""
     LINK_STATE_MOVED: _LinkState.ValueType  # 4
-    """Another broker holds the partition. Unary calls are forwarded, sessions get NOT_OWNER."""
+    """Another broker holds the partition. Calls fail with NOT_OWNER and its address."""
 
 class LinkState(_LinkState, metaclass=_LinkStateEnumTypeWrapper):
     """Whether the broker that was asked can use a partition."""
@@ -208,7 +208,7 @@ LINK_STATE_DOWN: LinkState.ValueType  # 2
 LINK_STATE_FAULTY: LinkState.ValueType  # 3
 """Storage refuses the claim because the partition is faulty."""
 LINK_STATE_MOVED: LinkState.ValueType  # 4
-"""Another broker holds the partition. Unary calls are forwarded, sessions get NOT_OWNER."""
+"""Another broker holds the partition. Calls fail with NOT_OWNER and its address."""
 Global___LinkState: _TypeAlias = LinkState  # noqa: Y015
 
 @_typing.final
