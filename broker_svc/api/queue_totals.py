@@ -6,6 +6,7 @@ Pure: it sends no requests.
 from collections.abc import Sequence
 from typing import Final
 
+from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.errors import InvalidArgument
@@ -35,6 +36,13 @@ def groups(found: Sequence[storage_pb2.GetQueueResponse]) -> list[topic_pb2.Grou
     """The groups of all partitions, by partition and name."""
     found_groups = [group for each in found for group in each.groups]
     return sorted(found_groups, key=lambda group: (group.partition, group.name))
+
+
+def page_size(asked: int) -> int:
+    """Entries of a page, from a request."""
+    if asked > limits.PAGE_SIZE_MAX:
+        raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+    return asked or limits.PAGE_SIZE_DEFAULT
 
 
 def page_token(partition: int, token: str) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 
 from broker_svc.api import queue_totals
+from broker_svc.api.dead_letters import DeadLetters
 from broker_svc.api.peek import Peek
 from broker_svc.api.queue_partitions import QueuePartitions
-from broker_svc.api.redrive import Redrive
 from broker_svc.api.topic_deletion import TopicDeletion
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.partition_link import LinkState
-from tidemark import limits, topics
+from tidemark import topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
 from tidemark.errors import GroupNotFound, InvalidArgument, TidemarkError
@@ -50,6 +50,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self._components = components
         self._storage = storage
         self._partitions = QueuePartitions(components.links, components.topics, storage)
+        self._dead_letters = DeadLetters(self._partitions, storage, components.settings.partitions)
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -135,9 +136,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.ListQueuesRequest, context: Context
     ) -> topic_pb2.ListQueuesResponse:
         await self._components.topics.get(request.topic)
-        limit = request.page_size or limits.PAGE_SIZE_DEFAULT
-        if limit > limits.PAGE_SIZE_MAX:
-            raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+        limit = queue_totals.page_size(request.page_size)
         partition, token = queue_totals.read_token(
             request.page_token, self._components.settings.partitions
         )
@@ -219,7 +218,27 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def RedriveDeadLetters(
         self, request: topic_pb2.RedriveDeadLettersRequest, context: Context
     ) -> topic_pb2.RedriveDeadLettersResponse:
-        return await Redrive(request, self._partitions).run()
+        return await self._dead_letters.redrive(request)
+
+    async def ListDeadLetters(
+        self, request: topic_pb2.ListDeadLettersRequest, context: Context
+    ) -> topic_pb2.ListDeadLettersResponse:
+        return await self._dead_letters.list_page(request)
+
+    async def DeleteDeadLetters(
+        self, request: topic_pb2.DeleteDeadLettersRequest, context: Context
+    ) -> topic_pb2.DeleteDeadLettersResponse:
+        return await self._dead_letters.delete(request)
+
+    async def ListOutbox(
+        self, request: topic_pb2.ListOutboxRequest, context: Context
+    ) -> topic_pb2.ListOutboxResponse:
+        return await self._dead_letters.list_outbox(request)
+
+    async def DropOutbox(
+        self, request: topic_pb2.DropOutboxRequest, context: Context
+    ) -> topic_pb2.DropOutboxResponse:
+        return await self._dead_letters.drop_outbox(request)
 
     # --- groups --------------------------------------------------------------------------------
 
@@ -287,6 +306,18 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             if link is not None:
                 info.link_state = _LINK_STATES[link.state]
                 info.link_detail = link.detail
+        return response
+
+    async def ConfirmPartitionTime(
+        self, request: topic_pb2.ConfirmPartitionTimeRequest, context: Context
+    ) -> topic_pb2.ConfirmPartitionTimeResponse:
+        confirmed = await self._storage.ConfirmPartitionTime(
+            storage_pb2.ConfirmPartitionTimeRequest(
+                partition=request.partition, to_wall_clock=request.to_wall_clock
+            )
+        )
+        response = topic_pb2.ConfirmPartitionTimeResponse()
+        response.partition_time.FromMilliseconds(confirmed.partition_time_ms)
         return response
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import grpc
 
 from storage_svc.api.codec import encode_health
+from storage_svc.api.dead_letter_codec import encode_dead_letters, encode_waiting
 from storage_svc.api.exchange import Exchange
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.operations.claim import ClaimPartition, ReleaseUnreported
+from storage_svc.operations.dead_letter_filter import DeadLetterFilter
 from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
-from storage_svc.reads import due_work, queues
+from storage_svc.reads import dead_letters, due_work, queues
 from storage_svc.reads.due_work import ScanKind
 from storage_svc.reads.queues import GroupView, QueueView
 from tidemark import limits, topics
@@ -222,10 +224,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.ListQueuesRequest, context: Context
     ) -> storage_pb2.ListQueuesResponse:
         partition = self._partitions.get(request.partition)
-        try:
-            token = bytes.fromhex(request.page_token)
-        except ValueError:
-            raise InvalidArgument("not a page token of this call", field="page_token") from None
+        token = _token(request.page_token)
         limit = _page_size(request.page_size)
         if request.lite_prefix and not request.topic:
             raise InvalidArgument("a lite_prefix needs a topic", field="lite_prefix")
@@ -266,6 +265,42 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             added.publish_time.FromMilliseconds(each.run.publish_time_ms)
         return response
 
+    # --- dead letters --------------------------------------------------------------------------
+
+    async def ListDeadLetters(
+        self, request: storage_pb2.ListDeadLettersRequest, context: Context
+    ) -> storage_pb2.ListDeadLettersResponse:
+        LmqName.parse(request.lmq_name)
+        partition = self._partitions.get(request.partition)
+        found, next_token = await dead_letters.list_dead_letters(
+            partition,
+            request.lmq_name,
+            DeadLetterFilter.from_proto(request.filter),
+            _token(request.page_token),
+            _page_size(request.page_size),
+        )
+        return storage_pb2.ListDeadLettersResponse(
+            dead_letters=[encode_dead_letters(partition.number, each) for each in found],
+            next_page_token=next_token.hex(),
+        )
+
+    async def ListOutbox(
+        self, request: storage_pb2.ListOutboxRequest, context: Context
+    ) -> storage_pb2.ListOutboxResponse:
+        if request.destination_lmq_name:
+            LmqName.parse(request.destination_lmq_name)
+        partition = self._partitions.get(request.partition)
+        found, next_token = await dead_letters.list_outbox(
+            partition,
+            request.destination_lmq_name,
+            _token(request.page_token),
+            _page_size(request.page_size),
+        )
+        return storage_pb2.ListOutboxResponse(
+            entries=[encode_waiting(partition.number, each) for each in found],
+            next_page_token=next_token.hex(),
+        )
+
 
 def _scan_kind(kind: int) -> ScanKind:
     try:
@@ -281,6 +316,13 @@ def _held(page: storage_pb2.ReportHeldReservationsRequest) -> dict[int, int]:
         raise InvalidArgument(f"at most {_HELD_PER_PAGE_MAX} receipts a page", field="receipts")
     receipts = map(Receipt.decode, page.receipts)
     return {each.reservation_id: each.queue_id for each in receipts}
+
+
+def _token(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidArgument("not a page token of this call", field="page_token") from None
 
 
 def _page_size(asked: int, default: int = limits.PAGE_SIZE_DEFAULT) -> int:

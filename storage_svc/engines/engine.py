@@ -46,7 +46,6 @@ class Table(StrEnum):
     | TTL             | time, queue, run                | fairness key: runs by dead deadline      |
     | OUTBOX          | text destination, sequence      | a slice on its way to another queue      |
     | OUTBOX_BODIES   | sequence                        | the messages of that slice               |
-    | OUTBOX_TAILS    | text destination                | sequence of its last outbox entry        |
     | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |
     | PRODUCERS       | text producer_id, last sequence | first answers that one commit gave       |
     | PRODUCER_INDEX  | time, text producer_id          | empty: producers by last use, to forget  |
@@ -75,7 +74,6 @@ class Table(StrEnum):
     TTL = "ttl"
     OUTBOX = "outbox"
     OUTBOX_BODIES = "outbox_bodies"
-    OUTBOX_TAILS = "outbox_tails"
     HIGH_WATER = "high_water"
     PRODUCERS = "producers"
     PRODUCER_INDEX = "producer_index"

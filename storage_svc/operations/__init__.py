@@ -36,6 +36,7 @@ OPERATIONS: ExchangeDecoders = {
     **ownership.OPERATIONS,
     **topics.OPERATIONS,
     **redrive.OPERATIONS,
+    **outbox.OPERATIONS,
 }
 """Operations that a broker sends through its exchange."""
 

@@ -13,6 +13,16 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64x3
 from storage_svc.loading.handles import Handle
 from storage_svc.operations import history, outbox
+from storage_svc.operations.dead_letter_filter import (
+    HEADER_ATTEMPTS,
+    HEADER_DETAIL,
+    HEADER_GROUP,
+    HEADER_OFFSET,
+    HEADER_QUEUE,
+    HEADER_REASON,
+    HEADER_TIME,
+    HEADER_TOPIC,
+)
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.operation import STALE, Acted, ActionDecoders, ActionOutcome
 from storage_svc.operations.outbox import DeadReason
@@ -25,16 +35,6 @@ from tidemark.errors import InvalidArgument, RecordUnreadable
 from tidemark.limits import RUN_BYTES_MAX
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
-
-HEADER_PREFIX = "tidemark-dead-"
-HEADER_REASON = "tidemark-dead-reason"
-HEADER_DETAIL = "tidemark-dead-detail"
-HEADER_TOPIC = "tidemark-dead-topic"
-HEADER_QUEUE = "tidemark-dead-queue"
-HEADER_OFFSET = "tidemark-dead-offset"
-HEADER_GROUP = "tidemark-dead-group"
-HEADER_ATTEMPTS = "tidemark-dead-attempts"
-HEADER_TIME = "tidemark-dead-time-ms"
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
@@ -174,7 +174,7 @@ async def dispose_waiting(
     The caller deletes or settles it. Returns how many messages that was. Raises RecordUnreadable,
     and changes nothing, if its body would be needed and cannot be read.
     """
-    waiting = waiting_spans(handle, run)
+    waiting = waiting_spans(handle.state, run)
     groups = ",".join(
         group.name for group in handle.state.groups.values() if not group.has_settled(run)
     )
@@ -196,7 +196,7 @@ async def _put_labelled(
     labelled = bodies.label(body, headers, slice_.start, HEADER_OFFSET)
     half = slice_.messages // 2
     if not half or len(labelled) <= RUN_BYTES_MAX:
-        await outbox.put(commit, destination, slice_, labelled, reason)
+        outbox.put(commit, destination, slice_, labelled, reason)
         return
     middle = slice_.start + half
     for part, at in ((slice_._replace(end=middle), 0), (slice_._replace(start=middle), half)):

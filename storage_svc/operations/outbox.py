@@ -2,30 +2,45 @@
 
 A slice that must leave becomes an outbox entry in the commit that settles it at its source; the
 destination appends it if its sequence is above the high-water mark for that source; then the source
-clears it. A crash at any point neither loses the entry nor appends it twice.
+clears it. A crash at any point neither loses the entry nor appends it twice. An operator may drop
+what waits.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 
 from storage_svc.engines import rows
-from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import read_text, read_u64, text, u32, u64
+from storage_svc.engines.engine import Row, Table
+from storage_svc.engines.keys import prefix_end, read_text, read_u64, successor, text, u32, u64
+from storage_svc.engines.paging import scan_all
+from storage_svc.operations import history
 from storage_svc.operations.fields import check_body, queue_name
-from storage_svc.operations.operation import STALE, Acted, ActionDecoders, ActionOutcome
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.operation import (
+    STALE,
+    Acted,
+    ActionDecoders,
+    ActionOutcome,
+    ExchangeDecoders,
+    Removed,
+)
 from storage_svc.operations.runs import append_run, queue_with_room
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.run import Slice
 from tidemark import limits
-from tidemark.api.storage.v1 import action_pb2
+from tidemark.api.storage.v1 import action_pb2, exchange_pb2
 from tidemark.dead_letters import DeadLetterReason
 from tidemark.errors import DiskFull, Unavailable
 from tidemark.names import partition_of, topic_of
 from tidemark.telemetry import messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
-_ENTRY = Struct(">IIQQ")  # destination partition, messages, create time, previous sequence
+_ENTRY = Struct(">IIQ")  # destination partition, messages, create time
+
+DROPPED_MAX = 1000
+"""Entries that one commit drops; dropping more is many calls, with other commits in between."""
 
 _tracer = tracer(__name__)
 
@@ -63,7 +78,9 @@ class OutboxEntry(NamedTuple):
     reason: DeadReason
     traceparent: str
     create_time_ms: int
-    previous: int = 0  # sequence of the entry before it with the same destination
+    previous: int = 0
+    """Sequence of the entry that waits before it for the same destination. It is known when entries
+    are read in their order, and not stored: any of them may be dropped."""
 
     @classmethod
     def from_proto(cls, proto: action_pb2.OutboxEntry) -> "OutboxEntry":
@@ -168,9 +185,8 @@ class ClearOutbox(NamedTuple):
         (value,) = await commit.engine.load(Table.OUTBOX, [key])
         if value is None or (Table.OUTBOX, key) in commit.journal.erased_rows:
             return STALE
-        commit.journal.erase(Table.OUTBOX, key)
-        commit.journal.batch.delete(Table.OUTBOX_BODIES, u64(self.sequence))
-        commit.state.outbox.cleared(self.destination_lmq_name, self.sequence)
+        commit.state.outbox.arrived(self.destination_lmq_name)
+        await _remove(commit, self.destination_lmq_name, [(key, value)])
         return Acted(ActionOutcome.DONE, decode(key, value, b"").messages)
 
 
@@ -191,21 +207,49 @@ class PostponeOutbox(NamedTuple):
         return Acted(ActionOutcome.DONE)
 
 
-async def put(
+class DropOutbox(NamedTuple):
+    """Drop what waits for a destination, by order of an operator: all of it, or one entry (L9)."""
+
+    destination_lmq_name: str
+    sequence: int = 0
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.DropOutbox) -> "DropOutbox":
+        return cls(queue_name(proto.destination_lmq_name), proto.sequence)
+
+    async def apply(self, commit: CommitContext) -> Removed:
+        found = [
+            row
+            for row in await self._read(commit)
+            if (Table.OUTBOX, row[0]) not in commit.journal.erased_rows
+        ]
+        if not found:
+            return Removed(0)
+        name, kind = self.destination_lmq_name, RetentionType.PURGE
+        await _remove(commit, name, found)
+        messages = sum(decode(key, value, b"").messages for key, value in found)
+        history.write(commit, name, kind, "outbox drop", messages, 0)
+        more = not self.sequence and len(found) == DROPPED_MAX
+        return Removed(messages, next_token=successor(found[-1][0]) if more else b"")
+
+    async def _read(self, commit: CommitContext) -> list[Row]:
+        name = self.destination_lmq_name
+        if not self.sequence:
+            start = rows.outbox_key(name, commit.state.outbox.first(name))
+            end = prefix_end(rows.outbox_prefix(name))
+            return await commit.engine.scan(Table.OUTBOX, start, end, limit=DROPPED_MAX)
+        key = rows.outbox_key(name, self.sequence)
+        (value,) = await commit.engine.load(Table.OUTBOX, [key])
+        return [] if value is None else [(key, value)]
+
+
+def put(
     commit: CommitContext, destination: str, slice_: Slice, body: bytes, reason: DeadReason
 ) -> None:
     """Write an entry; the commit that writes it also takes the messages from their queue."""
-    counters = commit.counters
-    counters.outbox_sequence += 1
-    tail_key = rows.outbox_prefix(destination)
-    previous = commit.journal.outbox_tails.get(destination)
-    if previous is None:
-        (stored,) = await commit.engine.load(Table.OUTBOX_TAILS, [tail_key])
-        previous = 0 if stored is None else read_u64(stored)
-    commit.journal.outbox_tails[destination] = counters.outbox_sequence
-    commit.journal.batch.put(Table.OUTBOX_TAILS, tail_key, u64(counters.outbox_sequence))
+    commit.counters.outbox_sequence += 1
     entry = OutboxEntry(
-        counters.outbox_sequence,
+        commit.counters.outbox_sequence,
         destination,
         partition_of(destination, commit.partitions),
         slice_.messages,
@@ -214,29 +258,47 @@ async def put(
         reason,
         slice_.run.traceparent,
         commit.now_ms,
-        previous,
     )
     sequence = entry.sequence
     commit.journal.batch.put(Table.OUTBOX, rows.outbox_key(destination, sequence), encode(entry))
     commit.journal.batch.put(Table.OUTBOX_BODIES, u64(sequence), body)
-    commit.state.outbox.added(destination, entry.destination_partition, sequence, sequence)
+    commit.state.outbox.added(destination, entry.destination_partition, sequence)
     commit.journal.added_due.append((Table.OUTBOX, commit.now_ms))
+
+
+async def _remove(commit: CommitContext, name: str, entries: Sequence[Row]) -> None:
+    """Erase entries of one destination, which is forgotten if no other entry waits for it."""
+    index = commit.state.outbox
+    for key, _ in entries:
+        _, sequence = rows.read_outbox_key(key)
+        commit.journal.erase(Table.OUTBOX, key)
+        commit.journal.batch.delete(Table.OUTBOX_BODIES, u64(sequence))
+        index.removed(name, sequence)
+    if not index.knows_last(name) and not await _any_waits(commit, name):
+        index.forget(name)
+
+
+async def _any_waits(commit: CommitContext, name: str) -> bool:
+    start = rows.outbox_key(name, commit.state.outbox.first(name))
+    end = prefix_end(rows.outbox_prefix(name))
+    async for key, _ in scan_all(commit.engine, Table.OUTBOX, start, end):
+        if (Table.OUTBOX, key) not in commit.journal.erased_rows:
+            return True
+    return False
 
 
 def encode(entry: OutboxEntry) -> bytes:
     """The stored row of an entry; its body is a row of its own, read only when it is sent."""
     return (
-        _ENTRY.pack(
-            entry.destination_partition, entry.messages, entry.create_time_ms, entry.previous
-        )
+        _ENTRY.pack(entry.destination_partition, entry.messages, entry.create_time_ms)
         + text(entry.fairness_key.encode())
         + text(entry.reason.value.encode())
         + text(entry.traceparent.encode())
     )
 
 
-def decode(key: bytes, value: bytes, body: bytes) -> OutboxEntry:
-    partition, messages, create_time_ms, previous = _ENTRY.unpack_from(value)
+def decode(key: bytes, value: bytes, body: bytes, previous: int = 0) -> OutboxEntry:
+    partition, messages, create_time_ms = _ENTRY.unpack_from(value)
     destination, sequence = rows.read_outbox_key(key)
     fairness_key, at = read_text(value, _ENTRY.size)
     reason, at = read_text(value, at)
@@ -255,6 +317,7 @@ def decode(key: bytes, value: bytes, body: bytes) -> OutboxEntry:
     )
 
 
+OPERATIONS: ExchangeDecoders = {"drop_outbox": DropOutbox.from_proto}
 ACTIONS: ActionDecoders = {
     "append_from_outbox": AppendFromOutbox.from_proto,
     "clear_outbox": ClearOutbox.from_proto,

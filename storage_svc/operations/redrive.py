@@ -1,24 +1,21 @@
-"""Redriving: dead letters go back to the queues they came from, through the outbox (L6).
+"""Redriving and deleting dead letters, by filter (L6, L9).
 
-A dead letter names its source in its headers. One call examines a bounded part of the dead-letter
-queue; messages that a live reservation holds, or that every group has settled, stay.
+A dead letter names its source in its headers. One operation examines a bounded part of the
+dead-letter queue; messages that a live reservation holds, or that every group has settled, stay. A
+redrive sends messages back through the outbox; a deletion leaves a row in the history.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import successor
 from storage_svc.loading.handles import Handle
-from storage_svc.operations import outbox
-from storage_svc.operations.dead_letters import (
-    HEADER_PREFIX,
-    HEADER_QUEUE,
-    HEADER_REASON,
-    HEADER_TIME,
-)
+from storage_svc.operations import history, outbox
+from storage_svc.operations.dead_letter_filter import HEADER_PREFIX, DeadLetterFilter, Story
 from storage_svc.operations.fields import queue_name
+from storage_svc.operations.history import RetentionType
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.runs import append_run, waiting_spans
@@ -27,7 +24,6 @@ from storage_svc.queue import bodies
 from storage_svc.queue.reservation import Span
 from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.dead_letters import DeadLetterReason
 from tidemark.errors import InvalidArgument, InvalidName, RecordUnreadable
 from tidemark.names import LmqName, topic_of
 from tidemark.telemetry import counter
@@ -41,33 +37,44 @@ _redriven = counter(
 )
 
 
-class Redrive(NamedTuple):
-    """Bring dead letters of a queue back to where they came from, or count them."""
+class Found(NamedTuple):
+    """A run of dead letters that matches, and which messages of it are taken."""
+
+    run: Run
+    body: bytes
+    story: Story
+    taken: list[Span]
+    left: list[Span]
+    """Waiting messages that a limit leaves behind."""
+
+
+Take = Callable[[CommitContext, Handle, Found], Awaitable[bool]]
+"""Takes messages out of their queue; false if they have to stay. A dry run only asks."""
+
+
+class Selection(NamedTuple):
+    """Dead letters of one queue, from where the last operation ended."""
 
     lmq_name: str
-    reason: str = ""
-    source_lmq_name: str = ""
-    after_ms: int = 0
-    before_ms: int = 0
+    chosen: DeadLetterFilter = DeadLetterFilter()
     limit: int = 0
     dry_run: bool = False
     page_token: bytes = b""
 
     @classmethod
-    def from_proto(cls, proto: exchange_pb2.Redrive) -> "Redrive":
+    def from_proto(
+        cls, proto: exchange_pb2.Redrive | exchange_pb2.RemoveDeadLetters
+    ) -> "Selection":
         return cls(
             queue_name(proto.lmq_name),
-            _reason(proto.reason),
-            proto.source_lmq_name,
-            proto.after_ms,
-            proto.before_ms,
+            DeadLetterFilter.from_proto(proto.filter),
             proto.limit,
             proto.dry_run,
             proto.page_token,
         )
 
-    async def apply(self, commit: CommitContext) -> Removed:
-        """Move what matches into the outbox, bound for its source, or only count it."""
+    async def take(self, commit: CommitContext, take: Take) -> Removed:
+        """Take what matches, or only count it."""
         handle = await commit.queue(self.lmq_name)
         start, end = rows.queue_range(handle.queue_id)
         if self.page_token and not start <= self.page_token < end:
@@ -75,66 +82,101 @@ class Redrive(NamedTuple):
         page = await commit.engine.scan(
             Table.RUN_HEADERS, self.page_token or start, end, limit=RUNS_MAX
         )
-        moved = orphans = body_bytes = 0
+        messages = stayed = body_bytes = 0
         for key, value in page:
-            if self.limit and moved == self.limit:
-                return Removed(moved, body_bytes, orphans)
+            if self.limit and messages == self.limit:
+                return Removed(messages, body_bytes, stayed)
             if body_bytes >= BODY_BYTES_MAX:
-                return Removed(moved, body_bytes, orphans, next_token=key)
+                return Removed(messages, body_bytes, stayed, next_token=key)
             run = rows.read_run(key, value)
             if key in commit.journal.deleted or handle.state.is_held(run):
                 continue
-            spans = waiting_spans(handle, run)
+            spans = waiting_spans(handle.state, run)
             try:
                 body = await commit.body(handle.queue_id, run)
             except RecordUnreadable:  # it stays, and the others leave (V3)
-                orphans += sum(end - start for start, end in spans)
+                stayed += _total(spans)
                 continue
             body_bytes += len(body)
-            headers = bodies.first_headers(body)
-            if not spans or not _matches(self, headers):
+            story = Story.of(bodies.first_headers(body))
+            if not spans or not self.chosen.matches(story):
                 continue
-            source = _source(commit, headers)
-            if source is None:
-                orphans += sum(end - start for start, end in spans)
-                continue
-            taken, left = _split(spans, self.limit - moved if self.limit else run.messages)
-            moved += sum(end - start for start, end in taken)
-            if not self.dry_run:
-                await _move(commit, handle, run, body, source, taken, left)
+            taken, left = _split(spans, self.limit - messages if self.limit else run.messages)
+            if await take(commit, handle, Found(run, body, story, taken, left)):
+                messages += _total(taken)
+            else:
+                stayed += _total(spans)
         more = len(page) == RUNS_MAX
         next_token = successor(page[-1][0]) if more else b""
-        return Removed(moved, body_bytes, orphans, next_token)
+        return Removed(messages, body_bytes, stayed, next_token)
 
 
-def _reason(text: str) -> str:
-    if text and text not in set(DeadLetterReason):
-        raise InvalidArgument(
-            f"reason is one of {', '.join(DeadLetterReason)}, not {text!r}", field="reason"
-        )
-    return text
+class Redrive(NamedTuple):
+    """Bring dead letters of a queue back to where they came from, or count them."""
+
+    selection: Selection
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.Redrive) -> "Redrive":
+        return cls(Selection.from_proto(proto))
+
+    async def apply(self, commit: CommitContext) -> Removed:
+        return await self.selection.take(commit, self._take)
+
+    async def _take(self, commit: CommitContext, handle: Handle, found: Found) -> bool:
+        source = _source(commit, found.story)
+        if source is None:
+            return False
+        if not self.selection.dry_run:
+            _take_out(commit, handle, found)
+            for start, end in found.taken:
+                slice_ = Slice(start, end, found.run)
+                unlabelled = bodies.unlabel(_cut(found, (start, end)), HEADER_PREFIX)
+                outbox.put(commit, source, slice_, unlabelled, DeadReason.REDRIVE)
+                _redriven.add(end - start, {"topic": handle.topic.name})
+        return True
 
 
-def _matches(operation: Redrive, headers: Mapping[str, str]) -> bool:
-    """All messages of a run died together, so the headers of the first count for all."""
-    time_text = headers.get(HEADER_TIME, "")
-    time_ms = int(time_text) if time_text.isascii() and time_text.isdigit() else 0
-    return (
-        operation.reason in ("", headers.get(HEADER_REASON))
-        and operation.source_lmq_name in ("", headers.get(HEADER_QUEUE))
-        and operation.after_ms <= time_ms
-        and (not operation.before_ms or time_ms < operation.before_ms)
-    )
+class RemoveDeadLetters(NamedTuple):
+    """Delete dead letters of a queue for good, or count them."""
+
+    selection: Selection
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.RemoveDeadLetters) -> "RemoveDeadLetters":
+        return cls(Selection.from_proto(proto))
+
+    async def apply(self, commit: CommitContext) -> Removed:
+        if self.selection.dry_run:
+            return await self.selection.take(commit, self._leave)
+        before = commit.journal.body_bytes
+        removed = await self.selection.take(commit, self._take)
+        if removed.messages:
+            body_bytes = before - commit.journal.body_bytes
+            lmq_name, kind = self.selection.lmq_name, RetentionType.PURGE
+            history.write(commit, lmq_name, kind, "delete", removed.messages, body_bytes)
+        return removed
+
+    async def _leave(self, commit: CommitContext, handle: Handle, found: Found) -> bool:
+        return True
+
+    async def _take(self, commit: CommitContext, handle: Handle, found: Found) -> bool:
+        _take_out(commit, handle, found)
+        return True
 
 
-def _source(commit: CommitContext, headers: Mapping[str, str]) -> str | None:
+def _source(commit: CommitContext, story: Story) -> str | None:
     """The queue that the messages came from; None if it cannot take them back."""
-    name = headers.get(HEADER_QUEUE, "")
+    name = story.source_lmq_name
     try:
         LmqName.parse(name)  # any publisher may have written it
     except InvalidName:
         return None
     return None if commit.topics.find(topic_of(name)) is None else name
+
+
+def _total(spans: list[Span]) -> int:
+    return sum(end - start for start, end in spans)
 
 
 def _split(spans: list[Span], messages: int) -> tuple[list[Span], list[Span]]:
@@ -151,27 +193,20 @@ def _split(spans: list[Span], messages: int) -> tuple[list[Span], list[Span]]:
     return taken, left
 
 
-async def _move(
-    commit: CommitContext,
-    handle: Handle,
-    run: Run,
-    body: bytes,
-    source: str,
-    taken: list[Span],
-    left: list[Span],
-) -> None:
+def _cut(found: Found, span: Span) -> bytes:
+    first_offset = found.run.first_offset
+    return bodies.cut(found.body, span[0] - first_offset, span[1] - first_offset)
+
+
+def _take_out(commit: CommitContext, handle: Handle, found: Found) -> None:
     """A run leaves as a whole; what a limit leaves behind is appended to the queue again."""
+    run = found.run
     handle.state.delete_runs((run,), commit.journal)
-    for start, end in taken:
-        cut = bodies.cut(body, start - run.first_offset, end - run.first_offset)
-        unlabelled = bodies.unlabel(cut, HEADER_PREFIX)
-        await outbox.put(commit, source, Slice(start, end, run), unlabelled, DeadReason.REDRIVE)
-        _redriven.add(end - start, {"topic": handle.topic.name})
-    for start, end in left:
+    for start, end in found.left:
         append_run(
             commit,
             handle,
-            bodies.cut(body, start - run.first_offset, end - run.first_offset),
+            _cut(found, (start, end)),
             end - start,
             fairness_key=run.fairness_key,
             publish_time_ms=run.publish_time_ms,
@@ -180,4 +215,7 @@ async def _move(
         )
 
 
-OPERATIONS: ExchangeDecoders = {"redrive": Redrive.from_proto}
+OPERATIONS: ExchangeDecoders = {
+    "redrive": Redrive.from_proto,
+    "remove_dead_letters": RemoveDeadLetters.from_proto,
+}

@@ -188,7 +188,7 @@ async def _stored(commit: CommitContext, row: RetentionRow) -> list[Run]:
 
 
 def _waiting(handle: Handle, run: Run) -> int:
-    return sum(end - start for start, end in waiting_spans(handle, run))
+    return sum(end - start for start, end in waiting_spans(handle.state, run))
 
 
 def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:

@@ -7,6 +7,7 @@ its unsettled messages.
 from storage_svc.engines.engine import Table
 from storage_svc.loading.handles import Handle
 from storage_svc.partition.commit import CommitContext
+from storage_svc.queue.queue import QueueState
 from storage_svc.queue.reservation import Span
 from storage_svc.queue.run import Run
 from tidemark.errors import QueueFull
@@ -67,9 +68,9 @@ def append_run(
     return run
 
 
-def waiting_spans(handle: Handle, run: Run) -> list[Span]:
+def waiting_spans(state: QueueState, run: Run) -> list[Span]:
     """The messages of a run that some group has not settled; all of them without any group."""
-    groups = handle.state.groups.values()
+    groups = state.groups.values()
     if not groups:
         return [(run.first_offset, run.end)]
     merged: list[Span] = []

@@ -40,8 +40,6 @@ class BatchJournal:
         """Rows that can still be read, but not after this commit: see `erase`."""
         self.passes: dict[bytes, tuple[bytes, int, int]] = {}
         """History rows of passes that this commit writes: key, messages and bytes."""
-        self.outbox_tails: dict[str, int] = {}
-        """Last outbox sequences by destination that this commit gave."""
         self.high_water: dict[tuple[int, str], int] = {}
         """Marks of outbox sources that this commit raised."""
         self.expired: list[int] = []

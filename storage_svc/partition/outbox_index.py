@@ -18,12 +18,13 @@ class _Destination:
 
     __slots__ = ("first", "last", "partition", "refusals", "retry_ms")
 
-    def __init__(self, partition: int, first: int, last: int) -> None:
+    def __init__(self, partition: int, first: int, last: int | None) -> None:
         self.partition = partition
         self.first = first
         """Sequence before which it has no entry."""
         self.last = last
-        """Sequence of its last entry."""
+        """Sequence of its last entry; None if it is not known: after a restart, and after that
+        entry was dropped."""
         self.refusals = 0
         self.retry_ms = 0
         """The end of its pause; 0 for none."""
@@ -45,14 +46,27 @@ class OutboxIndex:
         """Destinations that entries wait for."""
         return len(self._destinations)
 
-    def added(self, name: str, partition: int, first: int, last: int) -> None:
-        """Entries from `first` to `last` were stored; the sequence only grows."""
+    def added(self, name: str, partition: int, sequence: int) -> None:
+        """An entry is stored; the sequence only grows."""
         destination = self._destinations.get(name)
         if destination is not None:
-            destination.last = last
-            return
-        self._destinations[name] = _Destination(partition, first, last)
-        self._ready.setdefault(partition, OrderedDict())[name] = None
+            destination.last = sequence
+        else:
+            self._add(name, _Destination(partition, sequence, sequence))
+
+    def found(self, name: str, partition: int, first: int) -> None:
+        """Entries from `first` on were found when the partition was opened."""
+        self._add(name, _Destination(partition, first, None))
+
+    def first(self, name: str) -> int:
+        """The sequence before which a destination has no entry."""
+        destination = self._destinations.get(name)
+        return 0 if destination is None else destination.first
+
+    def knows_last(self, name: str) -> bool:
+        """Whether `removed` notices the last entry; true if nothing waits."""
+        destination = self._destinations.get(name)
+        return destination is None or destination.last is not None
 
     def begins(self, name: str, first: int) -> None:
         """A scan found no entry before that one."""
@@ -60,16 +74,38 @@ class OutboxIndex:
         if destination is not None:
             destination.first = max(destination.first, first)
 
-    def cleared(self, name: str, sequence: int) -> None:
-        """The destination has the entry; entries arrive in order, so the last one is the end."""
+    def arrived(self, name: str) -> None:
+        """The destination took an entry: its pause ends."""
+        destination = self._destinations.get(name)
+        if destination is not None:
+            self._resume(name, destination)
+            destination.refusals = 0
+
+    def removed(self, name: str, sequence: int) -> None:
+        """An entry is erased. After the first or one in between, the last is still to come; after
+        the last, others may be left that were not dropped."""
         destination = self._destinations.get(name)
         if destination is None:
             return
-        self._resume(name, destination)
-        destination.refusals = 0
-        if sequence >= destination.last:
-            del self._destinations[name]
+        if sequence == destination.first:
+            destination.first += 1
+        if sequence != destination.last:
+            return
+        if destination.first > sequence:
+            self.forget(name)
+        else:
+            destination.last = None
+
+    def forget(self, name: str) -> None:
+        """Nothing waits for the destination."""
+        destination = self._destinations.pop(name, None)
+        if destination is not None:
             self._remove_ready(name, destination)
+
+    def retry_ms(self, name: str) -> int:
+        """When a destination that refused is tried again; 0 if it has not refused."""
+        destination = self._destinations.get(name)
+        return 0 if destination is None else destination.retry_ms
 
     def postpone(self, name: str, now_ms: int) -> int | None:
         """A destination refused; returns when it may be tried again. None if nothing waits."""
@@ -100,6 +136,10 @@ class OutboxIndex:
     def next_retry_ms(self) -> int | None:
         """When the first pause ends, or a time before that; None without any."""
         return self._pauses[0][0] if self._pauses else None
+
+    def _add(self, name: str, destination: _Destination) -> None:
+        self._destinations[name] = destination
+        self._ready.setdefault(destination.partition, OrderedDict())[name] = None
 
     def _end_pauses(self, now_ms: int) -> None:
         while self._pauses and self._pauses[0][0] <= now_ms:

@@ -400,7 +400,8 @@ class Partition:
             _clock_jumps.add(1)
             _log.error("the clock jumped ahead", extra={"partition": self.number})
         detail = (
-            "nothing is deleted until the time is confirmed with ConfirmPartitionTime"
+            "nothing is deleted until the time is confirmed: "
+            f"tidemark partitions confirm-time {self.number}"
             if suspended
             else ""
         )

@@ -77,8 +77,6 @@ async def _load_outbox(engine: Engine) -> OutboxIndex:
     while page := await engine.scan(Table.OUTBOX, start, None, limit=1):
         ((key, value),) = page
         name, first = rows.read_outbox_key(key)
-        (last,) = await engine.load(Table.OUTBOX_TAILS, [rows.outbox_prefix(name)])
-        partition = rows.outbox_partition(value)
-        outbox.added(name, partition, first, first if last is None else read_u64(last))
+        outbox.found(name, rows.outbox_partition(value), first)
         start = prefix_end(rows.outbox_prefix(name))
     return outbox

@@ -147,12 +147,15 @@ async def _scan_outbox(
             )
             if found:
                 index.begins(name, rows.read_outbox_key(found[0][0])[1])
+            previous = 0
             for key, value in found:
                 body = await _outbox_body(partition, reader, key)
                 if body is None:
                     break  # those behind it must not arrive before it
                 body_bytes += len(body)
-                due.append(_outbox_entry(partition.number, key, value, body))
+                entry = outbox.decode(key, value, body, previous)
+                previous = entry.sequence
+                due.append(Due(AppendFromOutbox(partition.number, entry), entry.create_time_ms))
                 if len(due) == limit or body_bytes > OUTBOX_BYTES_MAX:
                     return due
     return due
@@ -234,8 +237,3 @@ def _exhausted(key: bytes, value: bytes, now_ms: int) -> Due:
     reason = DeadReason.ATTEMPTS_EXHAUSTED
     bury = Bury(read_u64(key), group.decode(), fairness_key, read_u64(key, at), reason, attempts)
     return Due(bury, now_ms)
-
-
-def _outbox_entry(source_partition: int, key: bytes, value: bytes, body: bytes) -> Due:
-    entry = outbox.decode(key, value, body)
-    return Due(AppendFromOutbox(source_partition, entry), entry.create_time_ms)

@@ -1,4 +1,4 @@
-"""`tidemark partitions`, `top`, `redrive`, `retention`, `completion`, and services not there."""
+"""`tidemark partitions`, `top`, `dead`, `outbox`, `redrive`, `retention`, services not there."""
 
 import asyncio
 import re
@@ -17,6 +17,8 @@ COMMANDS = (
     ("publish", "t/a", "x"),
     ("consume", "t/a"),
     ("redrive", "t"),
+    ("dead", "summary", "t"),
+    ("outbox", "list"),
     ("partitions",),
     ("top",),
     ("retention", "history"),
@@ -96,6 +98,49 @@ def test_dead_letters_are_counted_and_brought_back(cli: Cli) -> None:
 
     assert "0" in counted.out
     assert moved.json["messages"] == 0
+
+
+def test_dead_letters_are_shown_counted_and_deleted(cli: Cli) -> None:
+    """L9: here two that never died, which any publisher may leave in a dead-letter topic."""
+    cli.ok("topic", "create", "o-graves")
+    cli.ok("publish", "o-graves", "one", "two")
+
+    counted = cli.ok("dead", "summary", "o-graves", "--json").json
+    listed = cli.ok("dead", "list", "o-graves", "--json").json_lines
+    none = cli.ok("dead", "delete", "o-graves", "--reason", "rejected", "--yes")
+    would = cli.ok("dead", "delete", "o-graves", "--dry-run")
+    deleted = cli.ok("dead", "delete", "o-graves", "--yes", "--json")
+
+    assert counted == [
+        {"reason": "", "source_lmq_name": "", "messages": 2, "oldest_dead_time_ms": None}
+    ]
+    assert sum(each["messages"] for each in listed) == 2
+    assert (none.out, would.out) == ("Deleted 0 messages.\n", "Would delete 2 messages.\n")
+    assert deleted.json == {"messages": 2}
+    assert cli.ok("dead", "list", "o-graves").out.split()[:2] == ["OFFSET", "MESSAGES"]
+
+
+def test_what_waits_in_outboxes_is_shown_and_dropped(cli: Cli) -> None:
+    """L9: nothing waits here; who has something is tested with the sweeps."""
+    shown = cli.ok("outbox", "list", "o-dead")
+    dropped = cli.ok("outbox", "drop", "o-dead", "--yes", "--json")
+    wrong = cli.run("outbox", "drop", "o-dead", "--entry", "7", "--yes")
+
+    assert shown.out.split()[:2] == ["ENTRY", "DESTINATION"]
+    assert dropped.json == {"messages": 0}
+    assert (wrong.code, "PARTITION:SEQUENCE" in wrong.err) == (2, True)
+
+
+def test_the_time_of_a_partition_is_confirmed(cli: Cli) -> None:
+    """R9: also of one whose clock did not jump."""
+    confirmed = cli.ok("partitions", "confirm-time", "1", "--yes", "--json").json
+    returned = cli.ok("partitions", "confirm-time", "1", "--to-wall-clock", "--yes")
+    missing = cli.run("partitions", "confirm-time", "99", "--yes")
+
+    assert confirmed["partition"] == 1
+    assert confirmed["partition_time_ms"] > 0
+    assert "Partition 1 is at " in returned.out
+    assert (missing.code, "PARTITION_NOT_FOUND" in missing.err) == (1, True)
 
 
 def test_a_reason_that_no_dead_letter_has_is_refused_with_those_there_are(cli: Cli) -> None:

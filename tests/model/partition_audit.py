@@ -10,7 +10,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, u64, u64x2, u64x3
 from storage_svc.loading.handles import Handles
 from storage_svc.operations import history, outbox
-from storage_svc.operations.dead_letters import HEADER_OFFSET, HEADER_QUEUE
+from storage_svc.operations.dead_letter_filter import HEADER_OFFSET, HEADER_QUEUE
 from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group

@@ -7,7 +7,14 @@ import pytest
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Row, Table
 from storage_svc.engines.rocksdb import RocksReader
-from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox, OutboxEntry, PostponeOutbox
+from storage_svc.operations import outbox
+from storage_svc.operations.outbox import (
+    AppendFromOutbox,
+    ClearOutbox,
+    DropOutbox,
+    OutboxEntry,
+    PostponeOutbox,
+)
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.queue.reservation import Ending
@@ -94,3 +101,38 @@ async def test_the_outbox_is_found_again_when_the_partition_is_opened(life: Life
     assert [entry.sequence for entry in entries] == [1, 2, 3]
     await life.do(*(ClearOutbox("dead", entry.sequence) for entry in entries))
     assert len(life.partition.state.outbox) == 0
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_nothing_is_read_after_the_last_entry_was_dropped(
+    life: Life, outbox_scans: list[tuple[bytes, int]], reopened: bool
+) -> None:
+    """L9, L7: entries are dropped in any order, and the index notices that none is left."""
+    await life.topic("doomed", dead_letter_topic="dead")
+    await rejected(life, "doomed", 4)
+    if reopened:
+        await life.reopen()
+
+    for sequence in (2, 4):
+        await life.do(DropOutbox("dead", sequence))
+    left = [entry.sequence for entry in await entries_due(life)]
+    await life.do(ClearOutbox("dead", 1), DropOutbox("dead", 3))
+    outbox_scans.clear()
+
+    assert left == [1, 3]
+    assert (await entries_due(life), outbox_scans) == ([], [])
+    assert len(life.partition.state.outbox) == 0
+
+
+async def test_many_entries_are_dropped_in_bounded_parts(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L9."""
+    monkeypatch.setattr(outbox, "DROPPED_MAX", 10)
+    await life.topic("doomed", dead_letter_topic="dead")
+    await rejected(life, "doomed", 25)
+
+    parts = [await life.do(DropOutbox("dead")) for _ in range(4)]
+
+    assert [part.messages for part in parts] == [10, 10, 5, 0]
+    assert [bool(part.next_token) for part in parts] == [True, True, False, False]

@@ -102,7 +102,11 @@ class Client(UnaryClient):
         return await self.settle(delivery.receipt, Nack(delay_ms=delay_ms))
 
     async def redrive(self, lmq_name: str, **fields: Any) -> topic_pb2.RedriveDeadLettersResponse:
-        request = topic_pb2.RedriveDeadLettersRequest(lmq_name=lmq_name, **fields)
+        limit, dry_run = fields.pop("limit", 0), fields.pop("dry_run", False)
+        chosen = topic_pb2.DeadLetterFilter(**fields)
+        request = topic_pb2.RedriveDeadLettersRequest(
+            lmq_name=lmq_name, filter=chosen, limit=limit, dry_run=dry_run
+        )
         return await self.topics.RedriveDeadLetters(request)
 
     # --- looking: nothing is reserved, no broker is needed --------------------------------------

@@ -7,12 +7,10 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from tidemark import __version__
-from tidemark.cli.commands import group, queue, retention, topic
+from tidemark.cli.commands import dead, group, outbox, partitions, queue, retention, topic
 from tidemark.cli.commands.completion import completion
 from tidemark.cli.commands.consume import consume
-from tidemark.cli.commands.partitions import partitions
 from tidemark.cli.commands.publish import publish
-from tidemark.cli.commands.redrive import redrive
 from tidemark.cli.commands.top import top
 from tidemark.cli.commands.up import up
 
@@ -30,8 +28,10 @@ app.add_typer(queue.app, name="queue")
 app.add_typer(group.app, name="group")
 app.command()(publish)
 app.command()(consume)
-app.command()(redrive)
-app.command()(partitions)
+app.add_typer(dead.app, name="dead")
+app.command()(dead.redrive)
+app.add_typer(outbox.app, name="outbox")
+app.add_typer(partitions.app, name="partitions")
 app.command()(top)
 app.add_typer(retention.app, name="retention")
 app.command()(completion)

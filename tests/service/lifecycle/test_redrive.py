@@ -9,6 +9,7 @@ from tests.support.local_broker import TOPIC, payloads_of, run_of
 from tests.support.swept_broker import SweptBroker
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter
 from tidemark.api.broker.v1.topic_pb2 import (
+    DeadLetterFilter,
     DeleteTopicRequest,
     PeekQueueRequest,
     RedriveDeadLettersRequest,
@@ -56,8 +57,17 @@ async def dead(swept: SweptBroker) -> list[bytes]:
     return sorted(each.message.payload for each in peeked.messages)
 
 
-async def redrive(swept: SweptBroker, **fields: Any) -> RedriveDeadLettersResponse:
-    request = RedriveDeadLettersRequest(**{"lmq_name": DEAD, **fields})
+async def redrive(
+    swept: SweptBroker,
+    lmq_name: str = DEAD,
+    *,
+    limit: int = 0,
+    dry_run: bool = False,
+    **chosen: Any,
+) -> RedriveDeadLettersResponse:
+    request = RedriveDeadLettersRequest(
+        lmq_name=lmq_name, filter=DeadLetterFilter(**chosen), limit=limit, dry_run=dry_run
+    )
     return await swept.topics.RedriveDeadLetters(request)
 
 
@@ -107,9 +117,9 @@ async def test_an_unknown_reason_is_refused_with_the_known_ones(
 async def test_a_time_window_holds_at_its_bounds(swept: SweptBroker, clock: ManualClock) -> None:
     peeked = await swept.topics.PeekQueue(PeekQueueRequest(lmq_name=DEAD, max_messages=100))
     times = sorted(int(each.message.headers["tidemark-dead-time-ms"]) for each in peeked.messages)
-    later = RedriveDeadLettersRequest()
+    later = DeadLetterFilter()
     later.after_time.FromMilliseconds(times[-1] + 1)
-    exactly = RedriveDeadLettersRequest()
+    exactly = DeadLetterFilter()
     exactly.after_time.FromMilliseconds(times[0])
     exactly.before_time.FromMilliseconds(times[-1] + 1)
 
@@ -192,7 +202,7 @@ async def test_what_is_wrong_in_a_call_is_refused(swept: SweptBroker) -> None:
     with pytest.raises(InvalidName):
         await redrive(swept, lmq_name="")
     bad = RedriveDeadLettersRequest(lmq_name=DEAD)
-    bad.after_time.seconds = 1 << 60
+    bad.filter.after_time.seconds = 1 << 60
     with pytest.raises(InvalidArgument) as refused:
         await swept.topics.RedriveDeadLetters(bad)
     assert refused.value.metadata["field"] == "after_time"

@@ -1,10 +1,12 @@
-"""`tidemark partitions`: health, brokers, figures and sweeps of the partitions."""
+"""`tidemark partitions`: health, brokers, figures and sweeps of the partitions, and their time."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from tidemark.cli.command import Call, command
 from tidemark.cli.display import units
-from tidemark.cli.options import LifecycleAddress
+from tidemark.cli.options import LifecycleAddress, Yes, confirm
 
 if TYPE_CHECKING:
     import grpc
@@ -12,12 +14,20 @@ if TYPE_CHECKING:
     from tidemark.client.admin.values import Partition, Sweeper
 
 
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
 @command()
-async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> None:
+async def partitions(
+    call: Call, context: typer.Context, lifecycle_address: LifecycleAddress = None
+) -> None:
     """Show health, brokers, figures and sweeps of the partitions.
 
     STATE is the state in storage; LINK is the link of the called broker to the partition.
     """
+    if context.invoked_subcommand is not None:
+        return
     from dataclasses import asdict
 
     from tidemark.cli.display import texts
@@ -84,6 +94,38 @@ async def partitions(call: Call, lifecycle_address: LifecycleAddress = None) -> 
             call.out.print(f"sweep of {number}: {texts.printable(sweeper.last_error)}")
     if why_not:
         call.out.note(f"Sweeps unknown: {why_not}")
+
+
+@app.command("confirm-time")
+@command()
+async def confirm_time(
+    call: Call,
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
+    to_wall_clock: Annotated[
+        bool,
+        typer.Option(
+            "--to-wall-clock",
+            help="The clock was wrong and is corrected: return partition time to it first.",
+        ),
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Confirm partition time after a jump of the clock (CLOCK_JUMPED): deletions go on.
+
+    Without --to-wall-clock the present time is right, and messages that are past their time are
+    deleted. Stored times stay as they are.
+    """
+    what = (
+        "Return the time of partition {} to the wall clock"
+        if to_wall_clock
+        else ("Confirm the time of partition {}")
+    )
+    confirm(f"{what.format(partition)} and resume deletions?", yes)
+    time_ms = await call.admin.confirm_partition_time(partition, to_wall_clock=to_wall_clock)
+    call.out.result(
+        {"partition": partition, "partition_time_ms": time_ms},
+        f"Partition {partition} is at {units.moment(time_ms)} UTC; deletions go on.",
+    )
 
 
 async def ask_sweepers(

@@ -4,15 +4,13 @@ Calls `TopicService` over a channel of the caller and turns answers into values.
 classes of `tidemark.errors`. It keeps no state and closes no channel.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
-
-import grpc
+from typing import Any, Literal, TypeAlias, get_args
 
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
-from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
+from tidemark.client.admin.dead_letters import DeadLetterCalls
 from tidemark.client.admin.pages import pages
 from tidemark.client.admin.values import (
     Eviction,
@@ -21,11 +19,9 @@ from tidemark.client.admin.values import (
     Partition,
     Queue,
     QueueStats,
-    Redriven,
     StoredMessage,
 )
 from tidemark.client.arguments import (
-    TIMESTAMP_MS_MAX,
     UINT32_MAX,
     check_bool,
     check_group,
@@ -36,7 +32,6 @@ from tidemark.client.arguments import (
     check_str,
     check_topic_name,
 )
-from tidemark.client.transport.repeater import Repeater
 from tidemark.errors import InvalidArgument
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.enums import word_of
@@ -48,22 +43,13 @@ Position: TypeAlias = Literal["earliest", "latest", "last", "offset"]
 
 _DEFAULTS = TopicSettings()
 
-Q = TypeVar("Q")
-R = TypeVar("R")
-_Method: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Q, R]"
 
-
-class Admin:
+class Admin(DeadLetterCalls):
     """The administrative calls of a broker. A call that takes longer than the timeout fails.
 
     Calls that are safe to repeat are retried until then: reads, `create_topic`, `update_topic`
     without a version, and `evict_queue`.
     """
-
-    def __init__(self, channel: Callable[[], grpc.aio.Channel], repeater: Repeater) -> None:
-        """`channel` is called before every try and returns a channel to the broker to use now."""
-        self._channel = channel
-        self._repeater = repeater
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -191,36 +177,6 @@ class Admin:
         )
         return (await self._once(lambda topics: topics.CancelScheduled, request)).messages
 
-    async def redrive(
-        self,
-        lmq_name: str,
-        *,
-        reason: str = "",
-        source_lmq_name: str = "",
-        after_time_ms: int | None = None,
-        before_time_ms: int | None = None,
-        limit: int = 0,
-        dry_run: bool = False,
-    ) -> Redriven:
-        """Move dead letters back to the queues they came from."""
-        request = topic_pb2.RedriveDeadLettersRequest(
-            lmq_name=check_lmq_name(lmq_name),
-            reason=check_str("reason", reason),
-            source_lmq_name=(
-                check_lmq_name(source_lmq_name, "source_lmq_name") if source_lmq_name != "" else ""
-            ),
-            limit=check_int("limit", limit, 0),
-            dry_run=check_bool("dry_run", dry_run),
-        )
-        if after_time_ms is not None:
-            after_time_ms = check_int("after_time_ms", after_time_ms, 0, TIMESTAMP_MS_MAX)
-            request.after_time.FromMilliseconds(after_time_ms)
-        if before_time_ms is not None:
-            before_time_ms = check_int("before_time_ms", before_time_ms, 0, TIMESTAMP_MS_MAX)
-            request.before_time.FromMilliseconds(before_time_ms)
-        answer = await self._once(lambda topics: topics.RedriveDeadLetters, request)
-        return Redriven(answer.messages, answer.orphans)
-
     # --- groups --------------------------------------------------------------------------------
 
     async def list_groups(self, lmq_name: str) -> list[Group]:
@@ -262,27 +218,18 @@ class Admin:
         answer = await self._repeat(lambda topics: topics.ListPartitions, request)
         return [_partition(each) for each in answer.partitions]
 
-    # --- inside --------------------------------------------------------------------------------
+    async def confirm_partition_time(self, partition: int, *, to_wall_clock: bool = False) -> int:
+        """End the suspension of deletions after a jump of the clock; returns partition time.
 
-    async def _repeat(self, method: Callable[[TopicServiceStub], "_Method[Q, R]"], request: Q) -> R:
-        return await self._repeater.repeat(lambda left_ms: self._try(method, request, left_ms))
-
-    def _repeated(
-        self, method: Callable[[TopicServiceStub], "_Method[Q, R]"]
-    ) -> Callable[[Q], Awaitable[R]]:
-        return lambda request: self._repeat(method, request)
-
-    async def _once(self, method: Callable[[TopicServiceStub], "_Method[Q, R]"], request: Q) -> R:
-        return await self._repeater.once(lambda left_ms: self._try(method, request, left_ms))
-
-    async def _try(
-        self,
-        method: Callable[[TopicServiceStub], "_Method[Q, R]"],
-        request: Q,
-        left_ms: int | None,
-    ) -> R:
-        call = method(TopicServiceStub(self._channel()))
-        return await call(request, timeout=None if left_ms is None else left_ms / 1000)
+        With `to_wall_clock`, partition time first returns to the wall clock, which was wrong and
+        is corrected. Stored times stay as they are.
+        """
+        request = topic_pb2.ConfirmPartitionTimeRequest(
+            partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1),
+            to_wall_clock=check_bool("to_wall_clock", to_wall_clock),
+        )
+        answer = await self._repeat(lambda topics: topics.ConfirmPartitionTime, request)
+        return answer.partition_time.ToMilliseconds()
 
 
 def _queue(proto: topic_pb2.Queue) -> Queue:

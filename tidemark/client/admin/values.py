@@ -80,6 +80,49 @@ class Redriven:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """Messages next to each other in a dead-letter queue that died together.
+
+    `reason` is "" and `dead_time_ms` None for messages that were published there.
+    """
+
+    partition: int
+    first_offset: int
+    messages: int
+    reason: str
+    source_lmq_name: str
+    source_offset: int
+    group: str
+    attempt_count: int
+    dead_time_ms: int | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterCount:
+    """Dead letters with the same reason and source."""
+
+    reason: str
+    source_lmq_name: str
+    messages: int
+    oldest_dead_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """Messages that wait in the outbox of a partition for their destination."""
+
+    partition: int
+    destination_lmq_name: str
+    sequence: int
+    messages: int
+    reason: str
+    create_time_ms: int
+    retry_time_ms: int | None
+    """When a destination that refused is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Why a partition does not serve."""
 

@@ -1253,20 +1253,15 @@ class DeleteGroupResponse(_message.Message):
 Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
 
 @_typing.final
-class RedriveDeadLettersRequest(_message.Message):
-    """Moves dead letters back."""
+class DeadLetterFilter(_message.Message):
+    """Which messages of a dead-letter topic. Every condition must hold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LMQ_NAME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SOURCE_LMQ_NAME_FIELD_NUMBER: _builtins.int
     AFTER_TIME_FIELD_NUMBER: _builtins.int
     BEFORE_TIME_FIELD_NUMBER: _builtins.int
-    LIMIT_FIELD_NUMBER: _builtins.int
-    DRY_RUN_FIELD_NUMBER: _builtins.int
-    lmq_name: _builtins.str
-    """The dead-letter topic or queue. Required."""
     reason: _builtins.str
     """Only dead letters with this reason, as in the `tidemark-dead-reason` header:
     `attempts_exhausted`, `time_to_live`, `rejected` or `max_wait_time_eviction`; others are
@@ -1274,10 +1269,6 @@ class RedriveDeadLettersRequest(_message.Message):
     """
     source_lmq_name: _builtins.str
     """Only dead letters from this queue. Default "": all."""
-    limit: _builtins.int
-    """Maximum number of messages. Default 0: all."""
-    dry_run: _builtins.bool
-    """True counts and changes nothing. Default false."""
     @_builtins.property
     def after_time(self) -> _timestamp_pb2.Timestamp:
         """Only those dead-lettered at or after this time. Default: all."""
@@ -1289,17 +1280,50 @@ class RedriveDeadLettersRequest(_message.Message):
     def __init__(
         self,
         *,
-        lmq_name: _builtins.str = ...,
         reason: _builtins.str = ...,
         source_lmq_name: _builtins.str = ...,
         after_time: _timestamp_pb2.Timestamp | None = ...,
         before_time: _timestamp_pb2.Timestamp | None = ...,
-        limit: _builtins.int = ...,
-        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time", "dry_run", b"dry_run", "limit", b"limit", "lmq_name", b"lmq_name", "reason", b"reason", "source_lmq_name", b"source_lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time", "reason", b"reason", "source_lmq_name", b"source_lmq_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetterFilter: _TypeAlias = DeadLetterFilter  # noqa: Y015
+
+@_typing.final
+class RedriveDeadLettersRequest(_message.Message):
+    """Moves dead letters back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The dead-letter topic or queue. Required."""
+    limit: _builtins.int
+    """Maximum number of messages. Default 0: all."""
+    dry_run: _builtins.bool
+    """True counts and changes nothing. Default false."""
+    @_builtins.property
+    def filter(self) -> Global___DeadLetterFilter:
+        """Which. Default: all."""
+
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        filter: Global___DeadLetterFilter | None = ...,
+        limit: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "lmq_name", b"lmq_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1330,6 +1354,368 @@ class RedriveDeadLettersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RedriveDeadLettersResponse: _TypeAlias = RedriveDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class DeadLetters(_message.Message):
+    """Messages that died together: stored next to each other, with the same story."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SOURCE_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_OFFSET_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    ATTEMPT_COUNT_FIELD_NUMBER: _builtins.int
+    DEAD_TIME_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    first_offset: _builtins.int
+    """Offset of the first one in the dead-letter queue."""
+    messages: _builtins.int
+    """How many. At least 1."""
+    reason: _builtins.str
+    """Why, as in the `tidemark-dead-reason` header. "": the message was published here and never died."""
+    source_lmq_name: _builtins.str
+    """The queue that they come from. "": none is named."""
+    source_offset: _builtins.int
+    """Offset of the first one in that queue."""
+    group: _builtins.str
+    """The group that they died in. "": in no group."""
+    attempt_count: _builtins.int
+    """Failed deliveries in that group."""
+    detail: _builtins.str
+    """Text of the consumer that rejected them. Default ""."""
+    @_builtins.property
+    def dead_time(self) -> _timestamp_pb2.Timestamp:
+        """When they died. Unset for messages that never died."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        first_offset: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        source_lmq_name: _builtins.str = ...,
+        source_offset: _builtins.int = ...,
+        group: _builtins.str = ...,
+        attempt_count: _builtins.int = ...,
+        dead_time: _timestamp_pb2.Timestamp | None = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_time", b"dead_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_count", b"attempt_count", "dead_time", b"dead_time", "detail", b"detail", "first_offset", b"first_offset", "group", b"group", "messages", b"messages", "partition", b"partition", "reason", b"reason", "source_lmq_name", b"source_lmq_name", "source_offset", b"source_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetters: _TypeAlias = DeadLetters  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    """Requests a page of dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The dead-letter topic or queue. Required."""
+    page_size: _builtins.int
+    """Maximum number of entries. 1 to 1 000. Default 0: 100."""
+    page_token: _builtins.str
+    """From the last page. Default "": the first page."""
+    @_builtins.property
+    def filter(self) -> Global___DeadLetterFilter:
+        """Which. Default: all."""
+
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        filter: Global___DeadLetterFilter | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "lmq_name", b"lmq_name", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    """A page of dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page. "" on the last one."""
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetters]:
+        """By partition, fairness key and offset. May be fewer than asked for, even none, before the last
+        page: an answer is bounded by what it reads.
+        """
+
+    def __init__(
+        self,
+        *,
+        dead_letters: _abc.Iterable[Global___DeadLetters] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class DeleteDeadLettersRequest(_message.Message):
+    """Deletes dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The dead-letter topic or queue. Required."""
+    limit: _builtins.int
+    """Maximum number of messages. Default 0: all."""
+    dry_run: _builtins.bool
+    """True counts and changes nothing. Default false."""
+    page_token: _builtins.str
+    """From the last call. Default "": from the start."""
+    @_builtins.property
+    def filter(self) -> Global___DeadLetterFilter:
+        """Which. Default: all."""
+
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        filter: Global___DeadLetterFilter | None = ...,
+        limit: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "lmq_name", b"lmq_name", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteDeadLettersRequest: _TypeAlias = DeleteDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class DeleteDeadLettersResponse(_message.Message):
+    """What was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    """Messages deleted by this call, or that would be."""
+    next_page_token: _builtins.str
+    """For the next call. "": all is done, or the limit is reached."""
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteDeadLettersResponse: _TypeAlias = DeleteDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class WaitingEntry(_message.Message):
+    """Messages on their way to another queue: durable at their source, no longer deliverable there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    RETRY_TIME_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition in whose outbox they wait."""
+    destination_lmq_name: _builtins.str
+    """The queue that they go to."""
+    sequence: _builtins.int
+    """Identity inside the outbox of the partition; grows."""
+    messages: _builtins.int
+    """How many. At least 1."""
+    reason: _builtins.str
+    """Why they left their queue: a reason of `tidemark-dead-reason`, or `redrive`."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when they wait."""
+
+    @_builtins.property
+    def retry_time(self) -> _timestamp_pb2.Timestamp:
+        """When the destination is tried again after it refused. Unset if it has not refused."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        destination_lmq_name: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        retry_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "retry_time", b"retry_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "destination_lmq_name", b"destination_lmq_name", "messages", b"messages", "partition", b"partition", "reason", b"reason", "retry_time", b"retry_time", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingEntry: _TypeAlias = WaitingEntry  # noqa: Y015
+
+@_typing.final
+class ListOutboxRequest(_message.Message):
+    """Requests a page of what waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    destination_lmq_name: _builtins.str
+    """Only for this destination. Default "": all."""
+    page_size: _builtins.int
+    """Maximum number of entries. 1 to 1 000. Default 0: 100."""
+    page_token: _builtins.str
+    """From the last page. Default "": the first page."""
+    def __init__(
+        self,
+        *,
+        destination_lmq_name: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_lmq_name", b"destination_lmq_name", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutboxRequest: _TypeAlias = ListOutboxRequest  # noqa: Y015
+
+@_typing.final
+class ListOutboxResponse(_message.Message):
+    """A page of what waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page. "": there is none."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingEntry]:
+        """By partition, destination and sequence."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___WaitingEntry] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutboxResponse: _TypeAlias = ListOutboxResponse  # noqa: Y015
+
+@_typing.final
+class DropOutboxRequest(_message.Message):
+    """Drops what waits for a destination."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    destination_lmq_name: _builtins.str
+    """The destination. Required."""
+    partition: _builtins.int
+    """Only in the outbox of this partition. Default: of all."""
+    sequence: _builtins.int
+    """Only this entry; needs `partition`. Default 0: all."""
+    page_token: _builtins.str
+    """From the last call. Default "": from the start."""
+    def __init__(
+        self,
+        *,
+        destination_lmq_name: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+        sequence: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "destination_lmq_name", b"destination_lmq_name", "page_token", b"page_token", "partition", b"partition", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___DropOutboxRequest: _TypeAlias = DropOutboxRequest  # noqa: Y015
+
+@_typing.final
+class DropOutboxResponse(_message.Message):
+    """What was dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    """Messages dropped by this call."""
+    next_page_token: _builtins.str
+    """For the next call. "": all is done."""
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropOutboxResponse: _TypeAlias = DropOutboxResponse  # noqa: Y015
 
 @_typing.final
 class TryEvictInactiveQueueRequest(_message.Message):
@@ -1579,3 +1965,55 @@ class ListPartitionsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPartitionsResponse: _TypeAlias = ListPartitionsResponse  # noqa: Y015
+
+@_typing.final
+class ConfirmPartitionTimeRequest(_message.Message):
+    """Confirms the time of a partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TO_WALL_CLOCK_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    to_wall_clock: _builtins.bool
+    """True first returns partition time to the wall clock, for a clock that was wrong and is
+    corrected; stored times stay as they are. Default false: the present time is right.
+    """
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        to_wall_clock: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "to_wall_clock", b"to_wall_clock"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmPartitionTimeRequest: _TypeAlias = ConfirmPartitionTimeRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmPartitionTimeResponse(_message.Message):
+    """The time is confirmed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_TIME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partition_time(self) -> _timestamp_pb2.Timestamp:
+        """Partition time."""
+
+    def __init__(
+        self,
+        *,
+        partition_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["partition_time", b"partition_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_time", b"partition_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmPartitionTimeResponse: _TypeAlias = ConfirmPartitionTimeResponse  # noqa: Y015

@@ -110,6 +110,26 @@ class TopicServiceStub:
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.RedriveDeadLettersRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.RedriveDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/ListDeadLetters',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.DeleteDeadLetters = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/DeleteDeadLetters',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteDeadLettersRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.ListOutbox = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/ListOutbox',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListOutboxRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListOutboxResponse.FromString,
+                _registered_method=True)
+        self.DropOutbox = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/DropOutbox',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DropOutboxRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DropOutboxResponse.FromString,
+                _registered_method=True)
         self.TryEvictInactiveQueue = channel.unary_unary(
                 '/tidemark.api.broker.v1.TopicService/TryEvictInactiveQueue',
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.TryEvictInactiveQueueRequest.SerializeToString,
@@ -119,6 +139,11 @@ class TopicServiceStub:
                 '/tidemark.api.broker.v1.TopicService/ListPartitions',
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsResponse.FromString,
+                _registered_method=True)
+        self.ConfirmPartitionTime = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/ConfirmPartitionTime',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeResponse.FromString,
                 _registered_method=True)
 
 
@@ -242,6 +267,39 @@ class TopicServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDeadLetters(self, request, context):
+        """Lists messages of a dead-letter topic that a redrive or a deletion would take: no group has
+        settled and no reservation holds them. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT,
+        UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteDeadLetters(self, request, context):
+        """Deletes messages of a dead-letter topic for good, a bounded part per call. Materializes the
+        queue. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOutbox(self, request, context):
+        """Lists what waits in the outboxes of all partitions for its destination. Fails with
+        INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropOutbox(self, request, context):
+        """Drops what waits in the outboxes for one destination, a bounded part per call. What is on its
+        way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TryEvictInactiveQueue(self, request, context):
         """Diagnostic: tries to unload one queue now. Applies the guards of automatic cleanup, but not its
         suppression of repeats, and asks storage about queues that the broker does not track. Fails
@@ -253,6 +311,14 @@ class TopicServiceServicer:
 
     def ListPartitions(self, request, context):
         """Lists partitions with health, broker and counts. Fails with UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmPartitionTime(self, request, context):
+        """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
+        CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -336,6 +402,26 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.RedriveDeadLettersRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.RedriveDeadLettersResponse.SerializeToString,
             ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'DeleteDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteDeadLetters,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteDeadLettersRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteDeadLettersResponse.SerializeToString,
+            ),
+            'ListOutbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOutbox,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListOutboxRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListOutboxResponse.SerializeToString,
+            ),
+            'DropOutbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropOutbox,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DropOutboxRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DropOutboxResponse.SerializeToString,
+            ),
             'TryEvictInactiveQueue': grpc.unary_unary_rpc_method_handler(
                     servicer.TryEvictInactiveQueue,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.TryEvictInactiveQueueRequest.FromString,
@@ -345,6 +431,11 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     servicer.ListPartitions,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsResponse.SerializeToString,
+            ),
+            'ConfirmPartitionTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmPartitionTime,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -764,6 +855,114 @@ class TopicService:
             _registered_method=True)
 
     @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/ListDeadLetters',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListDeadLettersRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/DeleteDeadLetters',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteDeadLettersRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOutbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/ListOutbox',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListOutboxRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListOutboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropOutbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/DropOutbox',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DropOutboxRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DropOutboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def TryEvictInactiveQueue(request,
             target,
             options=(),
@@ -807,6 +1006,33 @@ class TopicService:
             '/tidemark.api.broker.v1.TopicService/ListPartitions',
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsRequest.SerializeToString,
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmPartitionTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/ConfirmPartitionTime',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeResponse.FromString,
             options,
             channel_credentials,
             insecure,

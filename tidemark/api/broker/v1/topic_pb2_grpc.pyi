@@ -67,6 +67,23 @@ class TopicServiceStub:
     """Moves messages of a dead-letter topic back to their source queues. Materializes them. Fails
     with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
     """
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListDeadLettersRequest, _topic_pb2.ListDeadLettersResponse]
+    """Lists messages of a dead-letter topic that a redrive or a deletion would take: no group has
+    settled and no reservation holds them. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT,
+    UNAVAILABLE.
+    """
+    DeleteDeadLetters: _aio.UnaryUnaryMultiCallable[_topic_pb2.DeleteDeadLettersRequest, _topic_pb2.DeleteDeadLettersResponse]
+    """Deletes messages of a dead-letter topic for good, a bounded part per call. Materializes the
+    queue. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
+    """
+    ListOutbox: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListOutboxRequest, _topic_pb2.ListOutboxResponse]
+    """Lists what waits in the outboxes of all partitions for its destination. Fails with
+    INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+    """
+    DropOutbox: _aio.UnaryUnaryMultiCallable[_topic_pb2.DropOutboxRequest, _topic_pb2.DropOutboxResponse]
+    """Drops what waits in the outboxes for one destination, a bounded part per call. What is on its
+    way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+    """
     TryEvictInactiveQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.TryEvictInactiveQueueRequest, _topic_pb2.TryEvictInactiveQueueResponse]
     """Diagnostic: tries to unload one queue now. Applies the guards of automatic cleanup, but not its
     suppression of repeats, and asks storage about queues that the broker does not track. Fails
@@ -74,6 +91,10 @@ class TopicServiceStub:
     """
     ListPartitions: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListPartitionsRequest, _topic_pb2.ListPartitionsResponse]
     """Lists partitions with health, broker and counts. Fails with UNAVAILABLE."""
+    ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmPartitionTimeRequest, _topic_pb2.ConfirmPartitionTimeResponse]
+    """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
+    CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
+    """
 
 class TopicServiceServicer:
     """Administration of topics, queues and groups. Calls do not materialize an idle queue unless noted."""
@@ -205,6 +226,43 @@ class TopicServiceServicer:
         with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
         """
 
+    def ListDeadLetters(
+        self,
+        request: _topic_pb2.ListDeadLettersRequest,
+        context: _aio.ServicerContext[_topic_pb2.ListDeadLettersRequest, _abc.Awaitable[_topic_pb2.ListDeadLettersResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.ListDeadLettersResponse]:
+        """Lists messages of a dead-letter topic that a redrive or a deletion would take: no group has
+        settled and no reservation holds them. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT,
+        UNAVAILABLE.
+        """
+
+    def DeleteDeadLetters(
+        self,
+        request: _topic_pb2.DeleteDeadLettersRequest,
+        context: _aio.ServicerContext[_topic_pb2.DeleteDeadLettersRequest, _abc.Awaitable[_topic_pb2.DeleteDeadLettersResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.DeleteDeadLettersResponse]:
+        """Deletes messages of a dead-letter topic for good, a bounded part per call. Materializes the
+        queue. Fails with TOPIC_NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE.
+        """
+
+    def ListOutbox(
+        self,
+        request: _topic_pb2.ListOutboxRequest,
+        context: _aio.ServicerContext[_topic_pb2.ListOutboxRequest, _abc.Awaitable[_topic_pb2.ListOutboxResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.ListOutboxResponse]:
+        """Lists what waits in the outboxes of all partitions for its destination. Fails with
+        INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+        """
+
+    def DropOutbox(
+        self,
+        request: _topic_pb2.DropOutboxRequest,
+        context: _aio.ServicerContext[_topic_pb2.DropOutboxRequest, _abc.Awaitable[_topic_pb2.DropOutboxResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.DropOutboxResponse]:
+        """Drops what waits in the outboxes for one destination, a bounded part per call. What is on its
+        way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+        """
+
     def TryEvictInactiveQueue(
         self,
         request: _topic_pb2.TryEvictInactiveQueueRequest,
@@ -221,5 +279,14 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.ListPartitionsRequest, _abc.Awaitable[_topic_pb2.ListPartitionsResponse]],
     ) -> _abc.Awaitable[_topic_pb2.ListPartitionsResponse]:
         """Lists partitions with health, broker and counts. Fails with UNAVAILABLE."""
+
+    def ConfirmPartitionTime(
+        self,
+        request: _topic_pb2.ConfirmPartitionTimeRequest,
+        context: _aio.ServicerContext[_topic_pb2.ConfirmPartitionTimeRequest, _abc.Awaitable[_topic_pb2.ConfirmPartitionTimeResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.ConfirmPartitionTimeResponse]:
+        """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
+        CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
+        """
 
 def add_TopicServiceServicer_to_server(servicer: TopicServiceServicer, server: _aio.Server) -> None: ...

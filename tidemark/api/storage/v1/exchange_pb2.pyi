@@ -318,6 +318,8 @@ class Operation(_message.Message):
     APPLY_TOPIC_FIELD_NUMBER: _builtins.int
     REDRIVE_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
+    REMOVE_DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    DROP_OUTBOX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream for its partition."""
     traceparent: _builtins.str
@@ -394,6 +396,14 @@ class Operation(_message.Message):
     def renew(self) -> Global___RenewReservations:
         """Give reservations more time."""
 
+    @_builtins.property
+    def remove_dead_letters(self) -> Global___RemoveDeadLetters:
+        """Delete dead letters."""
+
+    @_builtins.property
+    def drop_outbox(self) -> Global___DropOutbox:
+        """Drop what waits in the outbox."""
+
     def __init__(
         self,
         *,
@@ -417,12 +427,14 @@ class Operation(_message.Message):
         apply_topic: Global___ApplyTopic | None = ...,
         redrive: Global___Redrive | None = ...,
         renew: Global___RenewReservations | None = ...,
+        remove_dead_letters: Global___RemoveDeadLetters | None = ...,
+        drop_outbox: Global___DropOutbox | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -488,7 +500,9 @@ class OperationResult(_message.Message):
 
     @_builtins.property
     def removed(self) -> Global___RemovedResult:
-        """Result of operations that delete: RemoveGroup, RemoveQueue, Purge, Unschedule, Redrive."""
+        """Result of operations that delete: RemoveGroup, RemoveQueue, Purge, Unschedule, Redrive,
+        RemoveDeadLetters, DropOutbox.
+        """
 
     @_builtins.property
     def action(self) -> _action_pb2.ActionResult:
@@ -1480,50 +1494,104 @@ class Redrive(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LMQ_NAME_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    SOURCE_LMQ_NAME_FIELD_NUMBER: _builtins.int
-    AFTER_MS_FIELD_NUMBER: _builtins.int
-    BEFORE_MS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The dead-letter queue."""
-    reason: _builtins.str
-    """Only this reason, as in the `tidemark-dead-reason` header; an unknown one is INVALID_ARGUMENT.
-    "": all.
-    """
-    source_lmq_name: _builtins.str
-    """Only from this queue. "": all."""
-    after_ms: _builtins.int
-    """Only dead-lettered at or after, Unix milliseconds. 0: all."""
-    before_ms: _builtins.int
-    """Only dead-lettered before, Unix milliseconds. 0: all."""
     limit: _builtins.int
     """Maximum messages. 0: all."""
     dry_run: _builtins.bool
     """True only counts."""
     page_token: _builtins.bytes
     """From the last result. Default empty: from the start."""
+    @_builtins.property
+    def filter(self) -> _topic_pb2.DeadLetterFilter:
+        """Which. An unknown reason is INVALID_ARGUMENT."""
+
     def __init__(
         self,
         *,
         lmq_name: _builtins.str = ...,
-        reason: _builtins.str = ...,
-        source_lmq_name: _builtins.str = ...,
-        after_ms: _builtins.int = ...,
-        before_ms: _builtins.int = ...,
+        filter: _topic_pb2.DeadLetterFilter | None = ...,
         limit: _builtins.int = ...,
         dry_run: _builtins.bool = ...,
         page_token: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ms", b"after_ms", "before_ms", b"before_ms", "dry_run", b"dry_run", "limit", b"limit", "lmq_name", b"lmq_name", "page_token", b"page_token", "reason", b"reason", "source_lmq_name", b"source_lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "lmq_name", b"lmq_name", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Redrive: _TypeAlias = Redrive  # noqa: Y015
+
+@_typing.final
+class RemoveDeadLetters(_message.Message):
+    """Deletes dead letters of a queue. Errors: QUEUE_NOT_FOUND, INVALID_ARGUMENT."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The dead-letter queue."""
+    limit: _builtins.int
+    """Maximum messages. 0: all."""
+    dry_run: _builtins.bool
+    """True only counts."""
+    page_token: _builtins.bytes
+    """From the last result. Default empty: from the start."""
+    @_builtins.property
+    def filter(self) -> _topic_pb2.DeadLetterFilter:
+        """Which. An unknown reason is INVALID_ARGUMENT."""
+
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        filter: _topic_pb2.DeadLetterFilter | None = ...,
+        limit: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        page_token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "lmq_name", b"lmq_name", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDeadLetters: _TypeAlias = RemoveDeadLetters  # noqa: Y015
+
+@_typing.final
+class DropOutbox(_message.Message):
+    """Drops entries of the outbox that wait for one destination. Errors: INVALID_NAME."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    destination_lmq_name: _builtins.str
+    """The destination."""
+    sequence: _builtins.int
+    """Only this entry. 0: all."""
+    def __init__(
+        self,
+        *,
+        destination_lmq_name: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_lmq_name", b"destination_lmq_name", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropOutbox: _TypeAlias = DropOutbox  # noqa: Y015
 
 @_typing.final
 class RemovedResult(_message.Message):
@@ -1539,7 +1607,9 @@ class RemovedResult(_message.Message):
     skipped: _builtins.int
     """Redrive: messages that were not moved because their source no longer exists."""
     next_page_token: _builtins.bytes
-    """Redrive: where to continue; one operation covers a bounded part. Empty: done."""
+    """Redrive, RemoveDeadLetters, DropOutbox: where to continue; one operation covers a bounded part.
+    Empty: done.
+    """
     def __init__(
         self,
         *,

@@ -973,3 +973,133 @@ class PeekQueueResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__next_offset) -> _WhichOneofReturnType__next_offset | None: ...
 
 Global___PeekQueueResponse: _TypeAlias = PeekQueueResponse  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    """Requests a page of dead letters of one partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    lmq_name: _builtins.str
+    """The dead-letter queue."""
+    page_size: _builtins.int
+    """Maximum number of entries. 1 to 1 000. Default 0: 100."""
+    page_token: _builtins.str
+    """From the last page. Default "": the first page."""
+    @_builtins.property
+    def filter(self) -> _topic_pb2.DeadLetterFilter:
+        """Which. Default: all."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        lmq_name: _builtins.str = ...,
+        filter: _topic_pb2.DeadLetterFilter | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "lmq_name", b"lmq_name", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    """A page of dead letters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page. "" on the last one."""
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.DeadLetters]:
+        """By fairness key and offset. May be fewer than asked for, even none, before the last page."""
+
+    def __init__(
+        self,
+        *,
+        dead_letters: _abc.Iterable[_topic_pb2.DeadLetters] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class ListOutboxRequest(_message.Message):
+    """Requests a page of what waits in the outbox of one partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DESTINATION_LMQ_NAME_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    destination_lmq_name: _builtins.str
+    """Only for this destination. Default "": all."""
+    page_size: _builtins.int
+    """Maximum number of entries. 1 to 1 000. Default 0: 100."""
+    page_token: _builtins.str
+    """From the last page. Default "": the first page."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        destination_lmq_name: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_lmq_name", b"destination_lmq_name", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutboxRequest: _TypeAlias = ListOutboxRequest  # noqa: Y015
+
+@_typing.final
+class ListOutboxResponse(_message.Message):
+    """A page of what waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page. "": there is none."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.WaitingEntry]:
+        """By destination and sequence."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[_topic_pb2.WaitingEntry] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListOutboxResponse: _TypeAlias = ListOutboxResponse  # noqa: Y015

@@ -111,6 +111,16 @@ class StorageServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PeekQueueRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PeekQueueResponse.FromString,
                 _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/tidemark.api.storage.v1.StorageService/ListDeadLetters',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.ListOutbox = channel.unary_unary(
+                '/tidemark.api.storage.v1.StorageService/ListOutbox',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListOutboxRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListOutboxResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServiceServicer:
@@ -237,6 +247,22 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDeadLetters(self, request, context):
+        """Lists dead letters of a queue without loading it. Fails with QUEUE_NOT_FOUND,
+        PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOutbox(self, request, context):
+        """Lists what waits in the outbox of a partition. Fails with PARTITION_NOT_FOUND, INVALID_NAME,
+        INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -314,6 +340,16 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.PeekQueue,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PeekQueueRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PeekQueueResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'ListOutbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOutbox,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListOutboxRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListOutboxResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -722,6 +758,60 @@ class StorageService:
             '/tidemark.api.storage.v1.StorageService/PeekQueue',
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PeekQueueRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PeekQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.StorageService/ListDeadLetters',
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListDeadLettersRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOutbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.StorageService/ListOutbox',
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListOutboxRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ListOutboxResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,6 +71,14 @@ class StorageServiceStub:
     """
     PeekQueue: _aio.UnaryUnaryMultiCallable[_storage_pb2.PeekQueueRequest, _storage_pb2.PeekQueueResponse]
     """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, PARTITION_NOT_FOUND."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_storage_pb2.ListDeadLettersRequest, _storage_pb2.ListDeadLettersResponse]
+    """Lists dead letters of a queue without loading it. Fails with QUEUE_NOT_FOUND,
+    PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+    """
+    ListOutbox: _aio.UnaryUnaryMultiCallable[_storage_pb2.ListOutboxRequest, _storage_pb2.ListOutboxResponse]
+    """Lists what waits in the outbox of a partition. Fails with PARTITION_NOT_FOUND, INVALID_NAME,
+    INVALID_ARGUMENT.
+    """
 
 class StorageServiceServicer:
     """Partitions: claims, the exchange, reads beside the writer."""
@@ -204,5 +212,23 @@ class StorageServiceServicer:
         context: _aio.ServicerContext[_storage_pb2.PeekQueueRequest, _abc.Awaitable[_storage_pb2.PeekQueueResponse]],
     ) -> _abc.Awaitable[_storage_pb2.PeekQueueResponse]:
         """Shows messages without reserving them. Fails with QUEUE_NOT_FOUND, PARTITION_NOT_FOUND."""
+
+    def ListDeadLetters(
+        self,
+        request: _storage_pb2.ListDeadLettersRequest,
+        context: _aio.ServicerContext[_storage_pb2.ListDeadLettersRequest, _abc.Awaitable[_storage_pb2.ListDeadLettersResponse]],
+    ) -> _abc.Awaitable[_storage_pb2.ListDeadLettersResponse]:
+        """Lists dead letters of a queue without loading it. Fails with QUEUE_NOT_FOUND,
+        PARTITION_NOT_FOUND, INVALID_ARGUMENT.
+        """
+
+    def ListOutbox(
+        self,
+        request: _storage_pb2.ListOutboxRequest,
+        context: _aio.ServicerContext[_storage_pb2.ListOutboxRequest, _abc.Awaitable[_storage_pb2.ListOutboxResponse]],
+    ) -> _abc.Awaitable[_storage_pb2.ListOutboxResponse]:
+        """Lists what waits in the outbox of a partition. Fails with PARTITION_NOT_FOUND, INVALID_NAME,
+        INVALID_ARGUMENT.
+        """
 
 def add_StorageServiceServicer_to_server(servicer: StorageServiceServicer, server: _aio.Server) -> None: ...
