@@ -43,12 +43,17 @@ class Credit:
         """How many more messages the broker may send.
 
         `buffered` of the unsettled messages wait for a task, `waiting` tasks wait for a message.
+        It is gathered while the broker has more than that left, and enough for the tasks: messages
+        that are granted together arrive together, and those that do not cost a frame and a
+        reservation each time around.
         """
         if self._fixed is None:
             missing = min(self.ahead + waiting - buffered, UNSETTLED_MAX - unsettled)
         else:
             missing = self._fixed - unsettled
-        granted = max(0, missing - self._outstanding)
+        granted = missing - self._outstanding
+        if granted <= 0 or waiting <= self._outstanding > granted:
+            return 0
         self._outstanding += granted
         return granted
 

@@ -155,7 +155,8 @@ class HandOuts:
         if self._window and first_attempts - handed_out <= self._window // 2:
             first_attempts = handed_out + self._window
         messages, deliveries = asked.messages, asked.deliveries
-        if waiting_for_one or waiting_for_batch or self._blocked:
+        waiting = waiting_for_one or waiting_for_batch
+        if self._blocked or (waiting and not self._window_covers_next()):
             needed = self._needed(waiting_for_one, waiting_for_batch)
             messages = max(messages, needed.messages)
             deliveries = max(deliveries, needed.deliveries)
@@ -195,6 +196,20 @@ class HandOuts:
         self._taken_back = True
         self._urgent = False  # a task that is blocked needs another report
         return True
+
+    def _window_covers_next(self) -> bool:
+        """Whether tasks can expect what arrives next to be reported already.
+
+        If it is more than that, or has failed before, they wait for a confirmation. Messages that
+        failed come together, so the first of them ends this.
+        """
+        current = self._current
+        return (
+            self._window > 0
+            and current is not None
+            and not current.cautious
+            and self._asked.first_attempts - self.messages > self._window // 2
+        )
 
     def _needed(self, waiting_for_one: int, waiting_for_batch: int) -> Totals:
         """The totals that cover what was handed out, and the next hand-out of each task."""

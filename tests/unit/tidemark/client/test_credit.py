@@ -92,11 +92,31 @@ def test_no_more_is_granted_than_is_missing() -> None:
     credit = Credit(10)
 
     assert credit.grant(0, 0, 0) == 10
-    credit.used(4)
-    assert credit.grant(4, 4, 0) == 0
-    assert credit.grant(1, 1, 0) == 3
+    credit.used(6)
+    assert credit.grant(6, 6, 0) == 0
+    assert credit.grant(1, 1, 0) == 5
     credit.reset()
     assert credit.grant(8, 8, 0) == 2
+
+
+def test_credit_is_gathered_while_the_broker_has_more_than_that() -> None:
+    """K1: what came in two parts comes together from then on."""
+    credit = Credit(10)
+    credit.grant(0, 0, 0)
+    credit.used(4)
+
+    assert credit.grant(unsettled=0, buffered=0, waiting=1) == 0
+    credit.used(6)
+    assert credit.grant(unsettled=0, buffered=0, waiting=1) == 10
+
+
+def test_credit_is_not_gathered_while_tasks_wait_for_more_than_the_broker_may_send() -> None:
+    """K2: each of ten tasks is provided for."""
+    credit = Credit(10)
+    credit.grant(0, 0, 0)
+    credit.used(4)
+
+    assert credit.grant(unsettled=0, buffered=0, waiting=10) == 4
 
 
 def test_what_waits_beyond_the_allowance_is_too_much() -> None:

@@ -238,6 +238,61 @@ def test_a_quick_handler_is_reported_further_ahead_where_confirmations_take_long
     assert ahead.totals.first_attempts == 1 + 2 * 50
 
 
+def quick(hand_outs: HandOuts, first: DeliveryBatch) -> None:
+    """A batch of 100 is taken whole within a millisecond, and a window is confirmed."""
+    hand_outs.arrived(first)
+    confirmed(hand_outs, waiting_for_batch=1)
+    hand_outs.resumed(0)
+    assert hand_outs.allow_rest(first)
+    first.handed_out = 100
+    hand_outs.paused(10**6)
+    confirmed(hand_outs, waiting_for_batch=1)
+
+
+def test_a_task_that_waits_within_the_window_is_not_reported_again() -> None:
+    """K1: quick handlers of batches wait often, and the window has reported what they get."""
+    hand_outs, second = HandOuts(), batch_of(100)
+    quick(hand_outs, batch_of(100))
+
+    hand_outs.arrived(second)
+    assert hand_outs.allow_rest(second)
+    second.handed_out = 100
+
+    assert hand_outs.report(0, 1, 0) is None
+
+
+def test_a_task_that_waits_among_failed_messages_is_reported_ahead() -> None:
+    """K1: the window is not for them, and a round trip for each would be slow."""
+    hand_outs, failed = HandOuts(), batch_of(100, attempts=1)
+    quick(hand_outs, batch_of(100))
+    hand_outs.arrived(failed)
+    assert hand_outs.allow_rest(failed)
+    failed.handed_out = 100
+
+    report = hand_outs.report(0, 1, 0)
+
+    assert report is not None
+    assert report.totals.deliveries == 3
+    assert not report.urgent
+
+
+def test_a_batch_beyond_the_window_is_reported_when_a_task_takes_it() -> None:
+    """K1."""
+    hand_outs, second, large = HandOuts(), batch_of(100), batch_of(100_000)
+    quick(hand_outs, batch_of(100))
+    hand_outs.arrived(second)
+    hand_outs.arrived(large)
+    assert hand_outs.allow_rest(second)
+    second.handed_out = 100
+
+    assert not hand_outs.allow_rest(large)
+    report = hand_outs.report(0, 1, 0)
+
+    assert report is not None
+    assert report.totals.deliveries == 3
+    assert report.urgent
+
+
 def test_a_batch_is_reported_whole() -> None:
     """K1: a task that waits for a batch gets all of whatever arrives first."""
     hand_outs, first, second = HandOuts(), batch_of(100, attempts=1), batch_of(100)
