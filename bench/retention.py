@@ -24,8 +24,9 @@ from bench.harness.figures import percentile
 from bench.harness.partition import ask, open_partition
 from bench.harness.postgres import find_postgres, running_postgres
 from bench.harness.usage import unshared_bytes
+from spark_batch.passes.outcome import JobName
 from spark_batch.session import start_session
-from spark_batch.storage_client import find_topics
+from spark_batch.storage_client import find_partitions, find_topics
 from storage_svc.operations.publish import Append
 from storage_svc.operations.topics import PutTopic
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
@@ -187,8 +188,8 @@ async def _passes(
 
 def _plan(jobs: "Jobs") -> Any:
     """A plan that Spark has computed and cached."""
-    topics = [each for each in find_topics(jobs.storage) if each.settings.retention_seconds]
-    plan = jobs.plan_retention(topics, jobs.collect_failures())
+    due = jobs.find_due(JobName.RETENTION)
+    plan = jobs.plan_retention(due, find_topics(due.cluster), jobs.collect_failures())
     assert plan is not None
     plan = plan.cache()
     plan.count()
@@ -197,7 +198,8 @@ def _plan(jobs: "Jobs") -> Any:
 
 def _apply(jobs: "Jobs", plan: Any, due: int) -> None:
     failures = jobs.collect_failures()
-    counts = jobs.apply(plan, f"bench-{time.monotonic_ns()}", 1000, failures)
+    cluster = find_partitions(jobs.storage)
+    counts = jobs.apply(plan, cluster, f"bench-{time.monotonic_ns()}", 1000, failures)
     removed = sum(counts.values())
     assert removed == due, f"{removed} of {due} messages were removed"
     plan.unpersist()

@@ -33,6 +33,7 @@ class ScanFilter:
     after_ms: int = 0  # inclusive
     before_ms: int | None = None  # exclusive
     age_ms_min: int = 0  # by the time of each partition
+    due_types: tuple[int, ...] = ()  # rules of retention, as values of the enum RetentionType
 
     def scans(self) -> Iterator[tuple[str, str]]:
         """The topic and the queue of each scan that a partition needs; "" is all."""

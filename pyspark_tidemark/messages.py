@@ -51,6 +51,7 @@ FIELDS: Final[dict[str, dict[str, tuple[int, Any, bool]]]] = {
         "lmq_name": (8, _STRING, False),
         "prefix": (9, _STRING, False),
         "age_ms_min": (10, _UINT64, False),
+        "due_types": (11, _INT32, True),
     },
     "ScanTableResponse": {"arrow": (1, _BYTES, False)},
 }

@@ -14,7 +14,7 @@ from pyspark_tidemark.filters import NO_FILTER, ScanFilter, push
 from pyspark_tidemark.tables import TABLES
 
 if TYPE_CHECKING:
-    from pyspark_tidemark.storage import PartitionAddress
+    from pyspark_tidemark.storage import PartitionAddress, TableClient
 
 
 class StoragePartition(InputPartition):
@@ -60,9 +60,13 @@ class TidemarkReader(DataSourceReader):
         from pyspark_tidemark.storage import TableClient
 
         with TableClient(partition.target.address) as client:
-            for topic, queue in self._filter.scans():
-                request = self._request(partition.target.partition, topic, queue)
-                yield from client.scan(request, self._timeout_s)
+            yield from self.read_with(client, partition.target.partition)
+
+    def read_with(self, client: "TableClient", partition: int) -> Iterator[pa.RecordBatch]:
+        """Read a partition over a channel that others use as well."""
+        for topic, queue in self._filter.scans():
+            request = self._request(partition, topic, queue)
+            yield from client.scan(request, self._timeout_s)
 
     def _request(self, partition: int, topic: str, queue: str) -> Any:
         from pyspark_tidemark.messages import TABLE_NUMBERS, ScanTableRequest
@@ -76,6 +80,7 @@ class TidemarkReader(DataSourceReader):
             prefix=self._filter.prefix,
             batch_rows=self._batch_rows,
             age_ms_min=self._filter.age_ms_min,
+            due_types=self._filter.due_types,
         )
         if self._filter.after_ms > 0:
             _set_time(request.after_time, self._filter.after_ms)

@@ -56,6 +56,7 @@ TABLES: Final = {
             publish_time=_TIME,
             groups=_INT,
             waiting_groups=_INT,
+            settled=_BOOLEAN,
             held=_BOOLEAN,
             age_ms=_LONG,
         ),

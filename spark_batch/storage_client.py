@@ -5,7 +5,7 @@ Spark runs Python in its own threads, so there is no event loop to share. Every 
 `TidemarkError`; calls are not repeated, because a failed pass is run again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -90,6 +90,11 @@ class StorageClient:
 
         return wait
 
+    def next_due(self, request: retention_pb2.NextDueRequest) -> retention_pb2.NextDueResponse:
+        """When rules can next apply in the partitions of this service."""
+        answer: retention_pb2.NextDueResponse = self._call(self._retention.NextDue, request)
+        return answer
+
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
         with _revived():
             return method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata())
@@ -105,23 +110,32 @@ def find_partitions(storage: str) -> list[PartitionAddress]:
     services = []
     for address in addresses(storage):
         with StorageClient(address) as client:
-            described = client.describe()
-        if described.format_version != FORMAT_VERSION:
-            raise FormatNotSupported(
-                f"storage at {address} has format {described.format_version}, "
-                f"these jobs support {FORMAT_VERSION}"
-            )
-        held = [each.partition for each in described.held]
-        services.append(Described(address, described.partitions, held))
+            services.append(describe_service(client, address))
+    return located(storage, services)
+
+
+def describe_service(client: StorageClient, address: str) -> Described:
+    """The partitions that a storage service holds; raises if the jobs do not know its format."""
+    described = client.describe()
+    if described.format_version != FORMAT_VERSION:
+        raise FormatNotSupported(
+            f"storage at {address} has format {described.format_version}, "
+            f"these jobs support {FORMAT_VERSION}"
+        )
+    return Described(address, described.partitions, [each.partition for each in described.held])
+
+
+def located(storage: str, services: Iterable[Described]) -> list[PartitionAddress]:
+    """The address of every partition, from what services hold; raises if one is missing."""
     found, missing = locate(services)
     if missing or not found:
         raise PartitionNotFound(f"no storage service at {storage} holds partitions {missing}")
     return found
 
 
-def find_topics(storage: str) -> list[Topic]:
+def find_topics(cluster: Iterable[PartitionAddress]) -> list[Topic]:
     """All topics of the cluster."""
-    home = next(each for each in find_partitions(storage) if each.partition == _HOME)
+    home = next(each for each in cluster if each.partition == _HOME)
     with StorageClient(home.address) as client:
         return list(client.topics())
 

@@ -5,33 +5,40 @@ again. A pass that fails is not resumed: the next one finds what is left.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import reduce
-from typing import Final
+from typing import Final, Protocol
 from uuid import uuid4
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
 from pyspark_tidemark.filters import ScanFilter
 from pyspark_tidemark.storage import PartitionAddress
+from spark_batch.due_work import DueWork, find_due_work
 from spark_batch.passes import rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
 from spark_batch.passes.failures import Failures, collect_failures
 from spark_batch.passes.findings import Counts
-from spark_batch.passes.outcome import Found, JobName, Pass, conclude
-from spark_batch.storage_client import find_partitions, find_topics
+from spark_batch.passes.outcome import TYPES, Found, JobName, Pass, conclude
+from spark_batch.passes.retention_types import (
+    COMPLETED,
+    EXPIRED,
+    INACTIVE_QUEUE,
+    MAX_WAIT_TIME_EVICTION,
+)
+from spark_batch.storage_client import find_topics
+from tidemark.api.storage.v1.retention_pb2 import RetentionType
 from tidemark.clock import Clock
 from tidemark.settings import RetentionSettings
 from tidemark.telemetry import LateSpan, current_traceparent, tracer
-from tidemark.topics import Topic, TopicSettings
-
-RECORD_TABLES: Final = ("messages_consumed", "system_metrics", "history")
+from tidemark.topics import Topic
 
 _RUN_COLUMNS: Final = (
     "partition,topic,lmq_name,queue_id,fairness_key,first_offset,messages,bytes,publish_time,"
-    "groups,waiting_groups,held,age_ms"
+    "settled,held,age_ms"
 )
 _QUEUE_COLUMNS: Final = (
     "partition,topic,lmq_name,queue_id,messages,bytes,scheduled,last_activity,in_use,age_ms"
@@ -39,6 +46,12 @@ _QUEUE_COLUMNS: Final = (
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
+
+
+class _MakePlan(Protocol):
+    def __call__(
+        self, due: DueWork, topics: list[Topic], failures: Failures, *, dry_run: bool
+    ) -> DataFrame | None: ...
 
 
 class Jobs:
@@ -70,96 +83,62 @@ class Jobs:
 
     # --- plans ---------------------------------------------------------------------------------
 
-    def plan_retention(self, topics: list[Topic], failures: Failures) -> DataFrame | None:
-        """The plan of a retention pass, as rows of `rules.PLAN`; None if every rule is off."""
+    def find_due(self, name: JobName) -> DueWork:
+        """Ask storage what is due for a job; needs no Spark."""
+        return find_due_work(self._settings, TYPES[name])
+
+    def plan_retention(
+        self, due: DueWork, topics: list[Topic], failures: Failures, *, dry_run: bool = False
+    ) -> DataFrame | None:
+        """The plan of a retention pass, as rows of `rules.PLAN`; None if nothing is due."""
         settings = self._settings
         parts = []
-        kept = [topic for topic in topics if _shortest_s(topic.settings)]
-        if kept:
-            shortest_s = min(_shortest_s(topic.settings) for topic in kept)
-            runs = self._runs(kept, shortest_s, failures)
-            parts.append(rules.expired_or_completed(runs, self._limits(kept)))
-        days = settings.partition_cleanup_days
-        if days:
-            idle = ScanFilter(age_ms_min=days * rules.DAY_MS)
-            queues = self._read("queues", _QUEUE_COLUMNS, idle, failures)
+        kinds = (EXPIRED, COMPLETED)
+        if due.of(*kinds):
+            runs = self._runs(due, kinds, topics, failures)
+            parts.append(rules.expired_or_completed(runs))
+        if due.of(INACTIVE_QUEUE):
+            days = settings.partition_cleanup_days
+            idle = ScanFilter(age_ms_min=days * rules.DAY_MS, due_types=_numbers(INACTIVE_QUEUE))
+            targets = due.of(INACTIVE_QUEUE)
+            queues = table_reader.read(
+                self._spark, targets, "queues", _QUEUE_COLUMNS, idle, failures
+            )
             parts.append(rules.inactive_queues(queues, days))
         parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
-        days = settings.metrics_retention_days
-        if days:
-            records = self._old_records(days, failures)
-            if records is not None:
-                parts.append(rules.old_records(records, days))
+        if due.by_table:
+            days = settings.metrics_retention_days
+            old = ScanFilter(age_ms_min=days * rules.DAY_MS)
+            tables = [(name, each) for name, found in due.by_table.items() for each in found]
+            records = table_reader.old_records(self._spark, tables, old, failures, counted=dry_run)
+            parts.append(rules.old_records(records, days))
         return _union(parts) if parts else None
 
-    def plan_eviction(self, topics: list[Topic], failures: Failures) -> DataFrame | None:
-        """The plan of an eviction pass; None if no topic limits the wait."""
-        limited = [topic for topic in topics if topic.settings.max_wait_time_seconds]
-        if not limited:
+    def plan_eviction(
+        self, due: DueWork, topics: list[Topic], failures: Failures, *, dry_run: bool = False
+    ) -> DataFrame | None:
+        """The plan of an eviction pass; None if nothing is due."""
+        kinds = (MAX_WAIT_TIME_EVICTION,)
+        if not due.of(*kinds):
             return None
-        shortest_s = min(topic.settings.max_wait_time_seconds for topic in limited)
-        runs = self._runs(limited, shortest_s, failures)
-        plan = rules.waiting_too_long(runs, self._limits(limited))
-        return rules.capped(plan, self._settings.eviction_pass_limit)
+        runs = self._runs(due, kinds, topics, failures)
+        return rules.capped(rules.waiting_too_long(runs), self._settings.eviction_pass_limit)
 
-    def _runs(self, topics: list[Topic], age_s: int, failures: Failures) -> DataFrame:
-        """Runs that may be due: of these topics, and at least this old."""
-        names = tuple(sorted(topic.name for topic in topics))
-        due = ScanFilter(names, age_ms_min=1000 * age_s)
-        return self._read("runs", _RUN_COLUMNS, due, failures)
-
-    def _old_records(self, days: int, failures: Failures) -> DataFrame | None:
-        """Partition and table of all records that are at least this old, as one frame.
-
-        The driver first asks storage whether there are any: records are ordered by time, so that is
-        cheap, and mostly none is old.
-        """
-        scan_filter = ScanFilter(age_ms_min=days * rules.DAY_MS)
-        frames = [
-            self._read(table, "partition", scan_filter, failures).select(
-                "partition", F.lit(table).alias("table")
-            )
-            for table in RECORD_TABLES
-            if table_reader.has_rows(self._partitions(), table, scan_filter, failures)
-        ]
-        return _union(frames) if frames else None
-
-    def _limits(self, topics: list[Topic]) -> DataFrame:
-        """The limits as SQL literals: a frame of Python objects would cost a Spark job."""
-        rows = [
-            (
-                topic.name,
-                topic.settings.retention_enabled,
-                topic.settings.retention_seconds,
-                topic.settings.completed_retention_seconds,
-                topic.settings.max_wait_time_seconds,
-            )
-            for topic in topics
-        ]
-        casts = [f"CAST(? AS {column.dataType.simpleString()})" for column in rules.LIMITS]
-        row = f"({', '.join(casts)})"
-        names = ", ".join(rules.LIMITS.names)
-        values = ", ".join([row] * len(rows))
-        return self._spark.sql(
-            f"SELECT * FROM VALUES {values} AS limits({names})",
-            [each for row in rows for each in row],
-        )
-
-    def _read(
-        self, table: str, columns: str, scan_filter: ScanFilter, failures: Failures
+    def _runs(
+        self, due: DueWork, kinds: tuple[str, ...], topics: list[Topic], failures: Failures
     ) -> DataFrame:
-        partitions = self._partitions()
-        return table_reader.read(self._spark, partitions, table, columns, scan_filter, failures)
-
-    def _partitions(self) -> list[PartitionAddress]:
-        return find_partitions(self.storage)
+        """Runs that rules may apply to, with the limits of their topics."""
+        old_enough = ScanFilter(due_types=_numbers(*kinds))
+        return table_reader.read(
+            self._spark, due.of(*kinds), "runs", _RUN_COLUMNS, old_enough, failures, _limits(topics)
+        )
 
     # --- a pass --------------------------------------------------------------------------------
 
     def _pass(
         self,
         name: JobName,
-        make_plan: Callable[[list[Topic], Failures], DataFrame | None],
+        make_plan: _MakePlan,
         batch_size: int,
         dry_run: bool,
     ) -> Pass:
@@ -167,17 +146,20 @@ class Jobs:
         started_ms = self._clock.monotonic_ms()
         counts: Counts = {}
         with LateSpan(_tracer, f"{name} pass", {"tidemark.pass_id": pass_id}) as traced:
-            topics = find_topics(self.storage)
-            with self.labelled(name, pass_id):
-                failures = self.collect_failures()
-                plan = make_plan(topics, failures)
-                if plan is not None:
-                    traced.begin()
-                    if dry_run:
+            due = self.find_due(name)
+            topics = find_topics(due.cluster)
+            failed = dict(due.failed)
+            if due.by_type:
+                traced.begin()
+                with self.labelled(name, pass_id):
+                    failures = self.collect_failures()
+                    plan = make_plan(due, topics, failures, dry_run=dry_run)
+                    if plan is not None and dry_run:
                         counts = _count(plan)
-                    else:
-                        counts = self.apply(plan, pass_id, batch_size, failures)
-        found = Found(tuple(topics), counts, dict(failures.value))
+                    elif plan is not None:
+                        counts = self.apply(plan, due.cluster, pass_id, batch_size, failures)
+                    failed |= failures.value
+        found = Found(tuple(topics), counts, failed)
         duration_ms = self._clock.monotonic_ms() - started_ms
         return conclude(name, pass_id, dry_run, found, duration_ms, self._settings)
 
@@ -203,9 +185,16 @@ class Jobs:
         """End the Spark jobs of the pass under way; that pass fails."""
         self._spark.interruptTag(tag_of(name))
 
-    def apply(self, plan: DataFrame, pass_id: str, batch_size: int, failures: Failures) -> Counts:
+    def apply(
+        self,
+        plan: DataFrame,
+        cluster: Iterable[PartitionAddress],
+        pass_id: str,
+        batch_size: int,
+        failures: Failures,
+    ) -> Counts:
         """Have the executors apply a plan; returns what was removed. Safe to repeat."""
-        addresses = {each.partition: each.address for each in self._partitions()}
+        addresses = {each.partition: each.address for each in cluster}
         apply = applier(addresses, pass_id, batch_size, failures, current_traceparent())
         outcomes = plan.mapInArrow(apply, OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
@@ -228,12 +217,25 @@ def _count(plan: DataFrame) -> Counts:
     return {(row["topic"], row["retention_type"]): row["due"] for row in found}
 
 
-def _shortest_s(settings: TopicSettings) -> int:
-    """The shortest limit of the retention rules that are on; 0 if none is."""
-    if not settings.retention_enabled:
-        return 0
-    limits = (settings.retention_seconds, settings.completed_retention_seconds)
-    return min((limit for limit in limits if limit), default=0)
+def _limits(topics: list[Topic]) -> pa.RecordBatch:
+    """The limits of topics, as columns of `rules.LIMITS`."""
+    rows = [
+        (
+            topic.name,
+            topic.settings.retention_enabled,
+            topic.settings.retention_seconds,
+            topic.settings.completed_retention_seconds,
+            topic.settings.max_wait_time_seconds,
+        )
+        for topic in topics
+    ]
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_pydict(dict(zip(rules.LIMITS.names, columns, strict=True)))
+
+
+def _numbers(*types: str) -> tuple[int, ...]:
+    """Retention types as values of their enum."""
+    return tuple(RetentionType.Value(f"RETENTION_TYPE_{each.upper()}") for each in types)
 
 
 def _union(parts: list[DataFrame]) -> DataFrame:

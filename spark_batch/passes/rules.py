@@ -27,7 +27,7 @@ PLAN: Final = (
     "queue_id",
     "fairness_key",
     "first_offset",
-    "messages",  # for queues 1, for old records their number
+    "messages",  # for queues 1, for old records their number in a dry run, else 0
     "bytes",
     "before_ms",  # of a run its publish time, of a queue its last activity
     "age_ms",  # of a queue or old records: the age from which they are removed
@@ -43,35 +43,31 @@ LIMITS: Final = StructType(
         StructField("max_wait_time_seconds", LongType()),
     ]
 )
-"""The columns of `topics`: the limits of the rules for runs."""
+"""The limits of a topic, which the rules for runs expect as columns of each run."""
 
 DAY_MS: Final = 86_400_000
 
 
-def expired(runs: DataFrame, topics: DataFrame) -> DataFrame:
+def expired(runs: DataFrame) -> DataFrame:
     """R1: older than `retention_seconds`, settled or not."""
-    return _planned_runs(_with_limits(runs, topics), F.when(_is_expired(), EXPIRED))
+    return _planned_runs(runs, F.when(_is_expired(), EXPIRED))
 
 
-def completed(runs: DataFrame, topics: DataFrame) -> DataFrame:
+def completed(runs: DataFrame) -> DataFrame:
     """R2: settled by every group, at least one, and older than `completed_retention_seconds`."""
-    return _planned_runs(_with_limits(runs, topics), F.when(_is_completed(), COMPLETED))
+    return _planned_runs(runs, F.when(_is_completed(), COMPLETED))
 
 
-def expired_or_completed(runs: DataFrame, topics: DataFrame) -> DataFrame:
+def expired_or_completed(runs: DataFrame) -> DataFrame:
     """R1 and R2 over one read; runs that match both count as expired."""
     kind = F.when(_is_expired(), EXPIRED).when(_is_completed(), COMPLETED)
-    return _planned_runs(_with_limits(runs, topics), kind)
+    return _planned_runs(runs, kind)
 
 
-def waiting_too_long(runs: DataFrame, topics: DataFrame) -> DataFrame:
+def waiting_too_long(runs: DataFrame) -> DataFrame:
     """R5: unsettled in some group, or without any group, after `max_wait_time_seconds`."""
-    due = (
-        _is_older(F.col("max_wait_time_seconds"))
-        & ((F.col("groups") == 0) | (F.col("waiting_groups") > 0))
-        & ~F.col("held")
-    )
-    return _planned_runs(_with_limits(runs, topics), F.when(due, MAX_WAIT_TIME_EVICTION))
+    due = _is_older(F.col("max_wait_time_seconds")) & ~F.col("settled") & ~F.col("held")
+    return _planned_runs(runs, F.when(due, MAX_WAIT_TIME_EVICTION))
 
 
 def inactive_queues(queues: DataFrame, days: int) -> DataFrame:
@@ -101,9 +97,8 @@ def inactive_queues(queues: DataFrame, days: int) -> DataFrame:
 
 
 def old_records(records: DataFrame, days: int) -> DataFrame:
-    """R4: `records` (partition, table) that storage found to be `days` days old, counted."""
-    counted = records.groupBy("partition", "table").agg(F.count("*").alias("messages"))
-    return counted.select(
+    """R4: tables of records (partition, table, messages) with rows that are `days` days old."""
+    return records.select(
         "partition",
         F.col("table").alias("topic"),
         F.lit(OLD_RECORDS).alias("retention_type"),
@@ -131,20 +126,14 @@ def capped(plan: DataFrame, limit: int) -> DataFrame:
     return plan.withColumn("before", before).where(F.col("before") < limit).drop("before")
 
 
-def _with_limits(runs: DataFrame, topics: DataFrame) -> DataFrame:
-    """Runs of existing topics. Topics are few, so they are broadcast and no run is shuffled."""
-    return runs.join(F.broadcast(topics), "topic")
-
-
 def _is_expired() -> Column:
     older = _is_older(F.col("retention_seconds"))
     return F.col("retention_enabled") & older & ~F.col("held")
 
 
 def _is_completed() -> Column:
-    settled = (F.col("groups") > 0) & (F.col("waiting_groups") == 0)
     older = _is_older(F.col("completed_retention_seconds"))
-    return F.col("retention_enabled") & older & settled & ~F.col("held")
+    return F.col("retention_enabled") & older & F.col("settled") & ~F.col("held")
 
 
 def _is_older(limit_s: Column) -> Column:

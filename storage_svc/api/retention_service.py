@@ -9,16 +9,17 @@ import grpc
 from storage_svc.engines.engine import Table
 from storage_svc.operations import history
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention import ApplyRetention, RetentionRow
+from storage_svc.operations.retention import OF_PASSES, ApplyRetention, RetentionRow
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partitions import Partitions
 from storage_svc.reads import tables
-from storage_svc.reads.tables import TableName
+from storage_svc.reads.next_due import DueRules, next_due
+from storage_svc.reads.table_filter import TableFilter, TableName
 from storage_svc.scheduler_lease import SchedulerLease
 from tidemark import limits
 from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
 from tidemark.clock import Clock
-from tidemark.errors import BatchTooLarge, InvalidArgument
+from tidemark.errors import BatchTooLarge, InvalidArgument, TidemarkError
 from tidemark.names import LmqName
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,7 +48,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     ) -> AsyncIterator[retention_pb2.ScanTableResponse]:
         if request.batch_rows > BATCH_ROWS_MAX:
             raise InvalidArgument(f"at most {BATCH_ROWS_MAX} rows a batch", field="batch_rows")
-        wanted = tables.TableFilter(
+        wanted = TableFilter(
             request.columns,
             request.topic,
             request.after_time.ToMilliseconds(),
@@ -55,6 +56,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             request.lmq_name,
             request.prefix,
             request.age_ms_min,
+            frozenset(map(_type, request.due_types)),
         )
         if request.lmq_name:
             LmqName.parse(request.lmq_name)
@@ -92,6 +94,33 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             response.more |= applied.more
         return response
 
+    async def NextDue(
+        self, request: retention_pb2.NextDueRequest, context: Context
+    ) -> retention_pb2.NextDueResponse:
+        rules = DueRules(
+            frozenset(map(_type, request.types)),
+            request.inactive_queue_age_ms,
+            request.old_records_age_ms,
+        )
+        if not rules.types or not rules.types <= set(OF_PASSES):
+            raise InvalidArgument("types are rules that a pass applies", field="types")
+        response = retention_pb2.NextDueResponse()
+        for number in sorted(self._partitions.held):
+            answer = response.partitions.add(partition=number)
+            try:
+                found = await next_due(self._partitions.get(number), rules, self._clock)
+            except TidemarkError as error:  # the others answer
+                answer.error = error.detail
+                continue
+            if found.due_in_ms is not None:
+                answer.due_in_ms = found.due_in_ms
+            answer.due_types.extend(map(_type_to_proto, found.types))
+            answer.due_tables.extend(
+                retention_pb2.ScanTableName.Value(_TABLE_PREFIX + table.upper())
+                for table in found.tables
+            )
+        return response
+
     async def ListRetentionHistory(
         self, request: retention_pb2.ListRetentionHistoryRequest, context: Context
     ) -> retention_pb2.ListRetentionHistoryResponse:
@@ -119,7 +148,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
                 lmq_name=row.lmq_name,
                 messages=row.messages,
                 bytes=row.body_bytes,
-                type=retention_pb2.RetentionType.Value(_TYPE_PREFIX + row.type.name),
+                type=_type_to_proto(row.type),
                 pass_id=row.pass_id,
             )
             added.execute_time.FromMilliseconds(row.executed_at_ms)
@@ -184,6 +213,10 @@ def _type(proto: retention_pb2.RetentionType.ValueType) -> RetentionType:
         return RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
     except (KeyError, ValueError):
         raise InvalidArgument("not a retention type", field="type") from None
+
+
+def _type_to_proto(kind: RetentionType) -> retention_pb2.RetentionType.ValueType:
+    return retention_pb2.RetentionType.Value(_TYPE_PREFIX + kind.name)
 
 
 def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:

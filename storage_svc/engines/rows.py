@@ -32,7 +32,7 @@ BODY_INLINE_BYTES_MAX = 512
 """A body of this size or less is stored in the row of its header: a small run is one row. Larger
 ones stay apart, so that scans of headers stay cheap."""
 
-_QUEUE = Struct(">QQQQQQQ????")
+_QUEUE = Struct(">QQQQQQQQQQ?????")
 _RUN = Struct(">IQQQH")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQB")
@@ -69,16 +69,22 @@ def queue_value(record: QueueRecord) -> bytes:
         record.messages,
         record.body_bytes,
         record.scheduled,
+        record.waiting_since_ms,
+        record.settled_since_ms,
+        record.idle_since_ms,
         record.keyed,
         record.returned,
         record.reserved,
         record.kept,
+        record.unordered,
     )
 
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
     queue_id, *rest = _QUEUE.unpack(value)
-    return QueueRecord(queue_id, lmq_name, *rest)
+    record = QueueRecord(queue_id, lmq_name, *rest)
+    record.indexed = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
+    return record
 
 
 def queue_range(queue_id: int) -> tuple[bytes, bytes]:

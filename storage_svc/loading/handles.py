@@ -114,6 +114,11 @@ class Handles:
         handle.state.forget_settled()
         del self._names[handle.queue_id]
 
+    def drop_untracked(self, lmq_name: str) -> None:
+        """Forget a handle that was loaded for one commit, unless a broker tracks it by now."""
+        if lmq_name in self._untracked:
+            self.drop(lmq_name)
+
     def untracked(self, now_ms: int) -> list[str]:
         """Queues that no broker tracks and that were not used for twice their idle window (I9).
 

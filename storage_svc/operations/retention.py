@@ -32,18 +32,22 @@ CONSUMED_ROWS_MAX = 500
 RUNS_PER_ROW_MAX = 1_000
 """Runs that one planned row removes."""
 
-_OF_RUNS = (
+OF_MESSAGES = (
     RetentionType.EXPIRED,
     RetentionType.COMPLETED,
     RetentionType.MAX_WAIT_TIME_EVICTION,
 )
-_OF_PASSES = (*_OF_RUNS, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
-_RECORD_TABLES = {"messages_consumed": Table.CONSUMED, "system_metrics": Table.METRICS}
+OF_PASSES = (*OF_MESSAGES, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
+RECORD_TABLES = {
+    "messages_consumed": Table.CONSUMED,
+    "system_metrics": Table.METRICS,
+    "history": Table.HISTORY,
+}
 
 _removed = counter(
     "tidemark.storage.retention_removed",
     "Messages, records and queues that passes removed, by type",
-    zeros=[{"type": kind.value} for kind in _OF_PASSES],
+    zeros=[{"type": kind.value} for kind in OF_PASSES],
 )
 _Removed = tuple[int, int]
 """Messages and bytes."""
@@ -81,15 +85,15 @@ class ApplyRetention(NamedTuple):
 
     def check(self) -> None:
         """Refuse a call of which any row could not be applied."""
-        if self.type not in _OF_PASSES:
+        if self.type not in OF_PASSES:
             raise InvalidArgument(f"{self.type.value} is not applied by a pass", field="type")
         for row in self.rows:
             if self.type is RetentionType.OLD_RECORDS:
-                if row.table != "history" and row.table not in _RECORD_TABLES:
+                if row.table not in RECORD_TABLES:
                     raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
-            elif self.type in _OF_RUNS and row.first_offset >= row.end_offset:
+            elif self.type in OF_MESSAGES and row.first_offset >= row.end_offset:
                 raise InvalidArgument("a row of messages has a range", field="range")
-            if self.type not in _OF_RUNS and not row.age_ms:
+            if self.type not in OF_MESSAGES and not row.age_ms:
                 raise InvalidArgument("a row of queues or records has an age", field="age_ms")
 
     async def apply(self, commit: CommitContext) -> RetentionApplied:
@@ -123,11 +127,11 @@ class ApplyRetention(NamedTuple):
 
 async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -> _Removed | None:
     """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
-    handle = await commit.queue_by_id(row.queue_id)
+    handle = await commit.queue_by_id(row.queue_id, briefly=True)
     if handle is None:
         return None
     settings = handle.topic.settings
-    limit_ms = 1000 * _age_limit_s(settings, kind)
+    limit_ms = 1000 * age_limit_s(settings, kind)
     if not limit_ms:
         return None
     state = handle.state
@@ -144,7 +148,7 @@ async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -
         return await _evict(commit, handle, due)
     if not due:
         return None
-    state.delete_runs(due, commit.journal)
+    _delete_runs(commit, handle, due)
     return sum(run.messages for run in due), sum(run.body_bytes for run in due)
 
 
@@ -174,8 +178,15 @@ async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> _Rem
             handle.state.settle_rest(run, commit.journal)
             body_bytes += waiting[run] * run.message_bytes
     if whole:
-        handle.state.delete_runs(whole, commit.journal)
+        _delete_runs(commit, handle, whole)
     return (messages, body_bytes) if messages else None
+
+
+def _delete_runs(commit: CommitContext, handle: Handle, runs: list[Run]) -> None:
+    handle.state.delete_runs(runs, commit.journal)
+    record = handle.state.record
+    if not record.messages:  # its age rows would be reviewed for nothing
+        record.waiting_since_ms = record.settled_since_ms = 0
 
 
 async def _stored(commit: CommitContext, row: RetentionRow) -> list[Run]:
@@ -191,7 +202,8 @@ def _waiting(handle: Handle, run: Run) -> int:
     return sum(end - start for start, end in waiting_spans(handle.state, run))
 
 
-def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
+def age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
+    """The age from which a rule removes messages of a topic; 0 if it is off."""
     if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
         return settings.max_wait_time_seconds
     if not settings.retention_enabled:
@@ -202,7 +214,7 @@ def _age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
 
 
 async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed | None:
-    handle = await commit.queue_by_id(row.queue_id)
+    handle = await commit.queue_by_id(row.queue_id, briefly=True)
     if handle is None:
         return None
     record = handle.state.record
@@ -222,7 +234,7 @@ async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Remov
     if row.table == "history":
         old = await history.delete_old(commit, before, limit)
     else:
-        table = _RECORD_TABLES[row.table]
+        table = RECORD_TABLES[row.table]
         if table is Table.CONSUMED:
             limit = CONSUMED_ROWS_MAX
         old = await commit.engine.scan(table, b"", before, limit=limit)

@@ -118,11 +118,19 @@ class CommitContext:
 
     # --- queues --------------------------------------------------------------------------------
 
-    async def find_queue(self, lmq_name: str) -> Handle | None:
-        """The handle of a queue, loaded if need be; None if there is no such queue."""
+    async def find_queue(self, lmq_name: str, *, briefly: bool = False) -> Handle | None:
+        """The handle of a queue, loaded if need be; None if there is no such queue.
+
+        With `briefly`, a queue that has to be loaded is unloaded after this commit.
+        """
         handle = self.handles.peek(lmq_name)
+        brief = self.journal.loaded_briefly
+        if brief and not briefly:
+            brief.discard(lmq_name)
         if handle is None and lmq_name not in self.journal.removed_names:
             handle = await self.handles.load(lmq_name, self.now_ms)
+            if briefly and handle is not None:
+                brief.add(lmq_name)
         if handle is None:
             return None
         state = handle.state
@@ -142,7 +150,7 @@ class CommitContext:
         """The handle of a queue, which is created if it does not exist."""
         return await self.find_queue(lmq_name) or self._create_queue(lmq_name)
 
-    async def queue_by_id(self, queue_id: int) -> Handle | None:
+    async def queue_by_id(self, queue_id: int, *, briefly: bool = False) -> Handle | None:
         """The handle of a queue by its identity; None if that queue was deleted."""
         if queue_id in self.journal.removed_ids:
             return None
@@ -151,7 +159,7 @@ class CommitContext:
             lmq_name = await self.handles.stored_name(queue_id)
         if lmq_name is None:
             return None
-        handle = await self.find_queue(lmq_name)
+        handle = await self.find_queue(lmq_name, briefly=briefly)
         return handle if handle is not None and handle.queue_id == queue_id else None
 
     async def reservation(

@@ -7,6 +7,7 @@ once, bodies that are not yet in the engine, and events to report once the commi
 from collections.abc import Sequence
 
 from storage_svc.engines import rows
+from storage_svc.engines.age_rows import AgeMark, delete_ages, write_ages
 from storage_svc.engines.engine import Batch, Row, Table
 from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.partition.deadlines import Deadlines
@@ -51,6 +52,10 @@ class BatchJournal:
         self.removed_ids: set[int] = set()
         self.added_due: list[tuple[Table, int]] = []
         """Entries that this commit added to indexes which sweeps read, by the time they are due."""
+        self.new_ages: list[AgeMark] = []
+        """Rows that this commit added to the index of ages."""
+        self.loaded_briefly: set[str] = set()
+        """Queues that were loaded for this commit, and are unloaded after it."""
         self.messages = 0
         """By how much this commit changes the number of stored messages."""
         self.body_bytes = 0
@@ -67,6 +72,7 @@ class BatchJournal:
     def finish(self) -> Batch:
         """The batch, with the records that changed."""
         for record in self._queues.values():
+            self.new_ages += write_ages(record, self.batch)
             self.batch.put(
                 Table.CATALOG, rows.catalog_key(record.lmq_name), rows.queue_value(record)
             )
@@ -114,6 +120,7 @@ class BatchJournal:
         self._queues.pop(record.queue_id, None)
         for key in [key for key in self._groups if key[0] == record.queue_id]:
             del self._groups[key]
+        delete_ages(record, self.batch)
         self.batch.delete(Table.QUEUES, u64(record.queue_id))
         self.batch.delete(Table.CATALOG, rows.catalog_key(record.lmq_name))
 

@@ -15,6 +15,7 @@ from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, 
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.partition_time import StampTime
+from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
@@ -173,7 +174,8 @@ class Partition:
         state, monotonic_ms = self.state, self._clock.monotonic_ms()
         if to_wall_clock:
             self._time = PartitionTime(0, self._clock.wall_ms(), monotonic_ms)
-            state.due = DueIndexes()  # its marks lie in a time that is to come again
+            # Their marks lie in a time that is to come again.
+            state.due, state.ages = DueIndexes(), AgeMarks()
         self._time.confirm()
         await self.call(StampTime())
         self._check_time(state)

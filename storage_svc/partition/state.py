@@ -11,6 +11,7 @@ from storage_svc.engines.engine import Engine, Engines, Identity, Table
 from storage_svc.engines.keys import prefix_end, read_u64
 from storage_svc.engines.paging import scan_all
 from storage_svc.loading.handles import Handles
+from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.counters import Claim, Counters, load_counters
 from storage_svc.partition.deadlines import Deadlines
@@ -35,6 +36,7 @@ class PartitionState:
     deadlines: Deadlines
     bodies: BodyCache = field(default_factory=BodyCache)
     due: DueIndexes = field(default_factory=DueIndexes)
+    ages: AgeMarks = field(default_factory=AgeMarks)
     left_out: LeftOut = field(default_factory=LeftOut)
     outbox: OutboxIndex = field(default_factory=OutboxIndex)
     hold: BrokerHold = field(default_factory=BrokerHold)

@@ -24,6 +24,7 @@ class Topics:
     def __init__(self) -> None:
         self._live: dict[str, Topic] = {}
         self._deleted: dict[str, int] = {}
+        self._limited: tuple[Topic, ...] | None = None
 
     async def load(self, engine: Engine) -> None:
         async for _, value in scan_all(engine, Table.TOPICS, b"", None):
@@ -43,6 +44,12 @@ class Topics:
 
     def find(self, name: str) -> Topic | None:
         return self._live.get(name)
+
+    def limited(self) -> tuple[Topic, ...]:
+        """Topics with a limit for the age of their messages."""
+        if self._limited is None:
+            self._limited = tuple(filter(_is_limited, self._live.values()))
+        return self._limited
 
     def names(self) -> list[str]:
         return sorted(self._live)
@@ -107,14 +114,22 @@ class Topics:
     def _put(self, topic: Topic, now_ms: int, batch: Batch) -> Topic:
         topic = replace(topic, update_time_ms=now_ms)
         self._live[topic.name] = topic
+        self._limited = None
         self._deleted.pop(topic.name, None)
         batch.put(Table.TOPICS, _key(topic), _LIVE + topic_to_proto(topic).SerializeToString())
         return topic
 
     def _remove(self, topic: Topic, batch: Batch) -> None:
         self._live.pop(topic.name, None)
+        self._limited = None
         self._deleted[topic.name] = topic.version
         batch.put(Table.TOPICS, _key(topic), _DELETED + topic_to_proto(topic).SerializeToString())
+
+
+def _is_limited(topic: Topic) -> bool:
+    settings = topic.settings
+    retention_s = settings.retention_seconds or settings.completed_retention_seconds
+    return bool(settings.max_wait_time_seconds or (settings.retention_enabled and retention_s))
 
 
 def _key(topic: Topic) -> bytes:

@@ -192,6 +192,10 @@ class Writer:
         for key in journal.deleted_bodies:
             state.bodies.discard(key)
         state.producers.trim()
+        for mark in journal.new_ages:
+            state.ages.added(mark)
+        for lmq_name in journal.loaded_briefly:
+            state.handles.drop_untracked(lmq_name)
         for table, due_ms in journal.added_due:
             state.due.added(table, due_ms)
             self._lifecycle.due(table, due_ms)

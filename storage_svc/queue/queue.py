@@ -41,6 +41,8 @@ class QueueState:
         record.body_bytes += run.body_bytes
         record.last_activity_ms = now_ms
         record.keyed = record.keyed or bool(run.fairness_key)
+        record.note_waiting(run.publish_time_ms)
+        record.unordered = record.unordered or run.publish_time_ms < now_ms
         journal.put_run(record, run, body)
         journal.queue_changed(record)
         for group in self.groups.values():
@@ -107,6 +109,7 @@ class QueueState:
         group = Group(name, base, self.rules.weights)
         group.settled = max(0, self.record.next_offset - base - stored_from_base)
         self.groups[name] = group
+        self._note_all_waiting(journal)
         journal.group_changed(self.record, group)
         return group
 
@@ -118,6 +121,7 @@ class QueueState:
             self._forget(reservation.reservation_id)
             journal.delete_reservation(self.record, reservation.reservation_id)
         del self.groups[name]
+        self._note_all_waiting(journal)
         journal.group_removed(self.record, group)
         return group
 
@@ -393,11 +397,28 @@ class QueueState:
 
     def _erase_if_done(self, run: Run, journal: Journal) -> None:
         if self.rules.keeps_settled:
-            if not self.record.kept:
-                self.record.kept = True
-                journal.queue_changed(self.record)
+            self._keep(run, journal)
         elif all(group.has_settled(run) for group in self.groups.values()):
             self._erase((run,), journal)
+
+    def _keep(self, run: Run, journal: Journal) -> None:
+        record = self.record
+        is_older = not 0 < record.settled_since_ms <= run.publish_time_ms
+        if is_older and self.is_settled(run):
+            record.note_settled(run.publish_time_ms)
+        elif record.kept:
+            return
+        record.kept = True
+        journal.queue_changed(record)
+
+    def _note_all_waiting(self, journal: Journal) -> None:
+        """Messages that every group had settled may wait again: groups have changed."""
+        record = self.record
+        before_ms = record.waiting_since_ms
+        if record.settled_since_ms:
+            record.note_waiting(record.settled_since_ms)
+        if record.waiting_since_ms != before_ms:
+            journal.queue_changed(record)
 
     def _erase(self, runs: Sequence[Run], journal: Journal) -> None:
         self.record.messages -= sum(run.messages for run in runs)

@@ -4,7 +4,7 @@ Pure: the journal is a protocol, which `partition/journal.py` implements for one
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from storage_svc.queue.group import Group
@@ -26,12 +26,29 @@ class QueueRecord:
     messages: int = 0
     body_bytes: int = 0
     scheduled: int = 0
+    # Lower bounds for the index of ages (`engines/age_rows.py`); 0: there is none.
+    waiting_since_ms: int = 0  # publish time of messages that a group has not settled
+    settled_since_ms: int = 0  # publish time of messages that every group has settled
+    idle_since_ms: int = 0  # last activity of a queue without messages
     # Tables that need not be read when the queue is loaded, because they never held rows of it.
     # Most queues have no fairness keys and nothing given back: they are loaded with two reads.
     keyed: bool = False
     returned: bool = False
     reserved: bool = False
     kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
+    unordered: bool = False  # whether a run may be older than one before it in its lane
+    indexed: tuple[int, int, int] = field(default=(0, 0, 0), compare=False)
+    """The bounds that have rows in the index; not stored itself."""
+
+    def note_waiting(self, published_ms: int) -> None:
+        """A message of this publish time waits."""
+        if not 0 < self.waiting_since_ms <= published_ms:
+            self.waiting_since_ms = max(1, published_ms)
+
+    def note_settled(self, published_ms: int) -> None:
+        """A message of this publish time is settled, and kept."""
+        if not 0 < self.settled_since_ms <= published_ms:
+            self.settled_since_ms = max(1, published_ms)
 
 
 class Returned(NamedTuple):

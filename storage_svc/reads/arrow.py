@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_svc.reads.tables import TableName
+from storage_svc.reads.table_filter import TableName
 
 _TIME = pa.timestamp("us", tz="UTC")  # the only unit that Spark takes
 _QUEUE_COLUMNS = [
@@ -27,6 +27,7 @@ SCHEMAS = {
             ("publish_time", _TIME),
             ("groups", pa.int32()),  # of the queue
             ("waiting_groups", pa.int32()),  # that have not settled the run
+            ("settled", pa.bool_()),  # by every group, and at least one
             ("held", pa.bool_()),  # by a live reservation, or for a sweep: no rule removes it
             ("age_ms", pa.int64()),  # since its publish time, by the time of the partition
         ]

@@ -6,7 +6,8 @@ when the partition is reopened.
 """
 
 from storage_svc.engines import rows
-from storage_svc.engines.engine import Table
+from storage_svc.engines.age_rows import write_ages
+from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.keys import read_text, read_u64, u64, u64x2, u64x3
 from storage_svc.loading.handles import Handles
 from storage_svc.operations import history, outbox
@@ -15,6 +16,7 @@ from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
 from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.run import Run, Slice
 from storage_svc.reads import queues
 from tests.model.reference.partition import PartitionModel
@@ -40,11 +42,12 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
         _compare_queue(recovered, queue, "on disk")
     assert counters.queues == len(model.queues)
     catalog = await partition.state.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
-    stored = [rows.read_queue("", value) for _, value in catalog]
+    stored = [rows.read_queue(rows.lmq_name_of(key), value) for key, value in catalog]
     assert counters.messages == sum(record.messages for record in stored)
     assert counters.body_bytes == sum(record.body_bytes for record in stored)
     assert len(handles) == sum(queue.loaded for queue in model.queues.values())
     await _compare_tables(partition, model)
+    await _compare_ages(partition, model, stored)
     await _compare_records(partition, model)
     _compare_deadlines(partition, model)
     _no_consumer_waits_in_vain(model)
@@ -269,6 +272,25 @@ _COMPARED = (
     Table.SCHEDULE_BODIES,
     Table.TTL,
 )
+
+
+async def _compare_ages(
+    partition: Partition, model: PartitionModel, stored: list[QueueRecord]
+) -> None:
+    """No message is older than the bound of its kind, and every bound has its row."""
+    expected = Batch()
+    for record in stored:
+        queue = model.queues[record.lmq_name]
+        for run in queue.runs.values():
+            groups = queue.groups.values()
+            settled = bool(groups) and all(group.has_settled(run) for group in groups)
+            bound_ms = record.settled_since_ms if settled else record.waiting_since_ms
+            assert 0 < bound_ms <= max(1, run.publish_time_ms), f"{queue.name}: {run}, {record}"
+        if not queue.runs and not queue.scheduled:
+            assert 0 < record.idle_since_ms <= max(1, record.last_activity_ms), record
+        record.indexed = (0, 0, 0)
+        write_ages(record, expected)
+    assert await _keys(partition, Table.AGES) == {key for _, key, _, _ in expected.operations}
 
 
 async def _compare_records(partition: Partition, model: PartitionModel) -> None:

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_batch.passes.findings import Finding
 from spark_batch.passes.jobs import Jobs
-from spark_batch.storage_client import find_topics
+from spark_batch.passes.outcome import JobName
+from spark_batch.storage_client import find_partitions, find_topics
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.spark.conftest import RunPass
 from tests.support.faulty_reads import FaultyReads
@@ -122,6 +123,48 @@ async def test_expired_and_completed_messages_leave_and_everything_else_stays(
         "RetentionService: Cleaned up expired_messages=4 completed_messages=6 "
         "inactive_partitions=0 old_metrics=0"
     ) in caplog.messages
+
+
+async def test_a_pass_with_nothing_due_runs_no_spark_job(
+    storage: RunningStorage,
+    clock: ManualClock,
+    retention: RunPass,
+    eviction: RunPass,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """P3, R8: messages that are old enough for a rule and not settled cost nothing either."""
+    await storage.create_topic("late", retention_enabled=True, retention_seconds=100)
+    await storage.create_topic("done", retention_enabled=True, completed_retention_seconds=1)
+    await storage.create_topic("wait", max_wait_time_seconds=1)
+    async with storage.exchange(0) as exchange:
+        await exchange.ask_all(append("late/a", b"1"), append("done/a", b"1"))
+        await exchange.ask(append("wait/a", b"1"))
+        await taken_and_settled(exchange, "wait/a")
+    await clock.advance_ms(10_000)
+    jobs_run: list[str] = []
+    labelled = Jobs.labelled
+
+    def counted(job: Jobs, name: str, pass_id: str) -> Any:
+        jobs_run.append(name)
+        return labelled(job, name, pass_id)
+
+    monkeypatch.setattr(Jobs, "labelled", counted)
+
+    with caplog.at_level(logging.INFO, "spark_batch"):
+        done = [await retention(), await retention(dry_run=True), await eviction()]
+        nothing_ran = not jobs_run
+        await clock.advance_ms(90_000)
+        later = await retention()
+
+    assert nothing_ran
+    assert [sum(each.counts.values()) for each in done] == [0, 0, 0]
+    assert (
+        "RetentionService: Cleaned up expired_messages=0 completed_messages=0 "
+        "inactive_partitions=0 old_metrics=0"
+    ) in caplog.messages
+    assert "EvictionService: Evicted 0 messages exceeding max_wait_time" in caplog.messages
+    assert (later.counts["expired"], jobs_run) == (1, ["retention"])
 
 
 async def test_a_dry_run_says_what_is_due_and_why_the_rest_is_not(
@@ -268,8 +311,8 @@ async def test_what_happens_between_plan_and_apply_is_respected(
         job = jobs()
 
         def planned() -> Any:
-            topics = find_topics(storage.address)
-            plan = job.plan_retention(topics, job.collect_failures())
+            due = job.find_due(JobName.RETENTION)
+            plan = job.plan_retention(due, find_topics(due.cluster), job.collect_failures())
             assert plan is not None
             return spark.createDataFrame(plan.collect(), plan.schema)
 
@@ -282,8 +325,9 @@ async def test_what_happens_between_plan_and_apply_is_respected(
         )
         assert topic.version
         failures = job.collect_failures()
+        cluster = await asyncio.to_thread(find_partitions, storage.address)
         counts = [
-            await asyncio.to_thread(job.apply, plan, "the-pass", batch, failures)
+            await asyncio.to_thread(job.apply, plan, cluster, "the-pass", batch, failures)
             for batch in (1000, 1)
         ]
 
@@ -357,7 +401,9 @@ async def test_a_partition_that_cannot_be_read_does_not_stop_the_others(
     assert done.counts["expired"] == 2
     assert list(done.failed) == [0]
     assert "the disk cannot be read" in done.failed[0]
-    assert "a retention pass left out partitions: partition 0: storage at" in caplog.text
+    assert (
+        "a retention pass left out partitions: partition 0: the disk cannot be read" in caplog.text
+    )
     assert "RetentionService: Cleaned up expired_messages=2" in caplog.text
     assert (again.counts["expired"], again.failed) == (2, {})
 

@@ -9,13 +9,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tidemark.tables import TABLES
 from spark_batch.passes import rules
+from spark_batch.passes.table_reader import RECORDS
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 RUNS = TABLES["runs"].schema
 QUEUES = TABLES["queues"].schema
 
-Rule = Callable[[DataFrame, DataFrame], DataFrame]
+Rule = Callable[[DataFrame], DataFrame]
 
 
 def at(time_ms: int) -> datetime:
@@ -27,7 +28,8 @@ def run(offset: int, age_ms: int, *, topic: str = "t", **fields: Any) -> tuple[A
     facts = {"groups": 1, "waiting_groups": 1, "held": False, **fields}
     published = at(NOW_MS - age_ms)
     head = (0, topic, f"{topic}/q", 7, "", offset, 10, 100, published)
-    return (*head, facts["groups"], facts["waiting_groups"], facts["held"], age_ms)
+    groups, waiting = facts["groups"], facts["waiting_groups"]
+    return (*head, groups, waiting, groups > 0 and not waiting, facts["held"], age_ms)
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def due(spark: SparkSession) -> Callable[..., list[int]]:
             **limits,
         }
         topics = spark.createDataFrame([("t", *known.values())], rules.LIMITS)
-        plan = rule(spark.createDataFrame(runs, RUNS), topics)
+        plan = rule(spark.createDataFrame(runs, RUNS).join(topics, "topic"))
         assert tuple(plan.columns) == rules.PLAN
         return sorted(row["first_offset"] for row in plan.collect())
 
@@ -89,7 +91,7 @@ def test_what_is_expired_and_completed_counts_once_as_expired(
     runs = [run(0, 20_000, waiting_groups=0), run(1, 6_000, waiting_groups=0), run(2, 6_000)]
     topics = spark.createDataFrame([("t", True, 10, 5, 0)], rules.LIMITS)
 
-    plan = rules.expired_or_completed(spark.createDataFrame(runs, RUNS), topics)
+    plan = rules.expired_or_completed(spark.createDataFrame(runs, RUNS).join(topics, "topic"))
 
     found = {row["first_offset"]: row["retention_type"] for row in plan.collect()}
     assert found == {0: "expired", 1: "completed"}
@@ -138,16 +140,16 @@ def test_inactive_queues_are_empty_and_long_unused(spark: SparkSession) -> None:
     assert row["age_ms"] == week
 
 
-def test_old_records_are_counted_per_partition_and_table(spark: SparkSession) -> None:
+def test_old_records_are_planned_per_partition_and_table(spark: SparkSession) -> None:
     """R4."""
-    records = [(0, "history"), (0, "history"), (1, "history")]
-    frame = spark.createDataFrame(records, "partition int, table string")
+    records = [(0, "history", 2), (1, "history", 0)]
+    frame = spark.createDataFrame(records, RECORDS)
 
     plan = rules.old_records(frame, 1)
 
     assert tuple(plan.columns) == rules.PLAN
     found = {(row["partition"], row["topic"], row["messages"]) for row in plan.collect()}
-    assert found == {(0, "history", 2), (1, "history", 1)}
+    assert found == {(0, "history", 2), (1, "history", 0)}
     assert {row["age_ms"] for row in plan.collect()} == {DAY_MS}
 
 
@@ -155,7 +157,7 @@ def test_a_capped_plan_takes_the_oldest_until_the_limit_is_reached(spark: SparkS
     """R7: the run that reaches it is the last one; none of them is put off without end."""
     topics = spark.createDataFrame([("t", True, 1, 0, 0)], rules.LIMITS)
     runs = spark.createDataFrame([run(n, 5_000 - n) for n in range(4)], RUNS)
-    plan = rules.expired(runs, topics)
+    plan = rules.expired(runs.join(topics, "topic"))
 
     def taken(limit: int) -> list[int]:
         return sorted(row["first_offset"] for row in rules.capped(plan, limit).collect())

@@ -20,8 +20,8 @@ LITES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
 LMQ_NAMES = st.one_of(NAMES, st.builds("{}/{}".format, NAMES, LITES))
 SPANS = st.tuples(OFFSETS, OFFSETS)
 
-BOOLEANS = [st.booleans()] * 4
-RECORDS = st.builds(QueueRecord, U64, LMQ_NAMES, U64, U64, U64, U64, U64, U64, *BOOLEANS)
+BOOLEANS = [st.booleans()] * 5
+RECORDS = st.builds(QueueRecord, U64, LMQ_NAMES, *[U64] * 9, *BOOLEANS)
 RUNS = st.builds(Run, OFFSETS, st.integers(1, 2**32 - 1), U64, U64, U64, TEXTS, TEXTS)
 SLICES = st.builds(Slice, OFFSETS, OFFSETS, RUNS, U32, U32)
 RETURNED = st.builds(Returned, SLICES, U64, st.booleans())

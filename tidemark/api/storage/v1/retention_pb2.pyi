@@ -125,6 +125,7 @@ class ScanTableRequest(_message.Message):
     LMQ_NAME_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     AGE_MS_MIN_FIELD_NUMBER: _builtins.int
+    DUE_TYPES_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     table: Global___ScanTableName.ValueType
@@ -155,6 +156,13 @@ class ScanTableRequest(_message.Message):
     def before_time(self) -> _timestamp_pb2.Timestamp:
         """Only rows whose time is before this. Default: all."""
 
+    @_builtins.property
+    def due_types(self) -> _containers.RepeatedScalarFieldContainer[Global___RetentionType.ValueType]:
+        """Only rows that these rules can apply to, by the limits of their topics; found by the index of
+        ages, so that the cost follows what is due. For `runs`: the rules for messages. For `queues`:
+        inactive queues, from the age in `age_ms_min`. Default empty: all rows.
+        """
+
     def __init__(
         self,
         *,
@@ -168,10 +176,11 @@ class ScanTableRequest(_message.Message):
         lmq_name: _builtins.str = ...,
         prefix: _builtins.str = ...,
         age_ms_min: _builtins.int = ...,
+        due_types: _abc.Iterable[Global___RetentionType.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "age_ms_min", b"age_ms_min", "batch_rows", b"batch_rows", "before_time", b"before_time", "columns", b"columns", "lmq_name", b"lmq_name", "partition", b"partition", "prefix", b"prefix", "table", b"table", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "age_ms_min", b"age_ms_min", "batch_rows", b"batch_rows", "before_time", b"before_time", "columns", b"columns", "due_types", b"due_types", "lmq_name", b"lmq_name", "partition", b"partition", "prefix", b"prefix", "table", b"table", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,6 +211,108 @@ class ScanTableResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScanTableResponse: _TypeAlias = ScanTableResponse  # noqa: Y015
+
+@_typing.final
+class NextDueRequest(_message.Message):
+    """Asks when rules can next apply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPES_FIELD_NUMBER: _builtins.int
+    INACTIVE_QUEUE_AGE_MS_FIELD_NUMBER: _builtins.int
+    OLD_RECORDS_AGE_MS_FIELD_NUMBER: _builtins.int
+    inactive_queue_age_ms: _builtins.int
+    """Inactive queues: the age from which they are removed, in milliseconds. Default 0: never."""
+    old_records_age_ms: _builtins.int
+    """Old records: the age from which they are removed, in milliseconds. Default 0: never."""
+    @_builtins.property
+    def types(self) -> _containers.RepeatedScalarFieldContainer[Global___RetentionType.ValueType]:
+        """The rules: those that a pass applies. Required."""
+
+    def __init__(
+        self,
+        *,
+        types: _abc.Iterable[Global___RetentionType.ValueType] | None = ...,
+        inactive_queue_age_ms: _builtins.int = ...,
+        old_records_age_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inactive_queue_age_ms", b"inactive_queue_age_ms", "old_records_age_ms", b"old_records_age_ms", "types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextDueRequest: _TypeAlias = NextDueRequest  # noqa: Y015
+
+@_typing.final
+class PartitionDue(_message.Message):
+    """When rules can next apply in one partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DUE_IN_MS_FIELD_NUMBER: _builtins.int
+    DUE_TYPES_FIELD_NUMBER: _builtins.int
+    DUE_TABLES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    due_in_ms: _builtins.int
+    """Time until a rule can apply, in milliseconds by the time of the partition. 0: `due_types` are
+    due. Unset: not before messages are published or settled, or limits change.
+    """
+    error: _builtins.str
+    """Why the partition cannot answer. "": it did."""
+    @_builtins.property
+    def due_types(self) -> _containers.RepeatedScalarFieldContainer[Global___RetentionType.ValueType]:
+        """The rules that are due now; a rule for messages stands for all of those that were asked for."""
+
+    @_builtins.property
+    def due_tables(self) -> _containers.RepeatedScalarFieldContainer[Global___ScanTableName.ValueType]:
+        """Old records that are due: their tables."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        due_in_ms: _builtins.int | None = ...,
+        due_types: _abc.Iterable[Global___RetentionType.ValueType] | None = ...,
+        due_tables: _abc.Iterable[Global___ScanTableName.ValueType] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_due_in_ms", b"_due_in_ms", "due_in_ms", b"due_in_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_in_ms", b"_due_in_ms", "due_in_ms", b"due_in_ms", "due_tables", b"due_tables", "due_types", b"due_types", "error", b"error", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__due_in_ms: _TypeAlias = _typing.Literal["due_in_ms"]  # noqa: Y015
+    _WhichOneofArgType__due_in_ms: _TypeAlias = _typing.Literal["_due_in_ms", b"_due_in_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__due_in_ms) -> _WhichOneofReturnType__due_in_ms | None: ...
+
+Global___PartitionDue: _TypeAlias = PartitionDue  # noqa: Y015
+
+@_typing.final
+class NextDueResponse(_message.Message):
+    """When rules can next apply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionDue]:
+        """Every partition that this process holds, in order."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionDue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextDueResponse: _TypeAlias = NextDueResponse  # noqa: Y015
 
 @_typing.final
 class RetentionRow(_message.Message):

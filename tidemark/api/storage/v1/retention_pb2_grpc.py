@@ -45,6 +45,11 @@ class RetentionServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionResponse.FromString,
                 _registered_method=True)
+        self.NextDue = channel.unary_unary(
+                '/tidemark.api.storage.v1.RetentionService/NextDue',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueResponse.FromString,
+                _registered_method=True)
         self.ListRetentionHistory = channel.unary_unary(
                 '/tidemark.api.storage.v1.RetentionService/ListRetentionHistory',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ListRetentionHistoryRequest.SerializeToString,
@@ -78,6 +83,15 @@ class RetentionServiceServicer:
         """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
         history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
         PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NextDue(self, request, context):
+        """Answers when a rule can next apply in each partition that this process holds, from the index of
+        ages and the limits of the topics: its cost does not follow what is stored. Index entries that
+        are out of date are corrected on the way. Fails with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,6 +132,11 @@ def add_RetentionServiceServicer_to_server(servicer, server):
                     servicer.ApplyRetention,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionResponse.SerializeToString,
+            ),
+            'NextDue': grpc.unary_unary_rpc_method_handler(
+                    servicer.NextDue,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueResponse.SerializeToString,
             ),
             'ListRetentionHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRetentionHistory,
@@ -190,6 +209,33 @@ class RetentionService:
             '/tidemark.api.storage.v1.RetentionService/ApplyRetention',
             tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NextDue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.RetentionService/NextDue',
+            tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,6 +24,11 @@ class RetentionServiceStub:
     history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
     PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
     """
+    NextDue: _aio.UnaryUnaryMultiCallable[_retention_pb2.NextDueRequest, _retention_pb2.NextDueResponse]
+    """Answers when a rule can next apply in each partition that this process holds, from the index of
+    ages and the limits of the topics: its cost does not follow what is stored. Index entries that
+    are out of date are corrected on the way. Fails with INVALID_ARGUMENT.
+    """
     ListRetentionHistory: _aio.UnaryUnaryMultiCallable[_retention_pb2.ListRetentionHistoryRequest, _retention_pb2.ListRetentionHistoryResponse]
     """Lists the history, newest first. Fails with INVALID_ARGUMENT."""
     RecordMetrics: _aio.UnaryUnaryMultiCallable[_retention_pb2.RecordMetricsRequest, _retention_pb2.RecordMetricsResponse]
@@ -55,6 +60,16 @@ class RetentionServiceServicer:
         """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
         history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
         PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+        """
+
+    def NextDue(
+        self,
+        request: _retention_pb2.NextDueRequest,
+        context: _aio.ServicerContext[_retention_pb2.NextDueRequest, _abc.Awaitable[_retention_pb2.NextDueResponse]],
+    ) -> _abc.Awaitable[_retention_pb2.NextDueResponse]:
+        """Answers when a rule can next apply in each partition that this process holds, from the index of
+        ages and the limits of the topics: its cost does not follow what is stored. Index entries that
+        are out of date are corrected on the way. Fails with INVALID_ARGUMENT.
         """
 
     def ListRetentionHistory(

@@ -1,0 +1,91 @@
+"""Due work: the partitions in which a pass has something to do, as storage answers it (P3).
+
+Needs no Spark. The storage services are asked at the same time, one channel each.
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from pyspark_tidemark.storage import Described, PartitionAddress, addresses
+from spark_batch.storage_client import StorageClient, describe_service, located
+from tidemark.api.storage.v1.retention_pb2 import (
+    NextDueRequest,
+    PartitionDue,
+    RetentionType,
+    ScanTableName,
+)
+from tidemark.settings import RetentionSettings
+
+DAY_MS: Final = 86_400_000
+_CHANNELS_MAX: Final = 16
+_TYPE_PREFIX: Final = "RETENTION_TYPE_"
+_TABLE_PREFIX: Final = "SCAN_TABLE_NAME_"
+
+
+@dataclass(frozen=True, slots=True)
+class DueWork:
+    """What storage found to be due for the rules of a pass."""
+
+    cluster: tuple[PartitionAddress, ...]
+    """All partitions."""
+    by_type: Mapping[str, tuple[PartitionAddress, ...]]
+    """The partitions in which each retention type is due, without types that are due in none."""
+    by_table: Mapping[str, tuple[PartitionAddress, ...]]
+    """The same for old records, by their table."""
+    due_in_ms: int | None
+    """Time until something is due: 0 if it is; None if nothing that is stored will be."""
+    failed: Mapping[int, str]
+    """Partitions that could not answer, each with its error."""
+
+    def of(self, *types: str) -> list[PartitionAddress]:
+        """The partitions in which any of the types is due, in order."""
+        return sorted({each for kind in types for each in self.by_type.get(kind, ())})
+
+
+def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
+    """Ask storage what is due for retention types; raises if a storage service does not answer."""
+    request = NextDueRequest(
+        types=[RetentionType.Value(_TYPE_PREFIX + each.upper()) for each in types],
+        inactive_queue_age_ms=DAY_MS * settings.partition_cleanup_days,
+        old_records_age_ms=DAY_MS * settings.metrics_retention_days,
+    )
+    services = addresses(settings.storage_address)
+    with ThreadPoolExecutor(min(len(services), _CHANNELS_MAX)) as threads:
+        answers = list(threads.map(partial(_ask, request=request), services))
+    cluster = located(settings.storage_address, [described for described, _ in answers])
+    held_by = {each.partition: each for each in cluster}
+    by_type: dict[str, list[PartitionAddress]] = {}
+    by_table: dict[str, list[PartitionAddress]] = {}
+    due_in_ms: int | None = None
+    failed: dict[int, str] = {}
+    for described, found in answers:
+        for each in found:
+            target = held_by[each.partition]
+            if target.address != described.address:
+                continue  # it moved between two answers, and the other service answers for it
+            if each.error:
+                failed[each.partition] = each.error
+                continue
+            for kind in each.due_types:
+                name = RetentionType.Name(kind).removeprefix(_TYPE_PREFIX).lower()
+                by_type.setdefault(name, []).append(target)
+            for table in each.due_tables:
+                name = ScanTableName.Name(table).removeprefix(_TABLE_PREFIX).lower()
+                by_table.setdefault(name, []).append(target)
+            if each.HasField("due_in_ms") and (due_in_ms is None or each.due_in_ms < due_in_ms):
+                due_in_ms = each.due_in_ms
+    return DueWork(
+        tuple(cluster),
+        {kind: tuple(targets) for kind, targets in by_type.items()},
+        {table: tuple(targets) for table, targets in by_table.items()},
+        due_in_ms,
+        failed,
+    )
+
+
+def _ask(address: str, request: NextDueRequest) -> tuple[Described, list[PartitionDue]]:
+    with StorageClient(address) as client:
+        return describe_service(client, address), list(client.next_due(request).partitions)

@@ -1,0 +1,182 @@
+"""The rows of `runs` and `queues` that rules can apply to, found by the index of ages (P3).
+
+The cost follows what is due. Most queues that are due have a single run, so names, catalog rows and
+headers are read for many queues at once; only queues with more are read one by one.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from storage_svc.engines import rows
+from storage_svc.engines.age_rows import AgeKind, read_age
+from storage_svc.engines.engine import Reader, Table
+from storage_svc.engines.keys import prefix_end, successor, u64
+from storage_svc.loading.recovery import fairness_keys
+from storage_svc.operations.ages import offsets_of
+from storage_svc.operations.history import RetentionType
+from storage_svc.operations.retention import age_limit_s
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord
+from storage_svc.reads.queue_tables import queue_rows, run_row, run_rows
+from storage_svc.reads.table_filter import Row, TableFilter
+from tidemark.errors import QueueNotFound
+from tidemark.topics import TopicSettings
+
+QUEUES_PER_PAGE = 256
+"""Queues that are read at once."""
+
+_PAGE_HEADERS = 512
+_RULES = {
+    AgeKind.WAITING: (RetentionType.EXPIRED, RetentionType.MAX_WAIT_TIME_EVICTION),
+    AgeKind.SETTLED: (RetentionType.EXPIRED, RetentionType.COMPLETED),
+}
+
+
+def limit_ms(settings: TopicSettings, kind: AgeKind, types: Iterable[RetentionType]) -> int:
+    """The age from which one of the rules applies to messages of a kind; 0 if none ever does."""
+    limits = (age_limit_s(settings, each) for each in _RULES[kind] if each in types)
+    return 1000 * min(filter(None, limits), default=0)
+
+
+DueSince = dict[AgeKind, int]
+"""Until when messages of a kind were published that a rule may apply to."""
+
+
+async def scan_inactive_queues(
+    partition: Partition, wanted: TableFilter
+) -> AsyncIterator[list[Row]]:
+    """Queues that may have been inactive for long enough, by their last activity."""
+    last_ms = partition.now_ms() - wanted.age_ms_min
+    with partition.reader() as reader:
+        async for ids in _due_queues(partition, reader, AgeKind.IDLE, "", last_ms):
+            for record in await _records(partition, reader, ids):
+                if record.last_activity_ms <= last_ms and wanted.has_queue(record.lmq_name):
+                    yield list(queue_rows(partition, record, wanted))
+
+
+async def scan_due_runs(partition: Partition, wanted: TableFilter) -> AsyncIterator[list[Row]]:
+    """Runs of the topics with limits, oldest queues of a topic first."""
+    now_ms = partition.now_ms()
+    with partition.reader() as reader:
+        for topic in partition.state.topics.limited():
+            if wanted.topic not in ("", topic.name):
+                continue
+            limits = {kind: limit_ms(topic.settings, kind, wanted.due_types) for kind in _RULES}
+            due_since = {kind: now_ms - age_ms for kind, age_ms in limits.items() if age_ms}
+            for kind, last_ms in due_since.items():
+                async for ids in _due_queues(partition, reader, kind, topic.name, last_ms):
+                    found = await _records(partition, reader, ids)
+                    some = [each for each in found if wanted.has_queue(each.lmq_name)]
+                    if kind is AgeKind.SETTLED and AgeKind.WAITING in due_since:
+                        # Queues whose waiting messages are due were read with these already.
+                        waiting_ms = due_since[AgeKind.WAITING]
+                        some = [e for e in some if not 0 < e.waiting_since_ms <= waiting_ms]
+                    async for due in _runs_of(partition, reader, some, due_since, wanted):
+                        yield due
+
+
+async def _due_queues(
+    partition: Partition, reader: Reader, kind: AgeKind, topic: str, last_ms: int
+) -> AsyncIterator[list[int]]:
+    after = b""
+    marks = partition.state.ages
+    while keys := await marks.due_keys(reader, kind, topic, last_ms, after, QUEUES_PER_PAGE):
+        yield [read_age(key)[1] for key in keys]
+        after = keys[-1]
+
+
+async def _records(
+    partition: Partition, reader: Reader, queue_ids: Sequence[int]
+) -> list[QueueRecord]:
+    """The records of queues by their ids, without those that are deleted."""
+    names = await reader.load(Table.QUEUES, [u64(each) for each in queue_ids])
+    known = [name.decode() for name in names if name is not None]
+    values = await reader.load(Table.CATALOG, [rows.catalog_key(name) for name in known])
+    found = []
+    for name, value in zip(known, values, strict=True):
+        handle = partition.state.handles.peek(name)
+        if handle is not None:
+            found.append(handle.state.record)
+        elif value is not None:
+            found.append(rows.read_queue(name, value))
+    return found
+
+
+async def _runs_of(
+    partition: Partition,
+    reader: Reader,
+    records: Sequence[QueueRecord],
+    due_since: DueSince,
+    wanted: TableFilter,
+) -> AsyncIterator[list[Row]]:
+    """Runs of many queues. Those with one run, which no group was handed, are read together."""
+    needs_groups = not wanted.columns or {"groups", "waiting_groups"} & set(wanted.columns)
+    singles: list[tuple[QueueRecord, bytes]] = []
+    others: list[QueueRecord] = []
+    for record in records:
+        used = record.reserved or record.returned or record.kept or record.keyed
+        loaded = partition.state.handles.peek(record.lmq_name) is not None
+        if used or loaded or needs_groups:
+            others.append(record)
+        else:
+            first_offset = record.next_offset - record.messages
+            singles.append((record, rows.run_key_of(record.queue_id, "", first_offset)))
+    headers = await reader.load(Table.RUN_HEADERS, [key for _, key in singles])
+    now_ms = partition.now_ms()
+    last_ms = due_since.get(AgeKind.WAITING, 0)
+    some: list[Row] = []
+    for (record, key), header in zip(singles, headers, strict=True):
+        run = None if header is None else rows.read_run(key, header)
+        if run is None or run.messages != record.messages:
+            others.append(record)
+        elif run.publish_time_ms <= last_ms and wanted.has_time(run.publish_time_ms):
+            some.append(run_row(partition.number, record, run, now_ms))
+    yield some
+    for record in others:
+        try:
+            state = await partition.state.handles.read_state(record.lmq_name)
+        except QueueNotFound:
+            continue  # deleted meanwhile
+        async for due in _aged_runs(partition, reader, state, due_since, wanted):
+            yield due
+
+
+async def _aged_runs(
+    partition: Partition,
+    reader: Reader,
+    state: QueueState,
+    due_since: DueSince,
+    wanted: TableFilter,
+) -> AsyncIterator[list[Row]]:
+    """Runs of one queue that are old enough for a rule: in each lane the first ones."""
+    record = state.record
+    bounds = {
+        AgeKind.WAITING: record.waiting_since_ms,
+        AgeKind.SETTLED: record.settled_since_ms,
+    }
+    kinds = [kind for kind, last_ms in due_since.items() if 0 < bounds[kind] <= last_ms]
+    if not kinds or not record.messages:
+        return
+    last_ms = max(due_since[kind] for kind in kinds)
+    keys = await fairness_keys(reader, record.queue_id) if record.keyed else [""]
+    for fairness_key in keys:
+        ranges = [offsets_of(state, fairness_key, kind) for kind in kinds]
+        first = min(start for start, _ in ranges)
+        ends = [end for _, end in ranges]
+        prefix = rows.lane_prefix(record.queue_id, fairness_key)
+        stop = prefix_end(prefix)
+        if None not in ends:
+            stop = prefix + u64(max(end for end in ends if end is not None))
+        start = prefix + u64(first)
+        while start < stop:
+            page = await reader.scan(Table.RUN_HEADERS, start, stop, limit=_PAGE_HEADERS)
+            runs = rows.read_lane_runs(page)
+            young = next((at for at, run in enumerate(runs) if run.publish_time_ms > last_ms), None)
+            if record.unordered:
+                runs = [run for run in runs if run.publish_time_ms <= last_ms]
+            elif young is not None:
+                runs = runs[:young]
+            yield list(run_rows(partition, state, runs, wanted))
+            if len(page) < _PAGE_HEADERS or (young is not None and not record.unordered):
+                break
+            start = successor(page[-1][0])

@@ -1,0 +1,142 @@
+"""The tables of queues for Spark: their rows, from the catalog or the states of queues.
+
+A scan goes queue by queue. It is narrowed by key: one queue, or the queues of a prefix, cost as
+much as if there were no others.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from storage_svc.engines import rows
+from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import prefix_end, successor
+from storage_svc.partition.partition import Partition
+from storage_svc.queue.queue import QueueState
+from storage_svc.queue.record import QueueRecord
+from storage_svc.queue.run import Run
+from storage_svc.reads.table_filter import Row, TableFilter, TableName
+from tidemark.errors import QueueNotFound
+from tidemark.names import topic_of
+
+
+async def scan_queues(
+    partition: Partition, name: TableName, wanted: TableFilter
+) -> AsyncIterator[list[Row]]:
+    start, end = _catalog_range(wanted)
+    with partition.reader() as reader:
+        async for chunk in reader.scan_chunks(Table.CATALOG, start, end):
+            for key, value in chunk:
+                lmq_name = rows.lmq_name_of(key)
+                if not wanted.has_queue(lmq_name):
+                    continue
+                handle = partition.state.handles.peek(lmq_name)
+                record = rows.read_queue(lmq_name, value) if handle is None else handle.state.record
+                if name is TableName.QUEUES:
+                    yield list(queue_rows(partition, record, wanted))
+                    continue
+                if name is TableName.RUNS and not record.messages:
+                    continue
+                try:
+                    state = await partition.state.handles.read_state(lmq_name)
+                except QueueNotFound:
+                    continue  # deleted meanwhile
+                if name is TableName.RUNS:
+                    first, last = rows.queue_range(state.record.queue_id)
+                    async for headers in reader.scan_chunks(Table.RUN_HEADERS, first, last):
+                        runs = (rows.read_run(*header) for header in headers)
+                        yield list(run_rows(partition, state, runs, wanted))
+                else:
+                    yield list(_groups(partition, state))
+
+
+def _catalog_range(wanted: TableFilter) -> tuple[bytes, bytes | None]:
+    """The smallest range of catalog keys that has every wanted queue, and few others."""
+    if wanted.lmq_name:
+        key = rows.catalog_key(wanted.lmq_name)
+        return key, successor(key)
+    topic, slash, lite = wanted.prefix.partition("/")
+    if slash:
+        return rows.topic_range(topic, lite)
+    if wanted.topic:
+        return rows.topic_range(wanted.topic)
+    if topic:
+        return topic.encode(), prefix_end(topic.encode())
+    return b"", None
+
+
+def _head(partition: int, record: QueueRecord) -> Row:
+    topic = topic_of(record.lmq_name)
+    return partition, topic, record.lmq_name, record.queue_id
+
+
+def run_rows(
+    partition: Partition, state: QueueState, runs: Iterable[Run], wanted: TableFilter
+) -> Iterator[Row]:
+    now_ms = partition.now_ms()
+    groups = state.groups.values()
+    any_held = state.has_inflight
+    exhausted = state.exhausted_runs()
+    for run in runs:
+        if wanted.has_time(run.publish_time_ms):
+            waiting = sum(not group.has_settled(run) for group in groups)
+            held = run.first_offset in exhausted or (any_held and state.is_held(run))
+            yield run_row(
+                partition.number, state.record, run, now_ms, len(groups), waiting, held=held
+            )
+
+
+def run_row(
+    partition: int,
+    record: QueueRecord,
+    run: Run,
+    now_ms: int,
+    groups: int = 0,
+    waiting: int = 0,
+    *,
+    held: bool = False,
+) -> Row:
+    """A row of `runs`; by default of a run that no group was handed."""
+    return (
+        *_head(partition, record),
+        run.fairness_key,
+        run.first_offset,
+        run.messages,
+        run.body_bytes,
+        run.publish_time_ms * 1000,
+        groups,
+        waiting,
+        groups > 0 and not waiting,
+        held,
+        max(0, now_ms - run.publish_time_ms),
+    )
+
+
+def _groups(partition: Partition, state: QueueState) -> Iterator[Row]:
+    head = _head(partition.number, state.record)
+    next_offset = state.record.next_offset
+    for group in state.groups.values():
+        yield (
+            *head,
+            group.name,
+            group.cursor(next_offset),
+            next_offset - group.base - group.settled,
+            sum(each.open_messages for each in group.live.values()),
+            group.owner_client_id,
+            group.owner_epoch,
+        )
+
+
+def queue_rows(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[Row]:
+    if wanted.has_time(record.last_activity_ms):
+        now_ms = partition.now_ms()
+        yield (
+            *_head(partition.number, record),
+            record.messages,
+            record.body_bytes,
+            record.scheduled,
+            record.next_offset,
+            record.create_time_ms * 1000,
+            record.last_activity_ms * 1000,
+            partition.state.handles.peek(record.lmq_name) is not None,
+            partition.state.is_in_use(record.lmq_name, now_ms),
+            max(0, now_ms - record.last_activity_ms),
+        )
