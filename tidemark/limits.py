@@ -176,3 +176,6 @@ PRODUCER_WINDOW_MS: Final = 7 * _DAY_MS
 
 SWEEP_LEASE_MS_MAX: Final = 600_000
 """Longest sweep lease: the time a lifecycle replica has a partition to itself without renewing."""
+
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The latest time in a request, in Unix milliseconds: the end of the year 9999, as in protobuf."""

@@ -19,7 +19,7 @@ from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded
 from tidemark.field_checks import check_range
-from tidemark.limits import GROUPS_PER_QUEUE_MAX
+from tidemark.limits import GROUPS_PER_QUEUE_MAX, TIME_MS_MAX
 
 LAST_MESSAGES_MAX = 1_000_000
 """How far back `last` may reach."""
@@ -32,10 +32,11 @@ class StartAt(Enum):
     LATEST = "latest"
     LAST = "last"
     OFFSET = "offset"
+    TIME = "time"
 
 
 class Start(NamedTuple):
-    """A start position; `number` belongs to LAST and OFFSET."""
+    """A start position; `number` belongs to LAST and OFFSET, and to TIME in milliseconds."""
 
     at: StartAt
     number: int = 0
@@ -45,6 +46,11 @@ class Start(NamedTuple):
         position = proto.WhichOneof("position")
         if position is None:
             raise InvalidArgument("a start without a position", field="start")
+        if position == "time":
+            # Rounded up: a message of the millisecond before is published before the time.
+            number = proto.time.seconds * 1000 - (-proto.time.nanos // 1_000_000)
+            check_range("time", number, 0, TIME_MS_MAX)
+            return cls(StartAt.TIME, number)
         number = getattr(proto, position)
         if position == "last":
             check_range("last", number, 1, LAST_MESSAGES_MAX)
@@ -139,13 +145,7 @@ async def new_group(commit: CommitContext, handle: Handle, name: str, base: int)
 async def move_group(commit: CommitContext, handle: Handle, group: Group, start: Start) -> Group:
     """Let a group, of which nothing is reserved, start over at another position."""
     state = handle.state
-    next_offset = state.record.next_offset
-    base = {
-        StartAt.EARLIEST: 0,
-        StartAt.LATEST: next_offset,
-        StartAt.LAST: max(0, next_offset - start.number),
-        StartAt.OFFSET: min(start.number, next_offset),
-    }[start.at]
+    base = await _find_base(commit, handle, start)
     await _delete_group(commit, handle, group)
     moved = await new_group(commit, handle, group.name, base)
     moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
@@ -154,6 +154,24 @@ async def move_group(commit: CommitContext, handle: Handle, group: Group, start:
         moved.has_waiters = False
         commit.journal.ready(state.record, moved)
     return moved
+
+
+async def _find_base(commit: CommitContext, handle: Handle, start: Start) -> int:
+    next_offset = handle.state.record.next_offset
+    match start.at:
+        case StartAt.EARLIEST:
+            return 0
+        case StartAt.LATEST:
+            return next_offset
+        case StartAt.LAST:
+            return max(0, next_offset - start.number)
+        case StartAt.OFFSET:
+            return min(start.number, next_offset)
+        case StartAt.TIME:
+            # Not the first in order: scheduled messages are stored later than they are published.
+            runs = await commit.runs(handle.state)
+            since = (run.first_offset for run in runs if run.publish_time_ms >= start.number)
+            return min(since, default=next_offset)
 
 
 async def erase_settled(commit: CommitContext, handle: Handle) -> None:

@@ -145,12 +145,15 @@ def test_a_delayed_publish_is_cancelled_by_what_it_printed(cli: Cli) -> None:
 
 
 def test_a_group_is_listed_moved_and_deleted(cli: Cli) -> None:
+    """R15: also to a time."""
     cli.ok("topic", "create", "g-life")
     cli.ok("publish", "g-life/a", "one", "two", "three")
     cli.ok("consume", "g-life/a", "--group", "web", "--ack", "--limit", "1")
 
     (listed,) = cli.ok("group", "list", "g-life/a", "--json").json
     assert (listed["name"], listed["unsettled"]) == ("web", 2)
+    (moved,) = cli.ok("group", "reset", "g-life/a", "web", "--at", "1h", "--yes", "--json").json
+    assert moved["unsettled"] == 3
     (moved,) = cli.ok("group", "reset", "g-life/a", "web", "--last", "1", "--yes", "--json").json
     assert moved["unsettled"] == 1
     assert cli.ok("consume", "g-life/a", "--group", "web", "--ack").out == "three\n"
@@ -175,6 +178,8 @@ def test_a_group_is_listed_moved_and_deleted(cli: Cli) -> None:
         ("queue", "peek", "t/a", "--limit", "1001"),
         ("group", "reset", "t/a", "g", "--yes"),
         ("group", "reset", "t/a", "g", "--latest", "--earliest", "--yes"),
+        ("group", "reset", "t/a", "g", "--at", "yesterday", "--yes"),
+        ("group", "reset", "t/a", "g", "--at", "1h", "--latest", "--yes"),
         ("topic",),
     ],
 )

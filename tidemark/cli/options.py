@@ -27,6 +27,16 @@ def parser_of(parse: Callable[[str], T]) -> Callable[[Any], T]:
     return read
 
 
+def moment_ms(option: str, text: str | None, now_ms: int) -> int | None:
+    """The time that an option names, absolute or as a time ago; None without the option."""
+    if text is None:
+        return None
+    try:
+        return units.parse_moment_ms(text, now_ms)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
 def key_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:

@@ -141,6 +141,7 @@ ADMIN = [
     Call("redrive", {"lmq_name": "other", "after_time_ms": 0, "before_time_ms": 0}),
     Call("list_groups", {"lmq_name": QUEUE}),
     Call("reset_group", {"lmq_name": "other", "group": "g", "position": "offset", "number": 0}),
+    Call("reset_group", {"lmq_name": "other", "group": "g", "position": "time", "number": 0}),
     Call("delete_group", {"lmq_name": "other", "group": "missing"}),
 ]
 

@@ -1,6 +1,7 @@
 """Groups: moved to another place in their queue, and removed with what they held."""
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.storage_client import (
     ExchangeClient,
@@ -15,6 +16,7 @@ from tidemark import errors, limits
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE
 from tidemark.api.storage.v1.exchange_pb2 import PlaceGroup, RemoveGroup, TakeOwnership
+from tidemark.clock import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,58 @@ async def test_a_group_can_be_moved_and_what_it_held_is_revoked(
     assert placed.cursor == min([*offsets, 4])
     given = [each.first_offset + at for each in slices for at in range(each.count)]
     assert given == offsets
+
+
+def since(seconds: int, nanos: int = 0) -> StartPosition:
+    return StartPosition(time=Timestamp(seconds=seconds, nanos=nanos))
+
+
+async def test_a_group_starts_and_is_reset_at_a_time(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R15: at the first message that was published then or later."""
+    await storage.create_topic("kept", retention_enabled=True)
+    began_s = clock.wall_ms() // 1000
+    for _ in range(3):
+        await exchange.ask(append("kept", b"x", b"y"))
+        await clock.advance_ms(1000)
+    await exchange.ask(reserve("kept"))
+    starts = {
+        "before": since(0),
+        "first": since(began_s),
+        "second": since(began_s + 1),
+        "after-the-first": since(began_s, 1),
+        "after-the-last": since(began_s + 3),
+        "year-9999": since(253_402_300_799, 999_000_000),
+    }
+
+    cursors = {
+        name: (await exchange.ask(operation(place_group=place))).cursor
+        for name, start in starts.items()
+        for place in (PlaceGroup(lmq_name="kept", group=name, start=start),)
+    }
+    move = PlaceGroup(lmq_name="kept", group="default", start=since(began_s + 2))
+    moved = await exchange.ask(operation(place_group=move))
+    again = (await exchange.ask(reserve("kept"))).slices
+    wrong = await exchange.ask_all(
+        *(
+            operation(place_group=PlaceGroup(lmq_name="kept", group="default", start=start))
+            for start in (since(-1), since(253_402_300_800))
+        )
+    )
+
+    assert cursors == {
+        "before": 0,
+        "first": 0,
+        "second": 2,
+        "after-the-first": 2,
+        "after-the-last": 6,
+        "year-9999": 6,
+    }
+    assert (moved.created, moved.cursor) == (False, 4)
+    assert [(each.first_offset, each.count) for each in again] == [(4, 2)]
+    assert [type(each) for each in wrong] == [errors.InvalidArgument] * 2
+    assert wrong[0].metadata["field"] == "time"
 
 
 async def test_a_group_that_goes_takes_its_reservations_with_it(exchange: ExchangeClient) -> None:

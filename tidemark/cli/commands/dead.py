@@ -11,7 +11,7 @@ import typer
 
 from tidemark.cli.command import Call, Command, command
 from tidemark.cli.display import units
-from tidemark.cli.options import Limit, Yes, confirm
+from tidemark.cli.options import Limit, Yes, confirm, moment_ms
 from tidemark.dead_letters import DeadLetterReason
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def with_filter(function: Callable[..., Any]) -> Command:
         chosen = {
             "reason": named["reason"] or "",
             "source_lmq_name": named["source"],
-            "after_time_ms": _moment_ms("--after", named["after"], now_ms),
-            "before_time_ms": _moment_ms("--before", named["before"], now_ms),
+            "after_time_ms": moment_ms("--after", named["after"], now_ms),
+            "before_time_ms": moment_ms("--before", named["before"], now_ms),
         }
         await function(call, chosen=chosen, **arguments)
 
@@ -200,15 +200,6 @@ async def redrive(
             moved += done.messages
             advance(done.messages)
     _print_result(call, Redriven(moved, found.orphans), "moved")
-
-
-def _moment_ms(option: str, text: str | None, now_ms: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        return units.parse_moment_ms(text, now_ms)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option}: {error}") from None
 
 
 def _print_result(call: Call, redriven: "Redriven", verb: str) -> None:

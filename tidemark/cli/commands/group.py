@@ -7,7 +7,7 @@ import typer
 
 from tidemark.cli.command import Call, command
 from tidemark.cli.display import units
-from tidemark.cli.options import QueueName, Yes, confirm
+from tidemark.cli.options import QueueName, Yes, confirm, moment_ms
 
 if TYPE_CHECKING:
     from tidemark.client.admin.admin import Position
@@ -42,9 +42,18 @@ async def reset(
     offset: Annotated[
         int | None, typer.Option(min=0, max=2**63 - 1, help="Continue at this offset.")
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Continue with what was published since: 2h (ago), or 2026-01-31T12:00:00Z.",
+        ),
+    ] = None,
     yes: Yes = False,
 ) -> None:
     """Move the progress of a group; its reservations are revoked."""
+    from tidemark.clock import SystemClock
+
     chosen: list[tuple[Position, int]] = []
     if earliest:
         chosen.append(("earliest", 0))
@@ -54,8 +63,11 @@ async def reset(
         chosen.append(("last", last))
     if offset is not None:
         chosen.append(("offset", offset))
+    at_ms = moment_ms("--at", at, SystemClock().wall_ms())
+    if at_ms is not None:
+        chosen.append(("time", at_ms))
     if len(chosen) != 1:
-        raise typer.BadParameter("pass exactly one of --earliest, --latest, --last, --offset")
+        raise typer.BadParameter("pass exactly one of --earliest, --latest, --last, --offset, --at")
     confirm(f"Move group {group} of {queue}?", yes)
     position, number = chosen[0]
     show_groups(call, await call.admin.reset_group(queue, group, position, number))

@@ -38,7 +38,7 @@ from tidemark.rpc.enums import word_of
 from tidemark.rpc.topic_codec import settings_to_proto, topic_from_proto
 from tidemark.topics import SETTING_NAMES, Topic, TopicSettings
 
-Position: TypeAlias = Literal["earliest", "latest", "last", "offset"]
+Position: TypeAlias = Literal["earliest", "latest", "last", "offset", "time"]
 """Where a group continues; the last two need a number."""
 
 _DEFAULTS = TopicSettings()
@@ -187,7 +187,11 @@ class Admin(DeadLetterCalls):
     async def reset_group(
         self, lmq_name: str, group: str, position: Position, number: int = 0
     ) -> list[Group]:
-        """Move the progress of a group; reservations of its consumers are revoked."""
+        """Move the progress of a group; reservations of its consumers are revoked.
+
+        `number` belongs to `last` (messages), `offset`, and `time` (Unix time in milliseconds: the
+        group continues with the first message that was published then or later).
+        """
         if position not in get_args(Position):
             known = ", ".join(get_args(Position))
             raise InvalidArgument(f"position is one of {known}", field="position")
@@ -196,6 +200,10 @@ class Admin(DeadLetterCalls):
         start = subscription_pb2.StartPosition()
         if position in ("earliest", "latest"):
             setattr(start, position, True)
+        elif position == "time":
+            if number > limits.TIME_MS_MAX:
+                raise InvalidArgument("number is after the year 9999", field="number")
+            start.time.FromMilliseconds(number)
         else:
             setattr(start, position, number)
         request = topic_pb2.ResetGroupRequest(

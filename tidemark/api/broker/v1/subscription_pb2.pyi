@@ -6,6 +6,7 @@ Subscriptions, exclusive ownership, and its loss."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
@@ -118,6 +119,7 @@ class StartPosition(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     earliest: _builtins.bool
     """Go back to the earliest stored message. Always true when set."""
     latest: _builtins.bool
@@ -126,6 +128,12 @@ class StartPosition(_message.Message):
     """Start so that this many of the newest messages are delivered. 1 to 1 000 000."""
     offset: _builtins.int
     """Start at this offset."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Start at the first message that was published at or after this time, in each partition of the
+        queue; without one, skip all messages stored now. From 1970 on.
+        """
+
     def __init__(
         self,
         *,
@@ -133,12 +141,13 @@ class StartPosition(_message.Message):
         latest: _builtins.bool = ...,
         last: _builtins.int = ...,
         offset: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "last", b"last", "latest", b"latest", "offset", b"offset", "position", b"position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "last", b"last", "latest", b"latest", "offset", b"offset", "position", b"position", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "last", b"last", "latest", b"latest", "offset", b"offset", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "last", b"last", "latest", b"latest", "offset", b"offset", "position", b"position", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["earliest", "latest", "last", "offset"]  # noqa: Y015
+    _WhichOneofReturnType_position: _TypeAlias = _typing.Literal["earliest", "latest", "last", "offset", "time"]  # noqa: Y015
     _WhichOneofArgType_position: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_position) -> _WhichOneofReturnType_position | None: ...
 
