@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_batch.app import retention
+from spark_batch.due import pass_without_work
 from spark_batch.passes.findings import Finding, describe_failures
+from spark_batch.passes.outcome import JobName, Pass
 from spark_batch.session import BRIEF, start_session
 from tidemark import telemetry
-from tidemark.clock import SystemClock
+from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.local.java import why_no_spark
 from tidemark.service.process import CANNOT_START, main
@@ -53,18 +55,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_once(settings: RetentionSettings, job: str, dry_run: bool) -> int:
-    from spark_batch.passes.jobs import Jobs
-
-    spark = start_session(settings)
-    try:
-        jobs = Jobs(spark, settings, SystemClock())
-        done = (jobs.retention if job == "retention" else jobs.eviction)(dry_run)
-    finally:
-        spark.stop()
+    clock = SystemClock()
+    done = pass_without_work(settings, JobName(job), dry_run, clock)
+    if done is None:
+        done = _run_on_spark(settings, job, dry_run, clock)
     show(done.findings, dry_run, Console(width=None if sys.stdout.isatty() else 120))
     if done.failed:
         print(describe_failures(done.failed), file=sys.stderr)
     return 1 if done.failed else 0
+
+
+def _run_on_spark(settings: RetentionSettings, job: str, dry_run: bool, clock: Clock) -> Pass:
+    from spark_batch.passes.jobs import Jobs
+
+    spark = start_session(settings)
+    try:
+        jobs = Jobs(spark, settings, clock)
+        return (jobs.retention if job == JobName.RETENTION else jobs.eviction)(dry_run)
+    finally:
+        spark.stop()
 
 
 def _report(settings: RetentionSettings, output: Path) -> int:

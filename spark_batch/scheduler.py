@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from spark_batch.passes.findings import Finding, describe_failures
 from spark_batch.passes.outcome import JobName
+from spark_batch.planner.process import SparkNotStarted
 from tidemark.clock import Clock
 from tidemark.errors import JobRunning, TidemarkError, Unavailable
 from tidemark.telemetry import counter, seconds
@@ -93,10 +94,6 @@ class SchedulerHost(Protocol):
         """Take or renew the scheduler lease; returns whether it is held, and by which scheduler."""
         ...
 
-    async def prepare(self) -> None:
-        """Start Spark; repeated calls have no effect."""
-        ...
-
 
 class Scheduler:
     """Runs the jobs of one process; `jobs` has their state."""
@@ -106,6 +103,7 @@ class Scheduler:
         self._host = host
         self._clock = clock
         self._changed = asyncio.Event()
+        self._not_started: SparkNotStarted | None = None
 
     async def run(self) -> None:
         """Run jobs until cancelled, then give up the lease."""
@@ -113,6 +111,7 @@ class Scheduler:
             while True:
                 if await self._may_run():
                     await self._run_jobs()
+                    await self._give_way()
                 else:
                     await self._clock.sleep_ms(ASK_AGAIN_MS)
         finally:
@@ -126,7 +125,6 @@ class Scheduler:
             raise Unavailable(f"the {name} job is blocked: {job.last_error or 'starting'}")
         if job.busy:
             raise JobRunning(f"a {name} pass is running", job=name.value)
-        await self._host.prepare()
         if dry_run:
             return await job.run(True)
         # The pass continues if the caller goes away.
@@ -147,27 +145,14 @@ class Scheduler:
             if not held:
                 self._set_all(JobState.STANDING_BY, f"scheduler {holder} runs the jobs")
                 return False
-            await self._prepare()
         except TidemarkError as error:
             why = f"storage: {error.detail}"
-        except Exception as error:
-            _log.exception("the jobs cannot start")
-            why = str(error)
         else:
             return True
         if any(job.last_error != why for job in self.jobs.values()):
             _log.warning("the jobs are blocked: %s", why)
         self._set_all(JobState.BLOCKED, why)
         return False
-
-    async def _prepare(self) -> None:
-        """Start Spark, and keep renewing the lease in the meantime."""
-        preparing = asyncio.ensure_future(self._host.prepare())
-        while not preparing.done():
-            with suppress(TimeoutError):
-                await self._clock.wait_for(asyncio.shield(preparing), RENEW_MS)
-            await self._host.hold(HOLD_MS)
-        await preparing
 
     def _set_all(self, state: JobState, why: str = "") -> None:
         for job in self.jobs.values():
@@ -194,7 +179,8 @@ class Scheduler:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_lease(self) -> None:
-        while True:
+        """Return once the lease is lost, or Spark does not start."""
+        while self._not_started is None:
             await self._clock.sleep_ms(RENEW_MS)
             try:
                 held, holder = await self._host.hold(HOLD_MS)
@@ -204,6 +190,16 @@ class Scheduler:
             if not held:
                 _log.warning("scheduler %s has taken over", holder)
                 return
+
+    async def _give_way(self) -> None:
+        """Leave the jobs to a standby, which may be able to start Spark, and try again later."""
+        error, self._not_started = self._not_started, None
+        if error is None:
+            return
+        with suppress(TidemarkError):
+            await self._host.hold(0)
+        self._set_all(JobState.BLOCKED, error.detail)
+        await self._clock.sleep_ms(error.retry_after_ms or ASK_AGAIN_MS)
 
     async def _repeat(self, job: Job) -> None:
         while True:
@@ -228,6 +224,8 @@ class Scheduler:
             return done
         except Exception as error:
             job.last_error = error.detail if isinstance(error, TidemarkError) else str(error)
+            if isinstance(error, SparkNotStarted):
+                self._not_started = error
             _log.exception("a %s pass failed; the next one does the rest", job.name)
             raise
         finally:

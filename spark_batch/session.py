@@ -31,14 +31,15 @@ DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.shuffle.partitions": "4",
         "spark.python.daemon.module": "spark_batch.worker_daemon",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Spark runs for minutes at a time, and tasks work in Python: half of the processor time of
+        # a start is what Java spends on optimizing its own classes (docs/adr/0020).
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
 )
 """Options of a session that this module starts, unless the settings have others."""
 
 BRIEF: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # Optimizing its own classes costs Java more time than a short job takes.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.codegen.wholeStage": "false",
         "spark.ui.showConsoleProgress": "false",
     }

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_batch.app import SparkHost
 from spark_batch.passes.jobs import Jobs
+from spark_batch.passes.outcome import JobName
+from spark_batch.planner.spark_passes import SparkPasses
 from tests.spark.conftest import LOOPBACK
 from tests.support.storage_client import (
     RunningStorage,
@@ -126,17 +127,17 @@ async def test_a_pass_that_takes_too_long_is_ended_and_loses_nothing(
     async with process_with_old_messages(tmp_path) as process:
         settings = RetentionSettings(storage_address=process.address, retention_batch_size=1)
         clock = ManualClock()
-        host = SparkHost(settings, None, "holder", clock)
-        await host.prepare()  # it uses the session that exists
-        passing = asyncio.ensure_future(host.retention(False))
+        passes = SparkPasses(settings, clock)
+        await passes.start()  # it uses the session that exists
+        passing = asyncio.ensure_future(passes.run(JobName.RETENTION, False))
         await until_some_are_removed(process.address, passing)
 
         await clock.advance_ms(settings.pass_timeout_ms)
         with pytest.raises(DeadlineExceeded, match="took longer than 3600000 ms"):
             await passing
-        await host.retention(False)
+        await passes.run(JobName.RETENTION, False)
 
-        assert not host.lost.is_set()
+        assert not passes.lost.is_set()
         await check_that_only_due_messages_left(process.address)
 
 

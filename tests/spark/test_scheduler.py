@@ -11,6 +11,7 @@ import pytest
 from spark_batch.api.job_service import JobService
 from spark_batch.app import Stored
 from spark_batch.passes.outcome import JobName
+from spark_batch.planner.process import BACKOFF_MS, SparkNotStarted
 from spark_batch.scheduler import (
     ASK_AGAIN_MS,
     HOLD_MS,
@@ -49,9 +50,6 @@ class Around:
         request = HoldScheduleRequest(holder=self._holder, hold_ms=hold_ms)
         answer = await self._storage.retention.HoldSchedule(request)
         return answer.held, answer.holder
-
-    async def prepare(self) -> None:
-        """Nothing to start."""
 
 
 @dataclass
@@ -185,6 +183,32 @@ async def test_a_pass_that_fails_is_told_of_and_the_next_one_runs_anyway(
 
     assert told == "storage went away"
     assert job.last_error == ""
+
+
+async def test_a_scheduler_whose_spark_does_not_start_leaves_the_jobs_to_a_standby(
+    storage: RunningStorage, clock: ManualClock, passes: Passes
+) -> None:
+    """P4, R11: the status shows the fault, and the scheduler tries again after its backoff."""
+    healthy = Passes()
+    healthy.gate.set()
+    passes.gate.set()
+    passes.error = SparkNotStarted("no Java", retry_after_ms=BACKOFF_MS)
+    first, second = make(storage, clock, passes, "a"), make(storage, clock, healthy, "b")
+    async with running(first):
+        await first.until(lambda: first.jobs[JobName.RETENTION].last_error == "no Java")
+        await clock.advance_ms(RENEW_MS)
+        await first.until(all_are(first, JobState.BLOCKED))
+        with pytest.raises(Unavailable, match="no Java"):
+            await first.run_now(JobName.RETENTION, dry_run=False)
+        async with running(second):
+            await second.until(lambda: bool(healthy.began))
+            await clock.advance_ms(BACKOFF_MS - 1)
+            waiting = all_are(first, JobState.BLOCKED)()
+            await clock.advance_ms(1)
+            await first.until(all_are(first, JobState.STANDING_BY))
+
+    assert waiting
+    assert healthy.began[:3] == ["metrics", "retention", "eviction"]
 
 
 async def test_status_and_passes_on_demand_are_answered_over_grpc(

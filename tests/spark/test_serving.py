@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyspark
 from tests.spark.conftest import JAVA_OPTIONS, LOOPBACK
 from tests.support.cli_process import Cli, Finished
 from tests.support.storage_client import RunningStorage, append
-from tests.support.up_process import UpProcess
+from tests.support.up_process import UpProcess, ended
 from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
@@ -103,20 +103,23 @@ def commands(process: ServiceProcess, storage: RunningStorage) -> list[Finished]
 
 
 async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Path) -> None:
-    """S5: what starts Spark is not waited for."""
+    """S5, P4: what starts Spark is not waited for, and leaves with the scheduler."""
     async with storage_with_old_messages(tmp_path) as storage:
         process = serving(storage, tmp_path / "retention.log")
         await process.start()
         try:
             await process.wait_healthy(START_MS)
-            probe = HoldScheduleRequest(holder="probe", hold_ms=0)
-            while not (await storage.retention.HoldSchedule(probe)).holder:
-                assert process.running  # it holds the schedule first and starts Spark then
+            while (planner := planner_of(process)) is None:
+                assert process.running
                 await SystemClock().sleep_ms(POLL_MS)
+            starting = os.pidfd_open(planner)
             code = await process.stop(60_000)
+            async with asyncio.timeout(60):
+                await ended(starting)
         finally:
             if process.running:
                 await process.kill()
+        probe = HoldScheduleRequest(holder="probe", hold_ms=0)
         after = await storage.retention.HoldSchedule(probe)
 
     log = (tmp_path / "retention.log").read_text()
@@ -125,22 +128,22 @@ async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Pat
     assert after.holder == ""
 
 
-def java_of(process: ServiceProcess) -> int:
-    """The Java that a scheduler started, among its descendants."""
-    parents = {
-        int(stat.parent.name): int(stat.read_text().rpartition(")")[2].split()[1])
-        for stat in Path("/proc").glob("[0-9]*/stat")
-    }
-    (found,) = (
-        child
-        for child, parent in parents.items()
-        if parent == process.pid and b"java" in Path(f"/proc/{child}/cmdline").read_bytes()
-    )
-    return found
+def child_of(parent: int, word: bytes) -> int | None:
+    """The child of a process whose command line contains a word."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            found = int(stat.read_text().rpartition(")")[2].split()[1])
+            if found == parent and word in (stat.parent / "cmdline").read_bytes():
+                return int(stat.parent.name)
+    return None
+
+
+def planner_of(process: ServiceProcess) -> int | None:
+    return child_of(process.pid, b"spark_batch.planner")
 
 
 async def test_the_scheduler_serves_runs_its_jobs_and_a_standby_takes_over(tmp_path: Path) -> None:
-    """R8, R11, S5: a second one stands by, and continues when the first loses its Java."""
+    """R8, R11, S5, P4: a lost Java costs its process, and a pass with nothing due needs none."""
     async with storage_with_old_messages(tmp_path) as storage:
         first = serving(storage, tmp_path / "first.log")
         second = serving(storage, tmp_path / "second.log")
@@ -150,16 +153,24 @@ async def test_the_scheduler_serves_runs_its_jobs_and_a_standby_takes_over(tmp_p
             log = await until_log_says(first, "EvictionService: Evicted 1 messages")
             log = await until_log_says(first, "RetentionService: Cleaned up")
             listed = await jobs_of(first)
+            planner = planner_of(first)
+            assert planner is not None
+            java = child_of(planner, b"java")
+            assert java is not None
+            lost = os.pidfd_open(planner)
+            os.kill(java, signal.SIGKILL)
+            async with asyncio.timeout(60):
+                await ended(lost)
             shown = await asyncio.to_thread(commands, first, storage)
+            left = planner_of(first)
             await second.start()
             await second.wait_healthy(START_MS)
             await until_log_says(second, "standing_by")
             standing = await jobs_of(second)
-            os.kill(java_of(first), signal.SIGKILL)
-            async with asyncio.timeout(60):
-                lost = await first.wait()
+            stopped = [await first.stop(60_000)]
             await until_log_says(second, "RetentionService: Cleaned up")
-            stopped = await second.stop(60_000)
+            without_work = planner_of(second)
+            stopped.append(await second.stop(60_000))
         finally:
             for each in (first, second):
                 if each.running:
@@ -191,8 +202,10 @@ async def test_the_scheduler_serves_runs_its_jobs_and_a_standby_takes_over(tmp_p
     assert retention.last_counts["expired"] == 3
     assert retention.last_error == ""
     assert {job.state for job in standing.values()} == {jobs_pb2.JOB_STATE_STANDING_BY}
-    assert "Spark is lost, and this scheduler gives up" in (tmp_path / "first.log").read_text()
-    assert (lost, stopped) == (1, 0)
+    assert "Spark is lost: its Java ended" in (tmp_path / "first.log").read_text()
+    assert "Cleaned up expired_messages=0" in (tmp_path / "second.log").read_text()
+    assert (left, without_work) == (None, None)
+    assert stopped == [0, 0]
 
 
 async def test_a_local_cluster_serves_before_retention_joins(tmp_path: Path) -> None:

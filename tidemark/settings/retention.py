@@ -85,6 +85,12 @@ class RetentionSettings(ServiceSettings):
         default="",
         doc="Additional Spark configuration.",
     )
+    spark_idle_stop_s: int = setting(
+        "TIDEMARK_SPARK_IDLE_STOP_S",
+        Integer(0, 86_400, unit="s"),
+        default=300,
+        doc="Spark starts when a pass has work, and stops after this time without such a pass.",
+    )
     pass_timeout_ms: int = setting(
         "TIDEMARK_RETENTION_PASS_TIMEOUT",
         Integer(1_000, 86_400_000, unit="ms"),

@@ -1,0 +1,229 @@
+"""Spark on demand: its process starts for a pass, and ends when idle, lost or stuck (P4)."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_batch.passes.findings import Finding
+from spark_batch.passes.outcome import JobName, Pass
+from spark_batch.planner.lines import (
+    PassDone,
+    PassFailed,
+    PassRequest,
+    Ready,
+    StartFailed,
+    decode_reply,
+    failure_of,
+)
+from spark_batch.planner.process import (
+    BACKOFF_MS,
+    START_MS,
+    PlannerProcess,
+    SparkNotStarted,
+)
+from spark_batch.planner.spark_passes import INTERRUPT_MS
+from tidemark.clock import ManualClock
+from tidemark.errors import DeadlineExceeded, TopicNotFound, Unavailable
+from tidemark.settings import RetentionSettings
+
+OUTCOME = Pass("retention-1", False, (Finding("t", "expired", 3),), 5, {2: "UNAVAILABLE: gone"})
+
+PROGRAM = """
+import sys
+from spark_batch.passes.outcome import JobName, Pass
+from spark_batch.planner.lines import PassDone, PassRequest, Ready, StartFailed
+
+def send(reply):
+    sys.stdout.buffer.write(reply.encode())
+    sys.stdout.buffer.flush()
+
+mode = sys.argv[1]
+if mode == "broken":
+    send(StartFailed("no Java"))
+    sys.exit(1)
+if mode == "silent":
+    sys.stdin.read()
+send(Ready())
+for line in sys.stdin.buffer:
+    request = PassRequest.decode(line)
+    if mode == "stuck":
+        continue
+    if mode == "dying":
+        sys.exit(7)
+    if mode == "noisy":
+        print("not a reply", flush=True)
+    send(PassDone(request.number, Pass(request.job, request.dry_run, (), 1)))
+if mode == "lingering":
+    while True:
+        sys.stdin.read()
+        __import__("signal").pause()
+"""
+"""Answers as the planner does, without Spark: each way in which a child can behave."""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "planner_stand_in.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    return "planner_stand_in"
+
+
+@asynccontextmanager
+async def planner(program: str, mode: str, clock: ManualClock) -> AsyncIterator[PlannerProcess]:
+    made = PlannerProcess(RetentionSettings(), clock, (program, mode))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def until_changed(made: PlannerProcess) -> None:
+    async with asyncio.timeout(60):
+        await made.changed.wait()
+    made.changed.clear()
+
+
+def test_every_line_is_read_as_it_was_written() -> None:
+    """P4."""
+    request = PassRequest(4, JobName.EVICTION, True)
+    failed = decode_reply(PassFailed(9, TopicNotFound("no topic", topic="t")).encode())
+    unknown = decode_reply(failure_of(9, ZeroDivisionError("oh")).encode())
+
+    assert PassRequest.decode(request.encode()) == request
+    assert decode_reply(Ready().encode()) == Ready()
+    assert decode_reply(StartFailed("why").encode()) == StartFailed("why")
+    assert decode_reply(PassDone(3, OUTCOME).encode()) == PassDone(3, OUTCOME)
+    assert isinstance(failed, PassFailed)
+    assert isinstance(failed.error, TopicNotFound)
+    assert failed.error.metadata == {"topic": "t"}
+    assert isinstance(unknown, PassFailed)
+    assert unknown.error.detail == "oh"
+
+
+async def test_spark_starts_with_the_first_pass_and_stops_when_none_followed(
+    program: str, clock: ManualClock
+) -> None:
+    """P4: one process for the passes in between, another one after the stop."""
+    async with planner(program, "plain", clock) as made:
+        before = made.pid
+        first, second = await asyncio.gather(
+            made.run(JobName.RETENTION, True), made.run(JobName.EVICTION, False)
+        )
+        began = made.pid
+        idle_ms = RetentionSettings().spark_idle_stop_s * 1000
+        await until_changed(made)
+        await clock.advance_ms(idle_ms - 1)
+        await made.run(JobName.RETENTION, False)
+        kept = made.pid
+        await clock.advance_ms(idle_ms)
+        await until_changed(made)
+        idle = made.pid
+        await made.run(JobName.RETENTION, False)
+        again = made.pid
+
+    assert (before, idle) == (None, None)
+    assert (first.pass_id, first.dry_run) == ("retention", True)
+    assert (second.pass_id, second.dry_run) == ("eviction", False)
+    assert began is not None
+    assert kept == began
+    assert again not in (None, began)
+
+
+async def test_a_spark_that_does_not_start_names_its_fault_and_backs_off(
+    program: str, clock: ManualClock
+) -> None:
+    """P4, R11: each attempt is made later than the last."""
+    waits = []
+    async with planner(program, "broken", clock) as made:
+        for _ in range(3):
+            with pytest.raises(SparkNotStarted, match="no Java") as failed:
+                await made.run(JobName.RETENTION, False)
+            waits.append(failed.value.retry_after_ms)
+
+    assert waits == [BACKOFF_MS, 2 * BACKOFF_MS, 4 * BACKOFF_MS]
+    assert made.pid is None
+
+
+async def test_a_spark_that_hangs_while_it_starts_is_killed(
+    program: str, clock: ManualClock
+) -> None:
+    """P4."""
+    async with planner(program, "silent", clock) as made:
+        running = asyncio.ensure_future(made.run(JobName.RETENTION, False))
+        await clock.until_sleepers(1)
+        await clock.advance_ms(START_MS)
+
+        with pytest.raises(SparkNotStarted, match=f"no answer within {START_MS} ms"):
+            await running
+
+
+async def test_closing_while_spark_starts_does_not_wait_for_it(
+    program: str, clock: ManualClock
+) -> None:
+    """S5, P4: time stands still, so that nothing is waited for."""
+    async with planner(program, "silent", clock) as made:
+        running = asyncio.ensure_future(made.run(JobName.RETENTION, False))
+        await clock.until_sleepers(1)
+
+        async with asyncio.timeout(60):
+            await made.close()
+
+        with pytest.raises(SparkNotStarted):
+            await running
+
+
+@pytest.mark.parametrize(("mode", "why"), [("dying", "status 7"), ("noisy", "status -9")])
+async def test_a_lost_spark_fails_its_pass_and_the_next_one_starts_another(
+    program: str, clock: ManualClock, mode: str, why: str
+) -> None:
+    """R9, R11, P4: an unreadable reply counts as lost."""
+    async with planner(program, mode, clock) as made:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=f"Spark is lost.*{why}"):
+                await made.run(JobName.RETENTION, False)
+            assert made.pid is None
+
+
+async def test_a_planner_that_does_not_end_a_pass_is_killed(
+    program: str, clock: ManualClock
+) -> None:
+    """R11: the child has its own limit; this is for a child that is stuck."""
+    async with planner(program, "stuck", clock) as made:
+        running = asyncio.ensure_future(made.run(JobName.RETENTION, False))
+        await until_changed(made)
+        await clock.until_sleepers(1)
+        await clock.advance_ms(RetentionSettings().pass_timeout_ms + 2 * INTERRUPT_MS)
+
+        with pytest.raises(DeadlineExceeded):
+            await running
+
+
+async def test_a_spark_that_does_not_stop_is_killed(program: str, clock: ManualClock) -> None:
+    """S5."""
+    async with planner(program, "lingering", clock) as made:
+        await made.run(JobName.RETENTION, False)
+        closing = asyncio.ensure_future(made.close())
+        await clock.until_sleepers(1)
+        await clock.advance_ms(60_000)
+
+        async with asyncio.timeout(60):
+            await closing
+        assert made.pid is None
+
+
+async def test_the_scheduler_imports_no_spark() -> None:
+    """P4: its memory would stay, also while nothing is due."""
+    script = (
+        "import sys, spark_batch.__main__; print([m for m in ('pyspark', 'pyarrow', 'pandas')"
+        " if m in sys.modules])"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script), stdout=asyncio.subprocess.PIPE
+    )
+    found, _ = await process.communicate()
+
+    assert found.decode().strip() == "[]"
