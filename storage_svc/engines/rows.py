@@ -32,8 +32,8 @@ BODY_INLINE_BYTES_MAX = 512
 """A body of this size or less is stored in the row of its header: a small run is one row. Larger
 ones stay apart, so that scans of headers stay cheap."""
 
-_QUEUE = Struct(">QQQQQQQQQQ?????")
-_RUN = Struct(">IQQQH")
+_QUEUE = Struct(">QQQQQQQQQQ??????")
+_RUN = Struct(">IQQQHH")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQB")
 _RESERVATION = Struct(">QQQQIIQQHHI")
@@ -75,6 +75,7 @@ def queue_value(record: QueueRecord) -> bytes:
         record.keyed,
         record.returned,
         record.reserved,
+        record.addressed,
         record.kept,
         record.unordered,
     )
@@ -113,31 +114,27 @@ def has_inline_body(run: Run) -> bool:
 
 def run_value(run: Run, body: bytes) -> bytes:
     """The header, with the body where that is small."""
-    traceparent = run.traceparent.encode()
+    traceparent, group = run.traceparent.encode(), run.group.encode()
     head = _RUN.pack(
-        run.messages, run.body_bytes, run.publish_time_ms, run.dead_deadline_ms, len(traceparent)
+        run.messages,
+        run.body_bytes,
+        run.publish_time_ms,
+        run.dead_deadline_ms,
+        len(traceparent),
+        len(group),
     )
-    return head + traceparent + body if has_inline_body(run) else head + traceparent
+    return head + traceparent + group + (body if has_inline_body(run) else b"")
 
 
 def inline_body(value: bytes) -> bytes:
     """The body in the row of a header."""
-    traceparent_bytes: int = _RUN.unpack_from(value)[4]
-    return value[_RUN.size + traceparent_bytes :]
+    traceparent_bytes, group_bytes = _RUN.unpack_from(value)[4:]
+    return value[_RUN.size + traceparent_bytes + group_bytes :]
 
 
 def read_run(key: bytes, value: bytes) -> Run:
     fairness_key, at = read_text(key, 8)
-    messages, body_bytes, published, dead, traceparent_bytes = _RUN.unpack_from(value)
-    return Run(
-        read_u64(key, at),
-        messages,
-        body_bytes,
-        published,
-        dead,
-        fairness_key.decode(),
-        value[_RUN.size : _RUN.size + traceparent_bytes].decode(),
-    )
+    return _run(read_u64(key, at), fairness_key.decode(), value)
 
 
 def read_lane_runs(page: Sequence[Row]) -> list[Run]:
@@ -146,15 +143,17 @@ def read_lane_runs(page: Sequence[Row]) -> list[Run]:
         return []
     encoded, _ = read_text(page[0][0], 8)
     fairness_key = encoded.decode()
-    runs = []
-    for key, value in page:
-        messages, body_bytes, published, dead, traceparent_bytes = _RUN.unpack_from(value)
-        traceparent = value[_RUN.size : _RUN.size + traceparent_bytes].decode()
-        first_offset = read_u64(key, len(key) - 8)
-        runs.append(
-            Run(first_offset, messages, body_bytes, published, dead, fairness_key, traceparent)
-        )
-    return runs
+    return [_run(read_u64(key, len(key) - 8), fairness_key, value) for key, value in page]
+
+
+def _run(first_offset: int, fairness_key: str, value: bytes) -> Run:
+    messages, body_bytes, published, dead, traceparent_bytes, group_bytes = _RUN.unpack_from(value)
+    group_at = _RUN.size + traceparent_bytes
+    traceparent = value[_RUN.size : group_at].decode()
+    group = value[group_at : group_at + group_bytes].decode() if group_bytes else ""
+    return Run(
+        first_offset, messages, body_bytes, published, dead, fairness_key, traceparent, group
+    )
 
 
 def body_key(queue_id: int, run: Run) -> bytes:

@@ -5,7 +5,7 @@ are deleted where the topic has none. Nothing that a live reservation holds is t
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.engines import rows
@@ -29,6 +29,7 @@ from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue import bodies
+from storage_svc.queue.reservation import Span
 from storage_svc.queue.run import Run, Slice
 from tidemark.api.storage.v1 import action_pb2
 from tidemark.errors import InvalidArgument, RecordUnreadable
@@ -55,7 +56,7 @@ class Death(NamedTuple):
     """Why messages cannot be delivered, and in which groups."""
 
     reason: DeadReason
-    groups: str  # comma-separated where several are concerned
+    groups: str  # comma-separated where several are concerned by a deletion
     detail: str = ""
 
 
@@ -174,14 +175,33 @@ async def dispose_waiting(
     The caller deletes or settles it. Returns how many messages that was. Raises RecordUnreadable,
     and changes nothing, if its body would be needed and cannot be read.
     """
-    waiting = waiting_spans(handle.state, run)
-    groups = ",".join(
-        group.name for group in handle.state.groups.values() if not group.has_settled(run)
-    )
-    body = await commit.body(handle.queue_id, run) if waiting else b""
-    for start, end in waiting:
-        await dispose(commit, handle, Slice(start, end, run), body, Death(reason, groups))
-    return sum(end - start for start, end in waiting)
+    spans = waiting_spans(handle.state, run)
+    if not spans:
+        return 0
+    body = await commit.body(handle.queue_id, run)
+    for slice_, groups in _deaths(handle, run, spans):
+        await dispose(commit, handle, slice_, body, Death(reason, groups))
+    return sum(end - start for start, end in spans)
+
+
+def _deaths(handle: Handle, run: Run, spans: Sequence[Span]) -> list[tuple[Slice, str]]:
+    """One dead letter for each message and group that has not settled it; one without any group.
+
+    Where there is no dead-letter topic, messages are deleted once, for all groups.
+    """
+    groups = [group for group in handle.state.groups.values() if not group.has_settled(run)]
+    if not groups or not handle.topic.settings.dead_letter_topic:
+        names = ",".join(group.name for group in groups)
+        return [(Slice(start, end, run), names) for start, end in spans]
+    deaths: list[tuple[Slice, str]] = []
+    for group in groups:
+        for slice_ in group.waiting_slices(run):
+            last = deaths[-1][0] if deaths and deaths[-1][1] == group.name else None
+            if last is not None and (last.end, last.attempts) == (slice_.start, slice_.attempts):
+                deaths[-1] = (last._replace(end=slice_.end), group.name)
+            else:
+                deaths.append((slice_, group.name))
+    return deaths
 
 
 async def _put_labelled(

@@ -134,8 +134,8 @@ async def new_group(commit: CommitContext, handle: Handle, name: str, base: int)
         )
     # Messages that were deleted before the group was created are not part of its progress.
     stored = state.record.messages
-    if base:
-        runs = await commit.runs(state)
+    if base or state.record.addressed:
+        runs = [run for run in await commit.runs(state) if run.is_for(name)]
         stored = sum(max(0, run.end - max(base, run.first_offset)) for run in runs)
     group = state.add_group(name, base, stored, commit.journal)
     await commit.load_lanes(state, group)

@@ -81,6 +81,8 @@ class OutboxEntry(NamedTuple):
     previous: int = 0
     """Sequence of the entry that waits before it for the same destination. It is known when entries
     are read in their order, and not stored: any of them may be dropped."""
+    group: str = ""
+    """The group that redriven messages died in."""
 
     @classmethod
     def from_proto(cls, proto: action_pb2.OutboxEntry) -> "OutboxEntry":
@@ -97,6 +99,7 @@ class OutboxEntry(NamedTuple):
             proto.traceparent,
             proto.create_time_ms,
             proto.previous_sequence,
+            proto.group,
         )
 
     def to_proto(self) -> action_pb2.OutboxEntry:
@@ -111,6 +114,7 @@ class OutboxEntry(NamedTuple):
             traceparent=self.traceparent,
             create_time_ms=self.create_time_ms,
             previous_sequence=self.previous,
+            group=self.group,
         )
 
 
@@ -162,6 +166,8 @@ class AppendFromOutbox(NamedTuple):
             publish_time_ms=commit.now_ms,
             dead_deadline_ms=0,
             traceparent=entry.traceparent,
+            # Others have settled it. A group that is gone has none, and nothing may be lost.
+            group=entry.group if entry.group in handle.state.groups else "",
         )
         moved = Messages(entry.destination_lmq_name, entry.messages, partition=commit.partition)
         messaging.moment(_tracer, messaging.PUBLISH, moved, entry.traceparent)
@@ -244,7 +250,12 @@ class DropOutbox(NamedTuple):
 
 
 def put(
-    commit: CommitContext, destination: str, slice_: Slice, body: bytes, reason: DeadReason
+    commit: CommitContext,
+    destination: str,
+    slice_: Slice,
+    body: bytes,
+    reason: DeadReason,
+    group: str = "",
 ) -> None:
     """Write an entry; the commit that writes it also takes the messages from their queue."""
     commit.counters.outbox_sequence += 1
@@ -258,6 +269,7 @@ def put(
         reason,
         slice_.run.traceparent,
         commit.now_ms,
+        group=group,
     )
     sequence = entry.sequence
     commit.journal.batch.put(Table.OUTBOX, rows.outbox_key(destination, sequence), encode(entry))
@@ -294,6 +306,7 @@ def encode(entry: OutboxEntry) -> bytes:
         + text(entry.fairness_key.encode())
         + text(entry.reason.value.encode())
         + text(entry.traceparent.encode())
+        + entry.group.encode()
     )
 
 
@@ -302,7 +315,7 @@ def decode(key: bytes, value: bytes, body: bytes, previous: int = 0) -> OutboxEn
     destination, sequence = rows.read_outbox_key(key)
     fairness_key, at = read_text(value, _ENTRY.size)
     reason, at = read_text(value, at)
-    traceparent, _ = read_text(value, at)
+    traceparent, at = read_text(value, at)
     return OutboxEntry(
         sequence,
         destination,
@@ -314,6 +327,7 @@ def decode(key: bytes, value: bytes, body: bytes, previous: int = 0) -> OutboxEn
         traceparent.decode(),
         create_time_ms,
         previous,
+        value[at:].decode(),
     )
 
 

@@ -2,7 +2,8 @@
 
 A dead letter names its source in its headers. One operation examines a bounded part of the
 dead-letter queue; messages that a live reservation holds, or that every group has settled, stay. A
-redrive sends messages back through the outbox; a deletion leaves a row in the history.
+redrive sends messages back through the outbox, to the group that they died in; a deletion leaves a
+row in the history.
 """
 
 from collections.abc import Awaitable, Callable
@@ -132,7 +133,8 @@ class Redrive(NamedTuple):
             for start, end in found.taken:
                 slice_ = Slice(start, end, found.run)
                 unlabelled = bodies.unlabel(_cut(found, (start, end)), HEADER_PREFIX)
-                outbox.put(commit, source, slice_, unlabelled, DeadReason.REDRIVE)
+                reason, group = DeadReason.REDRIVE, found.story.group
+                outbox.put(commit, source, slice_, unlabelled, reason, group)
                 _redriven.add(end - start, {"topic": handle.topic.name})
         return True
 
@@ -212,6 +214,7 @@ def _take_out(commit: CommitContext, handle: Handle, found: Found) -> None:
             publish_time_ms=run.publish_time_ms,
             dead_deadline_ms=run.dead_deadline_ms,
             traceparent=run.traceparent,
+            group=run.group,
         )
 
 

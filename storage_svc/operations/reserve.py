@@ -187,7 +187,7 @@ async def _take(
             continue
         if found.needs_page is None:
             return taken, found.too_large or found.answer_full
-        await commit.read_lane(handle.state, found.needs_page)
+        await commit.read_lane(handle.state, group, found.needs_page)
     return taken, False
 
 

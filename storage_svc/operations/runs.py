@@ -51,6 +51,7 @@ def append_run(
     publish_time_ms: int,
     dead_deadline_ms: int,
     traceparent: str,
+    group: str = "",
 ) -> Run:
     """Give a run the next offsets of its queue."""
     run = Run(
@@ -61,6 +62,7 @@ def append_run(
         dead_deadline_ms,
         fairness_key,
         traceparent,
+        group,
     )
     handle.state.append(run, body, commit.now_ms, commit.journal)
     if dead_deadline_ms:

@@ -245,8 +245,8 @@ class CommitContext:
 
     # --- lanes ---------------------------------------------------------------------------------
 
-    async def read_lane(self, state: QueueState, lane: Lane) -> None:
-        """Feed a lane its next page of headers."""
+    async def read_lane(self, state: QueueState, group: Group, lane: Lane) -> None:
+        """Feed a lane of a group its next page of headers."""
         queue_id = state.record.queue_id
         prefix = rows.lane_prefix(queue_id, lane.key)
         start = prefix + u64(lane.read_from)
@@ -270,7 +270,7 @@ class CommitContext:
                 for run in self.journal.appended.get(queue_id, ())
                 if run.fairness_key == lane.key and run.first_offset >= read_to
             )
-        lane.feed(runs, read_to=read_to, last=last)
+        lane.feed((run for run in runs if run.is_for(group.name)), read_to=read_to, last=last)
 
     async def load_lanes(self, state: QueueState, group: Group) -> None:
         """Give a group that starts, or starts over, a lane per fairness key that is stored."""

@@ -189,7 +189,7 @@ class Group:
         return self.has_settled(run)
 
     def has_settled(self, run: Run) -> bool:
-        if run.end <= self.base:
+        if run.end <= self.base or not run.is_for(self.name):
             return True
         lane = self.lanes.get(run.fairness_key)
         handed_out = lane is not None and lane.position >= run.end
@@ -198,7 +198,7 @@ class Group:
     def has_settled_message(self, run: Run, offset: int) -> bool:
         """Whether one message is settled. Slow: for peeking, not for delivering."""
         lane = self.lanes.get(run.fairness_key)
-        if offset < self.base:
+        if offset < self.base or not run.is_for(self.name):
             return True
         if lane is None or offset >= lane.position:
             return False
@@ -229,6 +229,12 @@ class Group:
 
     def unsettled_spans(self, run: Run) -> list[tuple[int, int]]:
         """The messages of a run that no live reservation holds and that are not settled."""
+        return [(each.start, each.end) for each in self.waiting_slices(run)]
+
+    def waiting_slices(self, run: Run) -> list[Slice]:
+        """The same with their attempts, in the order of offsets."""
+        if not run.is_for(self.name):
+            return []
         lane = self.lanes.get(run.fairness_key)
         position = max(self.base, self.base if lane is None else lane.position, run.first_offset)
         slices = [
@@ -236,10 +242,9 @@ class Group:
             *(self.delayed[start][0] for start in _within([run], self.delayed)),
             *(self.buried[start] for start in _within([run], self.buried)),
         ]
-        spans = [(each.start, each.end) for each in slices]
         if position < run.end:
-            spans.append((position, run.end))
-        return sorted(spans)
+            slices.append(Slice(position, run.end, run))
+        return sorted(slices)
 
     def drop_runs(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
         """Forget runs of one lane that are deleted; no live reservation may hold any.
@@ -252,7 +257,7 @@ class Group:
         self.settled += sum(
             run.first_offset + run.messages - max(position, run.first_offset)
             for run in runs
-            if run.first_offset + run.messages > position
+            if run.first_offset + run.messages > position and run.is_for(self.name)
         )
         first_offsets = {run.first_offset for run in runs}
         returned = lane.drop(runs) if lane is not None else []

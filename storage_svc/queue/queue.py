@@ -43,11 +43,16 @@ class QueueState:
         record.keyed = record.keyed or bool(run.fairness_key)
         record.note_waiting(run.publish_time_ms)
         record.unordered = record.unordered or run.publish_time_ms < now_ms
+        record.addressed = record.addressed or bool(run.group)
         journal.put_run(record, run, body)
         journal.queue_changed(record)
         for group in self.groups.values():
-            group.offer(run)
-            self._notify_waiters(group, journal)
+            if run.is_for(group.name):
+                group.offer(run)
+                self._notify_waiters(group, journal)
+            else:
+                group.settled += run.messages
+                journal.group_changed(record, group)
 
     def delete_runs(self, runs: Sequence[Run], journal: Journal) -> None:
         """Delete runs of one lane in every group; no live reservation may hold any."""

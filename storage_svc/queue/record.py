@@ -35,6 +35,7 @@ class QueueRecord:
     keyed: bool = False
     returned: bool = False
     reserved: bool = False
+    addressed: bool = False  # whether runs for one group alone may be stored
     kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
     unordered: bool = False  # whether a run may be older than one before it in its lane
     indexed: tuple[int, int, int] = field(default=(0, 0, 0), compare=False)

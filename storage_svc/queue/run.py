@@ -16,10 +16,16 @@ class Run(NamedTuple):
     dead_deadline_ms: int  # 0: no time to live
     fairness_key: str
     traceparent: str
+    group: str = ""
+    """The only group that consumes it; "" for all. A redriven run is settled for the others."""
 
     @property
     def end(self) -> int:
         return self.first_offset + self.messages
+
+    def is_for(self, group: str) -> bool:
+        """Whether a group consumes the run, or has settled it from the start."""
+        return self.group in ("", group)
 
     @property
     def message_bytes(self) -> int:

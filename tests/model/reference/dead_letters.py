@@ -43,8 +43,11 @@ def _bury_run(model: ModelState, queue: QueueModel, asked: Bury) -> object:
     if not run.dead_deadline_ms == asked.expected_dead_deadline_ms <= model.now_ms:
         return STALE
     waiting = queue.waiting_spans(run)
+    deaths = waiting
+    if queue.groups and model.settings(queue).dead_letter_topic:
+        deaths = [span for group in queue.groups.values() for span in group.dying(run)]
     queue.delete_run(run)
     model.touched.add(queue.queue_id)
-    for start, end in waiting:
+    for start, end in deaths:
         outbox.dispose(model, queue, run, start, end, DeadReason.TIME_TO_LIVE)
     return Acted(ActionOutcome.DONE, sum(end - start for start, end in waiting))

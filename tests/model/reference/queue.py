@@ -154,6 +154,15 @@ class ModelGroup:
             for span in spans_of(same)
         ]
 
+    def dying(self, run: Published) -> list[Span]:
+        """What the group has not settled of a run, cut where the attempts differ."""
+        offsets = [o for o in run.offsets if self.place(o) is not Place.SETTLED]
+        return [
+            span
+            for _, same in groupby(offsets, key=lambda o: self.standings[o].attempts)
+            for span in spans_of(same)
+        ]
+
     def drop(self, run: Published) -> None:
         """The run is gone, for whatever reason."""
         for offset in run.offsets:

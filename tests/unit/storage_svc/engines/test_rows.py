@@ -1,5 +1,6 @@
 """Whatever is written to a table is read back as it was, and keys sort as they should."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -229,3 +230,13 @@ def test_a_consumption_row_names_queue_group_and_range_of_each_settlement(
         rows.Consumed(record.queue_id, start, end, group, record.lmq_name)
         for record, group, start, end in settled
     ]
+
+
+@pytest.mark.parametrize("body", [b"small", bytes(rows.BODY_INLINE_BYTES_MAX + 1)])
+def test_a_run_for_one_group_is_read_as_it_was_written(body: bytes) -> None:
+    run = Run(7, 3, len(body), 1_000, 2_000, "key", "00-trace", "grün")
+    row = (rows.run_key(1, run), rows.run_value(run, body))
+
+    assert rows.read_run(*row) == run
+    assert rows.read_lane_runs([row]) == [run]
+    assert rows.inline_body(row[1]) == (body if rows.has_inline_body(run) else b"")

@@ -466,6 +466,7 @@ class OutboxEntry(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     CREATE_TIME_MS_FIELD_NUMBER: _builtins.int
     PREVIOUS_SEQUENCE_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Grows by one per entry of the source partition."""
     destination_lmq_name: _builtins.str
@@ -488,6 +489,8 @@ class OutboxEntry(_message.Message):
     """Sequence of the previous entry with the same destination; 0 for the first. The destination
     refuses an entry if it lacks the previous one.
     """
+    group: _builtins.str
+    """The group that the messages died in: the others have settled them. "": for all groups."""
     def __init__(
         self,
         *,
@@ -501,10 +504,11 @@ class OutboxEntry(_message.Message):
         traceparent: _builtins.str = ...,
         create_time_ms: _builtins.int = ...,
         previous_sequence: _builtins.int = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "count", b"count", "create_time_ms", b"create_time_ms", "destination_lmq_name", b"destination_lmq_name", "destination_partition", b"destination_partition", "fairness_key", b"fairness_key", "previous_sequence", b"previous_sequence", "reason", b"reason", "sequence", b"sequence", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "count", b"count", "create_time_ms", b"create_time_ms", "destination_lmq_name", b"destination_lmq_name", "destination_partition", b"destination_partition", "fairness_key", b"fairness_key", "group", b"group", "previous_sequence", b"previous_sequence", "reason", b"reason", "sequence", b"sequence", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
