@@ -6,13 +6,12 @@ from typing import Any
 
 import grpc
 
-from storage_svc.engines.engine import Table
-from storage_svc.operations import history
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention import OF_PASSES, ApplyRetention, RetentionRow
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partitions import Partitions
 from storage_svc.reads import tables
+from storage_svc.reads.history import HistoryFilter, list_history
 from storage_svc.reads.next_due import DueRules, next_due
 from storage_svc.reads.table_filter import TableFilter, TableName
 from storage_svc.scheduler_lease import SchedulerLease
@@ -126,34 +125,33 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     ) -> retention_pb2.ListRetentionHistoryResponse:
         if request.page_size > limits.PAGE_SIZE_MAX:
             raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
+        if request.lmq_name:
+            LmqName.parse(request.lmq_name)
+        wanted = HistoryFilter(
+            _type(request.type) if request.type else None,
+            request.lmq_name,
+            request.topic,
+            request.pass_id,
+        )
         held = self._partitions.held
         numbers = [request.partition] if request.HasField("partition") else sorted(held)
-        rows = []
-        for number in numbers:
-            partition = self._partitions.get(number)
-            with partition.reader() as reader:
-                async for chunk in reader.scan_chunks(Table.HISTORY, b"", None):
-                    rows += [(number, history.read(*row)) for row in chunk]
-        rows.sort(key=lambda row: row[1].executed_at_ms, reverse=True)
-        wanted = [row for row in rows if not request.type or row[1].type is _type(request.type)]
-        limit = request.page_size or limits.PAGE_SIZE_DEFAULT
-        token = request.page_token or "0"
-        if not (token.isascii() and token.isdigit()):
-            raise InvalidArgument("not a page token of this call", field="page_token")
-        first = int(token)
-        response = retention_pb2.ListRetentionHistoryResponse()
-        for number, row in wanted[first : first + limit]:
+        listed, next_page_token = await list_history(
+            [self._partitions.get(number) for number in numbers],
+            wanted,
+            request.page_token,
+            request.page_size or limits.PAGE_SIZE_DEFAULT,
+        )
+        response = retention_pb2.ListRetentionHistoryResponse(next_page_token=next_page_token)
+        for each in listed:
             added = response.rows.add(
-                partition=number,
-                lmq_name=row.lmq_name,
-                messages=row.messages,
-                bytes=row.body_bytes,
-                type=_type_to_proto(row.type),
-                pass_id=row.pass_id,
+                partition=each.partition,
+                lmq_name=each.lmq_name,
+                messages=each.messages,
+                bytes=each.body_bytes,
+                type=_type_to_proto(RetentionType(each.row.type)),
+                pass_id=each.row.pass_id,
             )
-            added.execute_time.FromMilliseconds(row.executed_at_ms)
-        if len(wanted) > first + limit:
-            response.next_page_token = str(first + limit)
+            added.execute_time.FromMilliseconds(each.row.executed_at_ms)
         return response
 
     async def RecordMetrics(

@@ -51,7 +51,7 @@ class Table(StrEnum):
     | PRODUCERS       | text producer_id, last sequence | first answers that one commit gave       |
     | PRODUCER_INDEX  | time, text producer_id          | empty: producers by last use, to forget  |
     | HISTORY         | time, number                    | a row of retention_history               |
-    | PASSES          | text pass_id, text type, name   | key of the pass's row in HISTORY         |
+    | HISTORY_INDEX   | by all, topic or pass           | empty: rows of HISTORY, newest first     |
     | CONSUMED        | time, number                    | rows of messages_consumed of one commit  |
     | METRICS         | time, number                    | a row of system_metrics                  |
     """
@@ -80,7 +80,7 @@ class Table(StrEnum):
     PRODUCERS = "producers"
     PRODUCER_INDEX = "producer_index"
     HISTORY = "history"
-    PASSES = "passes"
+    HISTORY_INDEX = "history_index"
     CONSUMED = "consumed"
     METRICS = "metrics"
 

@@ -36,9 +36,10 @@ _SCANNED = frozenset(
         Table.DELAYS,
         Table.SCHEDULE,
         Table.TTL,
+        Table.AGES,
         Table.OUTBOX,
         Table.PRODUCER_INDEX,
-        Table.HISTORY,
+        Table.HISTORY_INDEX,
         Table.CONSUMED,
         Table.METRICS,
     }

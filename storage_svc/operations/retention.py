@@ -1,7 +1,7 @@
 """Retention: deletes what a pass has planned, after checking each run again (R1-R6, R9).
 
 A row names runs by their queue, lane and offsets. What has changed since the plan was made is left
-alone; what is deleted is counted in the history row of its queue, type and pass, in the same
+alone; what is deleted is counted by the history row of its topic, type and pass, in the same
 commit. A pass may repeat itself: rows that are gone already count as stale, not twice.
 """
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
+from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import u64
 from storage_svc.loading.handles import Handle
 from storage_svc.operations import history
@@ -26,8 +27,9 @@ from tidemark.topics import MaxWaitAction, TopicSettings
 RECORDS_PER_ROW_MAX = 2_000
 """Old records that one planned row removes; the result has `more` set if there are more."""
 
-CONSUMED_ROWS_MAX = 500
-"""The same for rows of consumption, each of which holds what a commit has settled."""
+GATHERED_ROWS_MAX = 500
+"""The same for rows of consumption and history, each of which holds what a commit has settled or
+removed."""
 
 RUNS_PER_ROW_MAX = 1_000
 """Runs that one planned row removes."""
@@ -120,7 +122,8 @@ class ApplyRetention(NamedTuple):
             name = row.lmq_name or row.table
             before = totals.get(name, (0, 0))
             totals[name] = (before[0] + removed[0], before[1] + removed[1])
-        await history.add(commit, self.type, self.pass_id, totals)
+        for name, removed in totals.items():
+            history.write(commit, name, self.type, self.pass_id, *removed)
         _removed.add(messages + queues, {"type": self.type.value})
         return RetentionApplied(messages, body_bytes, queues, stale, more)
 
@@ -229,14 +232,12 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed 
 
 async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Removed | None, bool]:
     """What was removed, and whether there may be more."""
-    limit = RECORDS_PER_ROW_MAX
+    limit = RECORDS_PER_ROW_MAX if row.table == "system_metrics" else GATHERED_ROWS_MAX
     before = u64(max(0, commit.now_ms - row.age_ms + 1))
     if row.table == "history":
         old = await history.delete_old(commit, before, limit)
     else:
         table = RECORD_TABLES[row.table]
-        if table is Table.CONSUMED:
-            limit = CONSUMED_ROWS_MAX
         old = await commit.engine.scan(table, b"", before, limit=limit)
         old = [each for each in old if (table, each[0]) not in commit.journal.erased_rows]
         for key, _ in old:
@@ -245,4 +246,6 @@ async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Remov
     records = len(old)
     if row.table == "messages_consumed":
         records = sum(rows.consumed_ranges(value) for _, value in old)
+    elif row.table == "history":
+        records = sum(len(read_history(*each).queues) for each in old)
     return (records, body_bytes) if old else None, len(old) == limit

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from storage_svc.engines import rows
 from storage_svc.engines.age_rows import AgeMark, delete_ages, write_ages
 from storage_svc.engines.engine import Batch, Row, Table
+from storage_svc.engines.history_rows import Removals, history_values, index_keys
 from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.queue.group import Group
@@ -39,8 +40,8 @@ class BatchJournal:
         self.deleted_bodies: list[bytes] = []
         self.erased_rows: set[tuple[Table, bytes]] = set()
         """Rows that can still be read, but not after this commit: see `erase`."""
-        self.passes: dict[bytes, tuple[bytes, int, int]] = {}
-        """History rows of passes that this commit writes: key, messages and bytes."""
+        self.removals: Removals = {}
+        """What this commit removes for good, for the history."""
         self.high_water: dict[tuple[int, str], int] = {}
         """Marks of outbox sources that this commit raised."""
         self.expired: list[int] = []
@@ -81,7 +82,16 @@ class BatchJournal:
         for at in range(0, len(self._consumed), CONSUMED_PER_ROW_MAX):
             entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
             self.batch.put(Table.CONSUMED, self.record_key(), rows.consumed_value(entries))
+        self._put_history()
         return self.batch
+
+    def _put_history(self) -> None:
+        for (topic, kind, pass_id), queues in self.removals.items():
+            for value in history_values(topic, kind, pass_id, queues):
+                key = self.record_key()
+                self.batch.put(Table.HISTORY, key, value)
+                for index_key in index_keys(topic, pass_id, key):
+                    self.batch.put(Table.HISTORY_INDEX, index_key, b"")
 
     def puts_in(self, table: Table, start: bytes, end: bytes) -> list[Row]:
         """Rows of a range within one queue that this commit has put.

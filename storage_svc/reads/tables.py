@@ -12,8 +12,9 @@ from types import ModuleType
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
+from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import read_u64, u64
-from storage_svc.operations import history, system_metrics
+from storage_svc.operations import system_metrics
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention import OF_MESSAGES
 from storage_svc.partition.partition import Partition
@@ -91,16 +92,11 @@ async def _records(
 
 
 def _history(partition: int, key: bytes, value: bytes) -> Iterator[Row]:
-    row = history.read(key, value)
-    yield (
-        partition,
-        row.lmq_name,
-        row.type.value,
-        row.pass_id,
-        row.messages,
-        row.body_bytes,
-        row.executed_at_ms * 1000,
-    )
+    """A row for each queue."""
+    row = read_history(key, value)
+    for lmq_name, messages, body_bytes in row.queues:
+        executed_at_us = row.executed_at_ms * 1000
+        yield partition, lmq_name, row.type, row.pass_id, messages, body_bytes, executed_at_us
 
 
 def _consumed(partition: int, key: bytes, value: bytes) -> Iterator[Row]:

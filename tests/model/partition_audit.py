@@ -8,9 +8,10 @@ when the partition is reopened.
 from storage_svc.engines import rows
 from storage_svc.engines.age_rows import write_ages
 from storage_svc.engines.engine import Batch, Table
+from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import read_text, read_u64, u64, u64x2, u64x3
 from storage_svc.loading.handles import Handles
-from storage_svc.operations import history, outbox
+from storage_svc.operations import outbox
 from storage_svc.operations.dead_letter_filter import HEADER_OFFSET, HEADER_QUEUE
 from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.partition.partition import Partition
@@ -312,8 +313,8 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
             assert message.headers[HEADER_OFFSET] == str(offset)
     deleted: dict[str, int] = {}
     for row in await engine.scan(Table.HISTORY, b"", None, limit=_EVERYTHING):
-        left = history.read(*row)
-        deleted[left.lmq_name] = deleted.get(left.lmq_name, 0) + left.messages
+        for lmq_name, count, _ in read_history(*row).queues:
+            deleted[lmq_name] = deleted.get(lmq_name, 0) + count
     assert deleted == model.deleted
     consumed: dict[tuple[int, str, int], int] = {}
     for _, value in await engine.scan(Table.CONSUMED, b"", None, limit=_EVERYTHING):

@@ -102,7 +102,7 @@ async def test_removing_a_queue_removes_what_the_commit_has_written_for_it(life:
 
     await life.do(life.run("t", 1, ttl_ms=1000), life.run("t", 1, delay_ms=1000), RemoveQueue("t"))
 
-    everything = set(Table) - {Table.META, Table.TOPICS, Table.HISTORY}
+    everything = set(Table) - {Table.META, Table.TOPICS, Table.HISTORY, Table.HISTORY_INDEX}
     assert await life.rows(*everything) == 0
 
 

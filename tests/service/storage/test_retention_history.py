@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.retention_calls import history
+from tests.support.retention_calls import apply, history, run
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
     append,
+    apply_topic,
     operation,
     reserve,
     settle,
@@ -18,9 +19,13 @@ from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_DEAD_LETTER, Purge
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_ATTEMPTS_EXHAUSTED,
+    RETENTION_TYPE_EXPIRED,
+    RETENTION_TYPE_OLD_RECORDS,
     RETENTION_TYPE_PURGE,
     RETENTION_TYPE_TIME_TO_LIVE,
+    SCAN_TABLE_NAME_HISTORY,
     ListRetentionHistoryRequest,
+    RetentionRow,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_DEAD_DEADLINES
 from tidemark.clock import ManualClock
@@ -73,6 +78,89 @@ async def test_history_is_paged_newest_first_over_all_partitions(
     assert await history(storage, partition=1) == []
 
 
+async def test_history_is_listed_by_queue_topic_and_pass(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R6: each filter alone and together with others."""
+    for topic in ("old", "older"):
+        await storage.create_topic(topic, retention_enabled=True, retention_seconds=1)
+    made = [await exchange.ask(append(f"{t}/{q}", b"x")) for t in ("old", "older") for q in "ab"]
+    await clock.advance_ms(1000)
+    names = ["old/a", "old/b", "older/a", "older/b"]
+    rows = [run(each.queue_id, 0, 1, name) for each, name in zip(made, names, strict=True)]
+    await apply(storage, RETENTION_TYPE_EXPIRED, *rows[:3], pass_id="first")
+    await apply(storage, RETENTION_TYPE_EXPIRED, rows[3], pass_id="second")
+    await exchange.ask(append("old/a", b"x"))
+    await exchange.ask(operation(purge=Purge(lmq_name="old/a")))
+
+    async def listed(**fields: Any) -> list[str]:
+        return [f"{name} {by}" for name, _, _, by in await history(storage, **fields)]
+
+    assert await listed(lmq_name="old/a") == ["old/a purge", "old/a first"]
+    assert await listed(topic="older") == ["older/b second", "older/a first"]
+    assert sorted(await listed(pass_id="first")) == ["old/a first", "old/b first", "older/a first"]
+    assert await listed(pass_id="first", lmq_name="older/a") == ["older/a first"]
+    assert await listed(topic="old", type=RETENTION_TYPE_PURGE) == ["old/a purge"]
+    assert await listed(topic="ol") == await listed(pass_id="third") == []
+
+
+async def test_a_commit_writes_one_row_per_topic_type_and_pass(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R6: it holds the queues by name; pages may end within it."""
+    await storage.create_topic("old", retention_enabled=True, retention_seconds=1)
+    names = [f"old/{number:02}" for number in range(20)]
+    made = await exchange.ask_all(*(append(name, b"x") for name in names))
+    await clock.advance_ms(1000)
+    rows = [run(each.queue_id, 0, 1, name) for each, name in zip(made, names, strict=True)]
+
+    await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
+
+    listed, token = [], ""
+    while True:
+        request = ListRetentionHistoryRequest(page_size=7, page_token=token)
+        page = await storage.retention.ListRetentionHistory(request)
+        listed.append([row.lmq_name for row in page.rows])
+        token = page.next_page_token
+        if not token:
+            break
+    assert listed == [names[:7], names[7:14], names[14:]]
+    row = RetentionRow(table=SCAN_TABLE_NAME_HISTORY, age_ms=1)
+    await clock.advance_ms(1000)
+    assert await apply(storage, RETENTION_TYPE_OLD_RECORDS, row) == (20, 0, 0)
+    assert [each[:2] for each in await history(storage)] == [("history", 20)]
+
+
+async def test_a_page_continues_where_the_last_ended_while_history_grows(
+    start_storage: StartStorage, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R6: over partitions, with rows of one moment; a filter ends a page after bounded reads."""
+    monkeypatch.setattr("storage_svc.reads.history.EXAMINED_MAX", 3)
+    storage = await start_storage(partitions=2)
+    topic = await storage.create_topic("jobs")
+
+    async def purge(exchange: ExchangeClient, lmq_name: str) -> None:
+        await exchange.ask(append(lmq_name, b"x"))
+        await exchange.ask(operation(purge=Purge(lmq_name=lmq_name)))
+
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        await apply_topic(second, topic)
+        for number in range(5):
+            await purge(first, f"jobs/{number}")
+            await purge(second, f"jobs/{number}")
+            await clock.advance_ms(number % 2)
+        token, listed, pages = "", [], 0
+        while token or not pages:
+            request = ListRetentionHistoryRequest(lmq_name="jobs/0", page_token=token, page_size=1)
+            page = await storage.retention.ListRetentionHistory(request)
+            listed += [(row.partition, row.lmq_name) for row in page.rows]
+            token, pages = page.next_page_token, pages + 1
+            await purge(first, "jobs/new")
+
+    assert listed == [(0, "jobs/0"), (1, "jobs/0")]
+    assert pages > 2
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -83,6 +171,9 @@ async def test_history_is_paged_newest_first_over_all_partitions(
             "INVALID_ARGUMENT",
         ),
         pytest.param({"page_token": "\u00b2"}, "INVALID_ARGUMENT"),
+        ({"page_token": "1-2-3"}, "INVALID_ARGUMENT"),
+        ({"page_token": f"1-2-3-{2**64}"}, "INVALID_ARGUMENT"),
+        ({"lmq_name": "a/b/c/"}, "INVALID_NAME"),
     ],
 )
 async def test_a_page_of_history_that_cannot_be_is_refused(

@@ -72,10 +72,10 @@ async def test_completed_messages_leave_when_every_group_has_settled_them(
     assert without_group == not_by_all == (0, 0, 1)
 
 
-async def test_the_rows_of_one_pass_and_queue_are_counted_in_one_row_of_history(
+async def test_the_rows_of_one_queue_type_and_pass_are_counted_together_per_commit(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """R6: per (queue, type, pass); it outlives its queue and a restart."""
+    """R6: in one row per topic, type, pass and commit, which outlives queues and a restart."""
     await storage.create_topic("kept", retention_enabled=True, completed_retention_seconds=1)
     first, _, _, last = await exchange.ask_all(
         *(append(name, b"x") for name in ("kept/a", "kept/a", "kept/a", "kept/b"))
@@ -92,7 +92,8 @@ async def test_the_rows_of_one_pass_and_queue_are_counted_in_one_row_of_history(
         await after.ask(operation(remove_queue=RemoveQueue(lmq_name="kept/a")))
 
     assert sorted(await history(storage)) == [
-        ("kept/a", 3, RETENTION_TYPE_COMPLETED, "pass-1"),
+        ("kept/a", 1, RETENTION_TYPE_COMPLETED, "pass-1"),
+        ("kept/a", 2, RETENTION_TYPE_COMPLETED, "pass-1"),
         ("kept/b", 1, RETENTION_TYPE_COMPLETED, "pass-1"),
     ]
 

@@ -95,6 +95,9 @@ async def history(
     type_: Annotated[
         str, typer.Option("--type", metavar="TYPE", help="Only this type, such as expired.")
     ] = "",
+    queue: Annotated[str, typer.Option(help="Only this queue.")] = "",
+    topic: Annotated[str, typer.Option(help="Only queues of this topic.")] = "",
+    pass_id: Annotated[str, typer.Option("--pass", metavar="PASS", help="Only this pass.")] = "",
     partition: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="Only this partition.")
     ] = None,
@@ -128,6 +131,9 @@ async def history(
     rows = upkeep.list_retention_history(
         call.open(storage_address or call.settings.storage_address),
         retention_type=type_,
+        queue=queue,
+        topic=topic,
+        pass_id=pass_id,
         partition=partition,
         timeout_ms=call.timeout_ms,
     )

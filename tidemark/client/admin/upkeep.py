@@ -58,14 +58,21 @@ async def list_retention_history(
     storage: grpc.aio.Channel,
     *,
     retention_type: str = "",
+    queue: str = "",
+    topic: str = "",
+    pass_id: str = "",
     partition: int | None = None,
     timeout_ms: int | None = None,
 ) -> AsyncIterator[Removal]:
-    """What was removed, newest first, page by page; of one type (R6) or all."""
+    """What was removed, newest first, page by page; empty values do not restrict it (R6)."""
     if partition is not None:
         check_int("partition", partition, 0, PARTITIONS_MAX - 1)
     request = retention_pb2.ListRetentionHistoryRequest(
-        partition=partition, page_size=PAGE_SIZE_MAX
+        partition=partition,
+        page_size=PAGE_SIZE_MAX,
+        lmq_name=check_str("queue", queue),
+        topic=check_str("topic", topic),
+        pass_id=check_str("pass_id", pass_id),
     )
     if check_str("retention_type", retention_type):
         try:

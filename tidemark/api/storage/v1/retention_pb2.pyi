@@ -444,7 +444,7 @@ Global___ApplyRetentionResponse: _TypeAlias = ApplyRetentionResponse  # noqa: Y0
 
 @_typing.final
 class RetentionHistoryRow(_message.Message):
-    """One row of the history. It outlives its queue."""
+    """What one commit of a pass removed of one queue. It outlives the queue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -500,6 +500,9 @@ class ListRetentionHistoryRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PASS_ID_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Only this partition. Unset: all that the process holds."""
     page_size: _builtins.int
@@ -508,6 +511,12 @@ class ListRetentionHistoryRequest(_message.Message):
     """From the last page."""
     type: Global___RetentionType.ValueType
     """Only this type. Default: all."""
+    lmq_name: _builtins.str
+    """Only this queue. Default "": all."""
+    topic: _builtins.str
+    """Only queues of this topic; for old records, of this table. Default "": all."""
+    pass_id: _builtins.str
+    """Only this pass. Default "": all."""
     def __init__(
         self,
         *,
@@ -515,10 +524,13 @@ class ListRetentionHistoryRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         type: Global___RetentionType.ValueType = ...,
+        lmq_name: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        pass_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "lmq_name", b"lmq_name", "page_size", b"page_size", "page_token", b"page_token", "partition", b"partition", "pass_id", b"pass_id", "topic", b"topic", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
     _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
@@ -538,7 +550,7 @@ class ListRetentionHistoryResponse(_message.Message):
     """For the next page. "": none."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionHistoryRow]:
-        """Newest first."""
+        """Newest first. A page may have fewer rows than asked for, or none, and be followed by others."""
 
     def __init__(
         self,

@@ -98,7 +98,8 @@ class RetentionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRetentionHistory(self, request, context):
-        """Lists the history, newest first. Fails with INVALID_ARGUMENT.
+        """Lists the history by queue, newest first; a page costs what it shows, however long the history
+        is. Fails with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -30,7 +30,9 @@ class RetentionServiceStub:
     are out of date are corrected on the way. Fails with INVALID_ARGUMENT.
     """
     ListRetentionHistory: _aio.UnaryUnaryMultiCallable[_retention_pb2.ListRetentionHistoryRequest, _retention_pb2.ListRetentionHistoryResponse]
-    """Lists the history, newest first. Fails with INVALID_ARGUMENT."""
+    """Lists the history by queue, newest first; a page costs what it shows, however long the history
+    is. Fails with INVALID_ARGUMENT.
+    """
     RecordMetrics: _aio.UnaryUnaryMultiCallable[_retention_pb2.RecordMetricsRequest, _retention_pb2.RecordMetricsResponse]
     """Stores aggregated figures of a service in the lowest partition that this process holds, as
     rows of `system_metrics`. Fails with INVALID_ARGUMENT, BATCH_TOO_LARGE, PARTITION_FAULTY.
@@ -77,7 +79,9 @@ class RetentionServiceServicer:
         request: _retention_pb2.ListRetentionHistoryRequest,
         context: _aio.ServicerContext[_retention_pb2.ListRetentionHistoryRequest, _abc.Awaitable[_retention_pb2.ListRetentionHistoryResponse]],
     ) -> _abc.Awaitable[_retention_pb2.ListRetentionHistoryResponse]:
-        """Lists the history, newest first. Fails with INVALID_ARGUMENT."""
+        """Lists the history by queue, newest first; a page costs what it shows, however long the history
+        is. Fails with INVALID_ARGUMENT.
+        """
 
     def RecordMetrics(
         self,
