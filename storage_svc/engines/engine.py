@@ -29,17 +29,21 @@ class Table(StrEnum):
     | --------------- | ------------------------------- | ---------------------------------------- |
     | META            | name                            | identity, claim, counters, time          |
     | TOPICS          | text topic                      | settings and their version               |
-    | CATALOG         | text topic, text lite           | queue_id, next offset, counts, activity  |
+    | CATALOG         | text topic, text lite           | queue_id, counts, activity; of a small   |
+    |                 |                                 | queue also groups and reservations       |
     | QUEUES          | queue                           | lmq_name                                 |
     | RUN_HEADERS     | queue, text fairness key, run   | count, bytes, times, body if it is small |
     | RUN_BODIES      | queue, run                      | messages as published, unless small      |
-    | GROUPS          | queue, text group               | base, counts, owner, mark of lane ""     |
+    | GROUPS          | queue, text group               | base, counts, owner, mark of lane "", of |
+    |                 |                                 | a queue with many groups                 |
     | LANES           | queue, text group, text key     | mark: run and offset to hand out next    |
     | RETURNED        | queue, text group, first offset | slices given back: attempts, delay       |
     | BURIED          | queue, text group, first offset | empty: returned, not handed out again    |
     | DELAYS          | time, queue, text group, offset | empty: returned slices by not-before     |
-    | RESERVATIONS    | queue, reservation id           | slice, deadline, epochs, what is open    |
-    | DEADLINES       | time, queue, reservation id     | empty: live reservations by deadline     |
+    | RESERVATIONS    | queue, reservation id           | slice, deadline, epochs, what is open,   |
+    |                 |                                 | unless it is part of the CATALOG row     |
+    | SETTLED         | queue, last reservation id      | settled reservations, several in a row   |
+    | DEADLINES       | time, queue, reservation id     | incarnation of the broker that holds it  |
     | SCHEDULE        | time, schedule id               | a scheduled run, no offset until due     |
     | SCHEDULED       | queue, schedule id              | when the run is due                      |
     | SCHEDULE_BODIES | schedule id                     | the messages of a scheduled run          |
@@ -68,6 +72,7 @@ class Table(StrEnum):
     BURIED = "buried"
     DELAYS = "delays"
     RESERVATIONS = "reservations"
+    SETTLED = "settled"
     DEADLINES = "deadlines"
     SCHEDULE = "schedule"
     SCHEDULED = "scheduled"

@@ -29,6 +29,11 @@ read_u64x3 = _u64x3.unpack_from
 _END = b"\x00\x01"
 
 
+def read_u16(key: bytes, at: int = 0) -> int:
+    value: int = _u16.unpack_from(key, at)[0]
+    return value
+
+
 def read_u32(key: bytes, at: int = 0) -> int:
     value: int = _u32.unpack_from(key, at)[0]
     return value

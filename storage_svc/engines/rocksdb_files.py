@@ -32,6 +32,8 @@ _NEVER: Final = 1 << 30  # files in level 0
 # Tables that are only scanned; the others answer "is this key there?" and get a bloom filter.
 _SCANNED = frozenset(
     {
+        Table.RESERVATIONS,
+        Table.SETTLED,
         Table.DEADLINES,
         Table.DELAYS,
         Table.SCHEDULE,

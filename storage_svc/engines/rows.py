@@ -12,11 +12,13 @@ from storage_svc.engines.engine import Row
 from storage_svc.engines.keys import (
     prefix_end,
     read_text,
+    read_u16,
     read_u32,
     read_u64,
     read_u64x2,
     read_u64x3,
     text,
+    u16,
     u32,
     u64,
     u64x2,
@@ -32,13 +34,27 @@ BODY_INLINE_BYTES_MAX = 512
 """A body of this size or less is stored in the row of its header: a small run is one row. Larger
 ones stay apart, so that scans of headers stay cheap."""
 
-_QUEUE = Struct(">QQQQQQQQQQ??????")
+GROUPS_INLINE_MAX = 4
+"""Groups that share the row of their queue; once a queue has more, each has a row of its own."""
+
+HELD_INLINE_MAX = 4
+"""Live reservations that share the row of their queue; others have a row of their own, so that the
+row of a queue with many consumers stays small."""
+
+SPANS_INLINE_MAX = 8
+"""Ranges of a reservation, open or ended, in the row of its queue."""
+
+SETTLED_INLINE_MAX = 16
+"""Settled reservations that gather in the row of their queue before they move to one of SETTLED."""
+
+_QUEUE = Struct(">QQQQQQQQQQ???????BB")
 _RUN = Struct(">IQQQHH")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQB")
 _RESERVATION = Struct(">QQQQIIQQHHI")
 _SPAN = Struct(">QQ")
 _DONE = Struct(">QQB")
+_SETTLED = Struct(">QQIB")
 
 # --- catalog --------------------------------------------------------------------------------------
 
@@ -61,7 +77,9 @@ def lmq_name_of(catalog_key: bytes) -> str:
 
 
 def queue_value(record: QueueRecord) -> bytes:
-    return _QUEUE.pack(
+    """The record, then its groups and reservations as far as they have no rows of their own."""
+    groups = () if record.groups_apart else record.groups.values()
+    head = _QUEUE.pack(
         record.queue_id,
         record.create_time_ms,
         record.last_activity_ms,
@@ -78,14 +96,58 @@ def queue_value(record: QueueRecord) -> bytes:
         record.addressed,
         record.kept,
         record.unordered,
+        record.groups_apart,
+        len(groups),
+        len(record.held),
     )
+    parts = [head]
+    for group in groups:
+        part = group_value(group)
+        parts += (text(group.name.encode()), u16(len(part)), part)
+    for reservation in record.held.values():
+        part = reservation_value(reservation)
+        parts += (u64(reservation.reservation_id), u16(len(part)), part)
+    parts.append(record.settled)
+    return b"".join(parts)
 
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
-    queue_id, *rest = _QUEUE.unpack(value)
-    record = QueueRecord(queue_id, lmq_name, *rest)
+    """The record without groups and reservations, which `read_inline` reads."""
+    queue_id, *rest = _QUEUE.unpack_from(value)
+    record = QueueRecord(queue_id, lmq_name, *rest[:-2])
     record.indexed = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
     return record
+
+
+class Inline(NamedTuple):
+    """The parts of a queue's row that other queues have in tables of their own."""
+
+    groups: list[Row]  # as in GROUPS
+    held: list[Row]  # as in RESERVATIONS
+    settled: bytes  # as in SETTLED
+
+
+def read_inline(value: bytes) -> Inline:
+    queue, at = value[:8], _QUEUE.size
+    *_, groups, held = _QUEUE.unpack_from(value)
+    inline = Inline([], [], b"")
+    for _ in range(groups):
+        name_at = at
+        _, at = read_text(value, at)
+        key = queue + value[name_at:at]
+        part, at = _read_part(value, at)
+        inline.groups.append((key, part))
+    for _ in range(held):
+        key = queue + value[at : at + 8]
+        part, at = _read_part(value, at + 8)
+        inline.held.append((key, part))
+    return inline._replace(settled=value[at:])
+
+
+def _read_part(value: bytes, at: int) -> tuple[bytes, int]:
+    start = at + 2
+    end = start + read_u16(value, at)
+    return value[start:end], end
 
 
 def queue_range(queue_id: int) -> tuple[bytes, bytes]:
@@ -326,14 +388,41 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
     )
 
 
+def fits_inline(record: QueueRecord, reservation: Reservation) -> bool:
+    """Whether a live reservation can be part of the row of its queue."""
+    if len(reservation.open) + len(reservation.done) > SPANS_INLINE_MAX or reservation.apart:
+        return False
+    return len(record.held) < HELD_INLINE_MAX or reservation.reservation_id in record.held
+
+
+def settled_entry(reservation: Reservation) -> bytes:
+    """A reservation whose messages all ended in the same way: what a repeat has to match."""
+    slice_ = reservation.slice
+    ending = reservation.done[0][2]
+    head = _SETTLED.pack(reservation.reservation_id, slice_.start, slice_.messages, ending)
+    return head + text(reservation.group.encode())
+
+
+def read_settled(value: bytes, run: Run) -> Iterator[Reservation]:
+    """Settled reservations of one row; their runs may be gone, so that any stands for them."""
+    at = 0
+    while at < len(value):
+        reservation_id, start, messages, how = _SETTLED.unpack_from(value, at)
+        group, at = read_text(value, at + _SETTLED.size)
+        end = start + messages
+        yield Reservation(
+            reservation_id,
+            group.decode(),
+            Slice(start, end, run),
+            deadline_ms=0,
+            open_spans=(),
+            done=((start, end, Ending(how)),),
+        )
+
+
 def is_live(reservation_value: bytes) -> bool:
     """Whether any message of a stored reservation is open, without decoding the rest."""
     return int(_RESERVATION.unpack_from(reservation_value)[8]) > 0
-
-
-def incarnation_of(reservation_value: bytes) -> int:
-    """The broker incarnation that a stored reservation was made for."""
-    return int(_RESERVATION.unpack_from(reservation_value)[7])
 
 
 def _names_at(value: bytes) -> int:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Engine, Reader, Table
-from storage_svc.engines.keys import prefix_end
+from storage_svc.engines.keys import prefix_end, read_u64
 from storage_svc.engines.paging import scan_all
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord, Rules
+from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Run
 from storage_svc.queue.settled import SettledBudget
 from tidemark.limits import RUN_MESSAGES_MAX
@@ -54,11 +55,15 @@ async def recover_queue(
     """The state of a queue, from its row of the catalog."""
     record = rows.read_queue(lmq_name, catalog_value)
     state = QueueState(record, Rules.of(topic.settings), budget)
+    inline = rows.read_inline(catalog_value)
     start, end = rows.queue_range(record.queue_id)
     # By group and fairness key: where a lane continues (`Lane.mark`). A group's row has the mark of
     # its lane without a key.
     marks: dict[tuple[str, str], tuple[int, int]] = {}
-    async for key, value in scan_all(engine, Table.GROUPS, start, end):
+    stored = inline.groups
+    if record.groups_apart:
+        stored = [row async for row in scan_all(engine, Table.GROUPS, start, end)]
+    for key, value in stored:
         group, mark = rows.read_group(key, value)
         group.ring.weights = topic.settings.fairness_weights
         state.groups[group.name] = group
@@ -78,32 +83,61 @@ async def recover_queue(
             # An empty queue keeps its marks, and has nothing to read.
             read_from = run_start if record.messages else None
             group.add_lane(fairness_key, position, read_from)
-    if record.reserved:
-        await _recover_reservations(engine, state, on_orphan)
+    await _recover_reservations(engine, state, inline, on_orphan)
     if record.returned:
         await _recover_returned(engine, state, on_orphan)
     return state
 
 
-async def _recover_reservations(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
-    start, end = rows.queue_range(state.record.queue_id)
-    async for key, value in scan_all(engine, Table.RESERVATIONS, start, end):
-        run = _UNREAD_RUN
-        if rows.is_live(value):
-            run_key = rows.reservation_run_key(key, value)
-            (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
-            if header is None:
-                on_orphan(Table.RESERVATIONS, key)
-                continue
-            run = rows.read_run(run_key, header)
-        reservation = rows.read_reservation(key, value, run)
-        if reservation.group not in state.groups:
+async def _recover_reservations(
+    engine: Engine, state: QueueState, inline: rows.Inline, on_orphan: OnOrphan
+) -> None:
+    record = state.record
+    for key, value in inline.held:
+        reservation = await _recover_reservation(engine, state, key, value, on_orphan)
+        if reservation is not None:
+            record.held[reservation.reservation_id] = reservation
+    if record.reserved:
+        start, end = rows.queue_range(record.queue_id)
+        async for key, value in scan_all(engine, Table.RESERVATIONS, start, end):
+            reservation = await _recover_reservation(engine, state, key, value, on_orphan)
+            if reservation is not None:
+                reservation.apart = True
+        async for key, value in scan_all(engine, Table.SETTLED, start, end):
+            record.settled_rows += ((read_u64(key, 8), _recover_settled(state, value)),)
+    record.settled = inline.settled
+    record.settled_count = _recover_settled(state, inline.settled)
+
+
+async def _recover_reservation(
+    engine: Engine, state: QueueState, key: bytes, value: bytes, on_orphan: OnOrphan
+) -> Reservation | None:
+    """A reservation as it is stored; None if its run or its group is gone."""
+    run = _UNREAD_RUN
+    if rows.is_live(value):
+        run_key = rows.reservation_run_key(key, value)
+        (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
+        if header is None:
             on_orphan(Table.RESERVATIONS, key)
-            continue
+            return None
+        run = rows.read_run(run_key, header)
+    reservation = rows.read_reservation(key, value, run)
+    if reservation.group not in state.groups:
+        on_orphan(Table.RESERVATIONS, key)
+        return None
+    state.recover_reservation(reservation)
+    if reservation.live:
+        state.groups[reservation.group].count_outstanding(run, reservation.open_messages)
+    return reservation
+
+
+def _recover_settled(state: QueueState, value: bytes) -> int:
+    """Add settled reservations that share a row; returns how many there are."""
+    count = 0
+    for reservation in rows.read_settled(value, _UNREAD_RUN):
         state.recover_reservation(reservation)
-        if reservation.live:
-            group = state.groups[reservation.group]
-            group.count_outstanding(run, reservation.open_messages)
+        count += 1
+    return count
 
 
 async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:

@@ -7,9 +7,8 @@ fenced. The epoch fences the sender; reservations and their receipts stay valid.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import read_u64x3
+from storage_svc.engines.keys import read_u64, read_u64x3
 from storage_svc.engines.paging import scan_all
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.counters import Claim, put_claim
@@ -72,14 +71,10 @@ class ReleaseUnreported(NamedTuple):
         incarnation = commit.state.claim.incarnation
         released = 0
         ended = dict(self.held)
-        keys = [key async for key, _ in scan_all(commit.engine, Table.DEADLINES, b"", None)]
-        for key in keys:
+        stored = [row async for row in scan_all(commit.engine, Table.DEADLINES, b"", None)]
+        for key, value in stored:
             _, queue_id, reservation_id = read_u64x3(key)
-            if ended.pop(reservation_id, None) is not None:
-                continue
-            stored = rows.reservation_key(queue_id, reservation_id)
-            (value,) = await commit.engine.load(Table.RESERVATIONS, [stored])
-            if value is None or rows.incarnation_of(value) != incarnation:
+            if ended.pop(reservation_id, None) is not None or read_u64(value) != incarnation:
                 continue
             found = await commit.reservation(queue_id, reservation_id)
             if found is not None and found[1].live:

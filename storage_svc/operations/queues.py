@@ -28,6 +28,7 @@ _QUEUE_TABLES = (
     Table.RETURNED,
     Table.BURIED,
     Table.RESERVATIONS,
+    Table.SETTLED,
 )
 """Tables whose keys begin with the queue."""
 

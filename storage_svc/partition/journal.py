@@ -135,13 +135,21 @@ class BatchJournal:
         self.batch.delete(Table.CATALOG, rows.catalog_key(record.lmq_name))
 
     def group_changed(self, record: QueueRecord, group: Group) -> None:
-        self._groups[record.queue_id, group.name] = group
-        self.changed_queues.add(record.queue_id)
+        if record.groups_apart:
+            self.changed_queues.add(record.queue_id)
+            self._groups[record.queue_id, group.name] = group
+            return
+        self.queue_changed(record)
+        if len(record.groups) > rows.GROUPS_INLINE_MAX:
+            record.groups_apart = True
+            for each in record.groups.values():
+                self._groups[record.queue_id, each.name] = each
 
     def group_removed(self, record: QueueRecord, group: Group) -> None:
-        self.changed_queues.add(record.queue_id)
-        self._groups.pop((record.queue_id, group.name), None)
-        self.batch.delete(Table.GROUPS, rows.group_key(record.queue_id, group.name))
+        self.queue_changed(record)
+        if record.groups_apart:
+            self._groups.pop((record.queue_id, group.name), None)
+            self.batch.delete(Table.GROUPS, rows.group_key(record.queue_id, group.name))
 
     def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None:
         self.changed_queues.add(record.queue_id)
@@ -198,19 +206,88 @@ class BatchJournal:
     # --- reservations --------------------------------------------------------------------------
 
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
+        """Most reservations are part of the row of their queue, which changes with them anyway."""
+        if reservation.live and rows.fits_inline(record, reservation):
+            record.held[reservation.reservation_id] = reservation
+            self.queue_changed(record)
+            return
+        was_held = record.held.pop(reservation.reservation_id, None) is not None
+        if was_held and reservation.ended_as_one:
+            self._add_settled(record, reservation)
+            self.queue_changed(record)
+            return
+        reservation.apart = True
+        if was_held or not record.reserved:
+            record.reserved = True
+            self.queue_changed(record)
         self.changed_queues.add(record.queue_id)
         key = rows.reservation_key(record.queue_id, reservation.reservation_id)
         self.batch.put(Table.RESERVATIONS, key, rows.reservation_value(reservation))
 
-    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None:
-        key = rows.reservation_key(record.queue_id, reservation_id)
+    def forget_oldest_settled(self, record: QueueRecord, reservation: Reservation) -> None:
+        """A row of several goes with the last of them: its first ones may come back after a
+        restart, which does no harm."""
+        if reservation.apart:
+            self._delete_reservation(record, reservation)
+        elif record.settled_rows:
+            (last, remembered), *later = record.settled_rows
+            if remembered > 1:
+                record.settled_rows = ((last, remembered - 1), *later)
+            else:
+                self.batch.delete(Table.SETTLED, rows.reservation_key(record.queue_id, last))
+                record.settled_rows = tuple(later)
+
+    def replace_settled(
+        self, record: QueueRecord, gone: Sequence[Reservation], kept: Sequence[Reservation]
+    ) -> None:
+        """Forget settled reservations that are not the oldest; all others are written again."""
+        for reservation in gone:
+            if reservation.apart:
+                self._delete_reservation(record, reservation)
+        self._delete_settled_rows(record)
+        record.settled, record.settled_count = b"", 0
+        for reservation in kept:
+            if not reservation.apart:
+                self._add_settled(record, reservation)
+        self.queue_changed(record)
+
+    def unload_settled(self, record: QueueRecord, settled: Sequence[Reservation]) -> None:
+        """Delete the rows of settled reservations. Those in the row of the queue stay there until
+        it is written again: an idle queue is unloaded without writing anything."""
+        for reservation in settled:
+            if reservation.apart:
+                self._delete_reservation(record, reservation)
+        self._delete_settled_rows(record)
+        if record.reserved:
+            record.reserved = False
+            self.queue_changed(record)
+
+    def _add_settled(self, record: QueueRecord, reservation: Reservation) -> None:
+        record.settled += rows.settled_entry(reservation)
+        record.settled_count += 1
+        if record.settled_count >= rows.SETTLED_INLINE_MAX:
+            last = reservation.reservation_id
+            self.batch.put(
+                Table.SETTLED, rows.reservation_key(record.queue_id, last), record.settled
+            )
+            record.settled_rows += ((last, record.settled_count),)
+            record.settled, record.settled_count = b"", 0
+            record.reserved = True
+
+    def _delete_settled_rows(self, record: QueueRecord) -> None:
+        for last, _ in record.settled_rows:
+            self.batch.delete(Table.SETTLED, rows.reservation_key(record.queue_id, last))
+        record.settled_rows = ()
+
+    def _delete_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
+        key = rows.reservation_key(record.queue_id, reservation.reservation_id)
         self.batch.delete(Table.RESERVATIONS, key)
 
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self._deadlines.add(reservation.deadline_ms)
         key = rows.deadline_key(record.queue_id, reservation)
         self.erased_rows.discard((Table.DEADLINES, key))
-        self.batch.put(Table.DEADLINES, key, b"")
+        self.batch.put(Table.DEADLINES, key, u64(reservation.broker_incarnation))
 
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self._deadlines.discard(reservation.deadline_ms)

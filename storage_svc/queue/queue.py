@@ -26,7 +26,7 @@ class QueueState:
     ) -> None:
         self.record = record
         self.rules = rules
-        self.groups: dict[str, Group] = {}
+        self.groups = record.groups
         self.reservations: dict[int, Reservation] = {}
         self._settled = SettledReservations(budget or SettledBudget())
 
@@ -122,9 +122,10 @@ class QueueState:
         """Remove a group; returns it. Its live reservations are revoked."""
         group = self.group(name)
         self.revoke(group, journal)
-        for reservation in [each for each in self.reservations.values() if each.group == name]:
+        gone = [each for each in self.reservations.values() if each.group == name]
+        for reservation in gone:
             self._forget(reservation.reservation_id)
-            journal.delete_reservation(self.record, reservation.reservation_id)
+        journal.replace_settled(self.record, gone, self._settled_reservations())
         del self.groups[name]
         self._note_all_waiting(journal)
         journal.group_removed(self.record, group)
@@ -177,7 +178,6 @@ class QueueState:
             journal.lane_moved(record, group, lane)
         if reservations:
             record.last_activity_ms = now_ms
-            record.reserved = True
             journal.queue_changed(record)
         return reservations
 
@@ -326,13 +326,10 @@ class QueueState:
 
     def prepare_to_unload(self, journal: Journal) -> None:
         """Drop what was kept for repeated settlements, and note which tables hold nothing of it."""
-        nothing_returned = not any(group.has_returned for group in self.groups.values())
-        if self.record.reserved or (self.record.returned and nothing_returned):
-            self.record.reserved = False
-            self.record.returned = self.record.returned and not nothing_returned
+        if self.record.returned and not any(group.has_returned for group in self.groups.values()):
+            self.record.returned = False
             journal.queue_changed(self.record)
-        for reservation_id in self._settled:
-            journal.delete_reservation(self.record, reservation_id)
+        journal.unload_settled(self.record, self._settled_reservations())
         self.forget_settled()
 
     def forget_settled(self) -> None:
@@ -433,9 +430,14 @@ class QueueState:
 
     def _remember(self, reservation: Reservation, journal: Journal) -> None:
         self._settled.add(reservation.reservation_id)
-        for oldest in self._settled.surplus():
-            self._forget(oldest)
-            journal.delete_reservation(self.record, oldest)
+        for reservation_id in self._settled.surplus():
+            oldest = self.reservations[reservation_id]
+            self._forget(reservation_id)
+            journal.forget_oldest_settled(self.record, oldest)
+
+    def _settled_reservations(self) -> list[Reservation]:
+        """Oldest first."""
+        return [self.reservations[each] for each in self._settled]
 
     def _forget(self, reservation_id: int) -> None:
         del self.reservations[reservation_id]

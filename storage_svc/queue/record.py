@@ -31,13 +31,23 @@ class QueueRecord:
     settled_since_ms: int = 0  # publish time of messages that every group has settled
     idle_since_ms: int = 0  # last activity of a queue without messages
     # Tables that need not be read when the queue is loaded, because they never held rows of it.
-    # Most queues have no fairness keys and nothing given back: they are loaded with two reads.
+    # Most queues have no fairness keys and nothing given back: they are loaded with one read.
     keyed: bool = False
     returned: bool = False
     reserved: bool = False
     addressed: bool = False  # whether runs for one group alone may be stored
     kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
     unordered: bool = False  # whether a run may be older than one before it in its lane
+    groups_apart: bool = False  # whether groups have rows of their own, because there were many
+    # The rest of the row, decoded when the queue is loaded.
+    groups: dict[str, Group] = field(default_factory=dict)
+    held: dict[int, Reservation] = field(default_factory=dict)
+    """Live reservations that are part of the row."""
+    settled: bytes = b""
+    """Settled reservations that are part of the row, as they are stored, oldest first."""
+    settled_count: int = 0
+    settled_rows: tuple[tuple[int, int], ...] = ()
+    """Rows of older ones: the reservation id in the key, and how many are still remembered."""
     indexed: tuple[int, int, int] = field(default=(0, 0, 0), compare=False)
     """The bounds that have rows in the index; not stored itself."""
 
@@ -70,7 +80,11 @@ class Journal(Protocol):
     def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None: ...
     def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None: ...
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None: ...
-    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None: ...
+    def forget_oldest_settled(self, record: QueueRecord, reservation: Reservation) -> None: ...
+    def replace_settled(
+        self, record: QueueRecord, gone: Sequence[Reservation], kept: Sequence[Reservation]
+    ) -> None: ...
+    def unload_settled(self, record: QueueRecord, settled: Sequence[Reservation]) -> None: ...
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None: ...
     def put_returned(self, record: QueueRecord, group: Group, returned: Returned) -> None: ...

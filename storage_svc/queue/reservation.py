@@ -38,6 +38,7 @@ class Reservation:
     """Messages of one run that one consumer holds."""
 
     __slots__ = (
+        "apart",
         "broker_incarnation",
         "deadline_ms",
         "done",
@@ -74,6 +75,8 @@ class Reservation:
             [(slice_.start, slice_.end)] if open_spans is None else list(open_spans)
         )
         self.done: list[tuple[int, int, Ending]] = list(done)
+        self.apart = False
+        """Whether it has a row of its own, instead of a part of its queue's."""
 
     @property
     def live(self) -> bool:
@@ -84,6 +87,11 @@ class Reservation:
     def expired(self) -> bool:
         """Whether it ended at its deadline."""
         return not self.open and self.done[-1][2] is Ending.EXPIRED
+
+    @property
+    def ended_as_one(self) -> bool:
+        """Whether all its messages ended, and in the same way."""
+        return not self.open and len(self.done) == 1
 
     def check_live(self) -> None:
         """Raise the reason if it has ended."""

@@ -211,6 +211,8 @@ async def _keys(partition: Partition, table: Table) -> set[bytes]:
 async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
     """Every row belongs to something, and everything has its rows."""
     expected: dict[Table, set[bytes]] = {table: set() for table in _COMPARED}
+    groups: set[bytes] = set()
+    reservations: set[bytes] = set()
     forgettable: set[bytes] = set()
     for queue in model.queues.values():
         queue_id = queue.queue_id
@@ -229,13 +231,12 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
             expected[Table.SCHEDULE_BODIES].add(u64(schedule_id))
         for each in queue.reservations.values():
             key = rows.reservation_key(queue_id, each.reservation_id)
-            if not each.forgotten:
-                (forgettable if each.fading else expected[Table.RESERVATIONS]).add(key)
+            (forgettable if each.fading or each.forgotten else reservations).add(key)
             if each.live:
                 deadline = rows.deadline_key_of(each.deadline_ms, queue_id, each.reservation_id)
                 expected[Table.DEADLINES].add(deadline)
         for group in queue.groups.values():
-            expected[Table.GROUPS].add(rows.group_key(queue_id, group.name))
+            groups.add(rows.group_key(queue_id, group.name))
             came_back = [o for o in group.in_place(Place.READY) if group.standings[o].deliveries]
             for start, _ in group.slices(came_back):
                 expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
@@ -247,14 +248,38 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
                 expected[Table.BURIED].add(rows.returned_key(queue_id, group.name, start))
     for table, keys in expected.items():
         real = await _keys(partition, table)
-        if table is Table.RESERVATIONS:
-            real -= forgettable
         surplus, missing = sorted(real - keys), sorted(keys - real)
         assert not surplus, f"{table.value} has rows that belong to nothing: {surplus}"
         assert not missing, f"{table.value} lacks rows: {missing}"
+    stored_groups, stored_reservations = await _inline_or_apart(partition)
+    assert stored_groups == sorted(groups), "each group is stored once"
+    assert len(set(stored_reservations)) == len(stored_reservations), "each is stored once"
+    assert set(stored_reservations) - forgettable == reservations
     for key in await _keys(partition, Table.LANES):
         group_key = key[: read_text(key, 8)[1]]
-        assert group_key in expected[Table.GROUPS], f"a lane is left of a group: {key.hex()}"
+        assert group_key in groups, f"a lane is left of a group: {key.hex()}"
+
+
+async def _inline_or_apart(partition: Partition) -> tuple[list[bytes], list[bytes]]:
+    """Keys of all groups and reservations, in the rows of their queues or in rows of their own."""
+    groups = list(await _keys(partition, Table.GROUPS))
+    reservations = list(await _keys(partition, Table.RESERVATIONS))
+    settled: list[tuple[bytes, bytes]] = []
+    engine = partition.state.engine
+    for _, value in await engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING):
+        inline = rows.read_inline(value)
+        groups += [key for key, _ in inline.groups]
+        reservations += [key for key, _ in inline.held]
+        settled.append((value[:8], inline.settled))
+    for key, value in await engine.scan(Table.SETTLED, b"", None, limit=_EVERYTHING):
+        settled.append((key[:8], value))
+    any_run = Run(0, 1, 0, 0, 0, "", "")
+    reservations += [
+        queue + u64(each.reservation_id)
+        for queue, value in settled
+        for each in rows.read_settled(value, any_run)
+    ]
+    return sorted(groups), reservations
 
 
 _COMPARED = (
@@ -262,11 +287,9 @@ _COMPARED = (
     Table.QUEUES,
     Table.RUN_HEADERS,
     Table.RUN_BODIES,
-    Table.GROUPS,
     Table.RETURNED,
     Table.BURIED,
     Table.DELAYS,
-    Table.RESERVATIONS,
     Table.DEADLINES,
     Table.SCHEDULE,
     Table.SCHEDULED,

@@ -61,7 +61,7 @@ class Tables:
         self._changed.clear()
 
     def queue_changed(self, record: QueueRecord) -> None:
-        self.record = replace(record)
+        self.record = replace(record, groups={}, held={})
 
     def group_changed(self, record: QueueRecord, group: Group) -> None:
         self._changed[group.name] = group
@@ -89,8 +89,17 @@ class Tables:
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
         self.reservations[reservation.reservation_id] = copy.deepcopy(reservation)
 
-    def delete_reservation(self, record: QueueRecord, reservation_id: int) -> None:
-        del self.reservations[reservation_id]
+    def forget_oldest_settled(self, record: QueueRecord, reservation: Reservation) -> None:
+        del self.reservations[reservation.reservation_id]
+
+    def replace_settled(
+        self, record: QueueRecord, gone: Sequence[Reservation], kept: Sequence[Reservation]
+    ) -> None:
+        self.unload_settled(record, gone)
+
+    def unload_settled(self, record: QueueRecord, settled: Sequence[Reservation]) -> None:
+        for reservation in settled:
+            del self.reservations[reservation.reservation_id]
 
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self.deadlines.add((reservation.deadline_ms, reservation.reservation_id))
@@ -137,7 +146,7 @@ class Tables:
     def rebuilt(self, rules: Rules) -> QueueState:
         """A state from nothing but the tables, as after a restart."""
         assert self.record is not None
-        state = QueueState(replace(self.record), rules)
+        state = QueueState(replace(self.record, groups={}), rules)
         keys = sorted({run.fairness_key for run in self.runs.values()})
         for name, row in self.groups.items():
             group = state.groups[name] = Group(name, row.base, rules.weights)

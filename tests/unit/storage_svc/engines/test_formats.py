@@ -13,7 +13,7 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (7, "1c2b5563c4aa9927")
+LAYOUT = (7, "c75bde45dd2ed0a7")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -34,10 +34,21 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
     group = Group("g", 3, {})
     group.owner_epoch, group.owner_client_id = 5, "ada"
     reservation = Reservation(4, "g", SLICE, 5_000, owner_epoch=5, done=[(7, 8, Ending.ACK)])
+    settled = Reservation(3, "g", SLICE, 0, open_spans=(), done=[(7, 9, Ending.ACK)])
+    whole = QueueRecord(
+        1,
+        "t/a",
+        10,
+        20,
+        groups={"g": group},
+        held={4: reservation},
+        settled=rows.settled_entry(settled),
+    )
     written = (
         rows.catalog_key("t/a"),
         rows.queue_value(QueueRecord(1, "t/a", 10, 20)),
         rows.queue_value(kept),
+        rows.queue_value(whole),
         rows.run_key(1, RUN),
         rows.run_value(RUN, b"body"),
         rows.run_value(RUN._replace(body_bytes=10_000), b"body"),

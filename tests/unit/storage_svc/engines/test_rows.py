@@ -21,7 +21,7 @@ LITES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
 LMQ_NAMES = st.one_of(NAMES, st.builds("{}/{}".format, NAMES, LITES))
 SPANS = st.tuples(OFFSETS, OFFSETS)
 
-BOOLEANS = [st.booleans()] * 5
+BOOLEANS = [st.booleans()] * 7
 RECORDS = st.builds(QueueRecord, U64, LMQ_NAMES, *[U64] * 9, *BOOLEANS)
 RUNS = st.builds(Run, OFFSETS, st.integers(1, 2**32 - 1), U64, U64, U64, TEXTS, TEXTS)
 SLICES = st.builds(Slice, OFFSETS, OFFSETS, RUNS, U32, U32)
@@ -63,6 +63,52 @@ def test_a_queue_survives_its_row(record: QueueRecord) -> None:
 
     assert rows.lmq_name_of(key) == record.lmq_name
     assert rows.read_queue(record.lmq_name, value) == record
+
+
+SETTLED = st.builds(
+    lambda number, group, start, messages, ending: Reservation(
+        number,
+        group,
+        Slice(start, start + messages, Run(0, 1, 0, 0, 0, "", "")),
+        0,
+        open_spans=(),
+        done=[(start, start + messages, ending)],
+    ),
+    *(U64, TEXTS, OFFSETS, st.integers(1, 2**32 - 1), st.sampled_from(Ending)),
+)
+
+
+@given(
+    RECORDS,
+    st.lists(groups(), max_size=3, unique_by=lambda each: each.name),
+    st.lists(reservations(), max_size=3, unique_by=lambda each: each.reservation_id),
+    st.lists(SETTLED, max_size=3),
+)
+def test_groups_and_reservations_survive_the_row_of_their_queue(
+    record: QueueRecord,
+    groups: list[Group],
+    held: list[Reservation],
+    settled: list[Reservation],
+) -> None:
+    """S2."""
+    queue_id = record.queue_id
+    record.groups = {each.name: each for each in groups}
+    record.held = {each.reservation_id: each for each in held}
+    record.settled = b"".join(map(rows.settled_entry, settled))
+
+    inline = rows.read_inline(rows.queue_value(record))
+
+    assert inline.groups == [
+        (rows.group_key(queue_id, each.name), rows.group_value(each))
+        for each in groups
+        if not record.groups_apart
+    ]
+    assert inline.held == [
+        (rows.reservation_key(queue_id, each.reservation_id), rows.reservation_value(each))
+        for each in held
+    ]
+    read = rows.read_settled(inline.settled, Run(0, 1, 0, 0, 0, "", ""))
+    assert list(map(fields, read)) == list(map(fields, settled))
 
 
 @given(LMQ_NAMES, NAMES, st.text(st.characters(categories=["L", "N"]), max_size=3))
