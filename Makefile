@@ -21,6 +21,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export GRPC_ENABLE_FORK_SUPPORT ?= 0
 # Otherwise gRPC writes a line whenever a peer stops.
 export GRPC_VERBOSITY ?= ERROR
+# Containers often set it. Every process would compile all that it imports, and tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the targets

@@ -28,7 +28,7 @@ async def shared_up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[U
 
 
 @pytest.fixture
-async def up(tmp_path: Path) -> AsyncIterator[UpProcess]:
+async def up(tmp_path: Path, usual_hangups: None) -> AsyncIterator[UpProcess]:
     """A cluster that is ready."""
     async with UpProcess(tmp_path / "data") as process:
         await process.ready()

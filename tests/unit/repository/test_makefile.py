@@ -6,18 +6,24 @@ import subprocess
 from tests.support.repository import ROOT
 
 
-def planned(*arguments: str) -> str:
-    """The commands, printed and not run, as if nothing had been made before."""
+def make(*arguments: str, **variables: str) -> str:
+    """What it prints."""
     done = subprocess.run(
-        ["make", "--dry-run", "--always-make", *arguments],
+        ["make", *arguments],
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"]},  # noqa: TID251 - not the flags of a make that runs tests
+        # Not the flags of a make that runs tests.
+        env={"PATH": os.environ["PATH"], **variables},  # noqa: TID251 - handed on, not read
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
     return done.stdout
+
+
+def planned(*arguments: str) -> str:
+    """The commands, printed and not run, as if nothing had been made before."""
+    return make("--dry-run", "--always-make", *arguments)
 
 
 def test_running_the_services_waits_for_no_spark() -> None:
@@ -38,3 +44,13 @@ def test_what_is_downloaded_is_named_with_its_size() -> None:
         "Installing requirements/spark.txt: PySpark and Java for retention, 520 MB to download"
         in planned(".venv/.spark")
     )
+
+
+def test_byte_code_is_kept_also_in_a_container_that_forbids_it() -> None:
+    """S6: hundreds of processes would compile all that they import."""
+    shown = make(
+        "--eval", "shown: ; @env", "shown", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1"
+    ).splitlines()
+
+    assert "PYTHONUNBUFFERED=1" in shown
+    assert not any(line.startswith("PYTHONDONTWRITEBYTECODE") for line in shown)
