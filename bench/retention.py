@@ -143,7 +143,7 @@ async def _passes(
     storage: Storage, due: int
 ) -> tuple[Figures, Figures, Figures, dict[str, Figures]]:
     settings = RetentionSettings(
-        storage_address=storage.process.address,
+        storage_addresses=(storage.process.address,),
         spark_master="local[1]",
         spark_options="spark.ui.showConsoleProgress=false",
     )

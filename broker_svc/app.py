@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 
@@ -31,7 +31,7 @@ from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.link_events import LinkEvents
 from broker_svc.links.partition_link import LinkState, PartitionLink
-from broker_svc.links.storage_node_link import StorageNodeLink
+from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
@@ -58,16 +58,23 @@ _BROKER_SERVICE = "tidemark.api.broker.v1.BrokerService"
 async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcServer]:
     """A broker that listens, and serves once it has claimed its partitions."""
     server = RpcServer(settings.listen, clock=clock)
-    async with open_channel(settings.storage_address) as channel:
-        storage = StorageServiceStub(channel)
-        components, timers = build_components(settings, storage, clock)
+    async with AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(open_channel(address))
+            for address in settings.storage_addresses
+        ]
+        nodes = [
+            StorageNode(address, StorageServiceStub(channel))
+            for address, channel in zip(settings.storage_addresses, channels, strict=True)
+        ]
+        components, timers = build_components(settings, nodes, clock)
         clients = UnaryClients(
             components.directory, components.settlements, components.subscriptions
         )
         # Ids issued before a restart of this broker must not be valid after it.
         service = BrokerService(components, clients, first_session_id=random.getrandbits(48) << 12)
         server.add(add_BrokerServiceServicer_to_server, service)
-        server.add(add_TopicServiceServicer_to_server, TopicService(components, storage))
+        server.add(add_TopicServiceServicer_to_server, TopicService(components))
         server.add(add_DelegationServiceServicer_to_server, DelegationService(components.links))
         server.set_serving(_BROKER_SERVICE, False)
         metrics.offer(components, service)
@@ -86,12 +93,11 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
                 _expire(service, clock),
                 _report_health(server, links, components.links_changed),
                 _drain(server, service),
-                _sampler(settings, components, service, channel).run(clock),
+                _sampler(settings, components, service, channels[0]).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
-            node_task = asyncio.create_task(components.storage_node.run())
             link_tasks = [
-                node_task,
+                *(asyncio.create_task(node.link.run()) for node in nodes),
                 *(asyncio.create_task(_run_link(link, service)) for link in links),
             ]
             yield server
@@ -105,20 +111,20 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
 
 
 def build_components(
-    settings: BrokerSettings, storage: StorageServiceStub, clock: Clock
+    settings: BrokerSettings, nodes: Sequence[StorageNode], clock: Clock
 ) -> tuple[BrokerComponents, Sequence[ExpiryTimer]]:
     """The parts of a broker, connected to each other and to nothing else yet."""
     incarnation = random.getrandbits(63)
     links_changed = asyncio.Event()
-    node = StorageNodeLink(storage)
+    storage_nodes = StorageNodes(nodes, settings, clock)
     links = {
         number: PartitionLink(
-            number, settings, incarnation, storage, node, clock, links_changed.set
+            number, settings, incarnation, storage_nodes, clock, links_changed.set
         )
         for number in range(settings.partitions)
     }
     tracking = Tracking()
-    topics = TopicCache(storage, links)
+    topics = TopicCache(storage_nodes, links)
     leases = ActivityLeases(links, topics, tracking, clock)
     directory = DeliveryDirectory()
     # A refused reserve may mean that an owner has lost its queue.
@@ -133,7 +139,7 @@ def build_components(
     components = BrokerComponents(
         settings=settings,
         clock=clock,
-        storage_node=node,
+        storage_nodes=storage_nodes,
         links=links,
         links_changed=links_changed,
         topics=topics,
@@ -186,16 +192,20 @@ async def _expire(service: BrokerService, clock: Clock) -> None:
 async def _report_health(
     server: RpcServer, links: Sequence[PartitionLink], links_changed: asyncio.Event
 ) -> None:
-    """Report ready unless a link is down.
+    """Report ready unless the links to storage are down.
 
     A faulty partition, or one that another broker holds, does not keep clients from the others. A
-    link that is reconnecting will be up soon, and calls would fail until then: not ready.
+    link that is reconnecting will be up soon, and calls would fail until then: not ready. A storage
+    node that is away concerns its own partitions only (C1): a broker starts without it, and stays
+    ready while the links to another node are up.
     """
     was_ready = False
     while True:
         links_changed.clear()
-        down = [link.partition for link in links if link.state is LinkState.DOWN]
-        is_ready = not down
+        down = [link for link in links if link.state is LinkState.DOWN]
+        incomplete = {link.node for link in down}
+        whole = not links or any(link.node not in incomplete for link in links)
+        is_ready = whole and (was_ready or all(link.is_away for link in down))
         server.set_serving(_BROKER_SERVICE, is_ready)
         if is_ready != was_ready:
             _log.info(

@@ -14,7 +14,7 @@ from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.links.storage_node_link import StorageNodeLink
+from broker_svc.links.storage_nodes import StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
@@ -28,7 +28,7 @@ class BrokerComponents:
 
     settings: BrokerSettings
     clock: Clock
-    storage_node: StorageNodeLink
+    storage_nodes: StorageNodes
     links: Mapping[int, PartitionLink]
     links_changed: asyncio.Event
     """Set whenever the state of a link has changed."""

@@ -58,8 +58,9 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
     links = components.links.values()
 
     def frames() -> Iterator[Reading]:
-        yield components.storage_node.frames_sent, {"direction": "sent"}
-        yield components.storage_node.frames_received, {"direction": "received"}
+        exchanges = [node.link for node in components.storage_nodes.nodes]
+        yield sum(each.frames_sent for each in exchanges), {"direction": "sent"}
+        yield sum(each.frames_received for each in exchanges), {"direction": "received"}
 
     observe(
         "counter",

@@ -28,7 +28,7 @@ _LIFECYCLE_SERVICE = "tidemark.api.lifecycle.v1.LifecycleService"
 async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[RpcServer]:
     """A lifecycle service that serves once it has tried to sweep every partition."""
     server = RpcServer(settings.listen, clock=clock)
-    async with ChannelPool() as channels, open_channel(settings.storage_address) as storage:
+    async with ChannelPool() as channels, open_channel(settings.storage_addresses[0]) as storage:
         sweepers = Sweepers(channels, settings, clock)
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)

@@ -1,7 +1,7 @@
 """The sweepers of this replica: one per known partition, each in its own task.
 
-The replica asks storage for its partitions at startup; after that, storage announces each partition
-that it opens.
+The replica asks every storage node for its partitions at startup; after that, storage announces
+each partition that it opens.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ class Sweepers:
         self._addresses: dict[int, str] = {}
         self._openings: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._discoveries: set[asyncio.Task[None]] = set()
         self._replaced: set[asyncio.Task[None]] = set()
         """Cancelled, and about to end."""
 
@@ -76,22 +77,35 @@ class Sweepers:
         return sweeper
 
     async def discover(self) -> None:
-        """Ask storage for its partitions, until it answers."""
-        address = self._settings.storage_address
-        described = await self._describe(StorageServiceStub(await self._channels.to(address)))
+        """Ask every storage node for its partitions; returns once one of them has answered, and
+        each of the others has answered or failed once. Those are asked until they answer."""
+        addresses = self._settings.storage_addresses
+        asked = [asyncio.Event() for _ in addresses]
+        for address, tried in zip(addresses, asked, strict=True):
+            task = asyncio.create_task(self._discover(address, tried))
+            self._discoveries.add(task)
+            task.add_done_callback(self._discoveries.discard)
+        await asyncio.wait(set(self._discoveries), return_when=asyncio.FIRST_COMPLETED)
+        for tried in asked:
+            await tried.wait()
+        _log.info("partitions are swept", extra={"partitions": len(self._sweepers)})
+
+    async def _discover(self, address: str, tried: asyncio.Event) -> None:
+        described = await self._describe(address, tried)
         for held in described.held:
             if held.partition not in self._sweepers:  # else it was announced in the meantime
                 self.announce(held.partition, address)
-        _log.info("partitions are swept", extra={"partitions": len(self._sweepers)})
+        tried.set()
 
     async def attempted(self) -> None:
         """Return once every partition was tried by the sweeper that it then has."""
         while waiting := [each for each in self if not each.attempted.is_set()]:
             await waiting[0].attempted.wait()
 
-    async def _describe(self, storage: StorageServiceStub) -> DescribeStorageResponse:
+    async def _describe(self, address: str, tried: asyncio.Event) -> DescribeStorageResponse:
         logged = ""
         while True:
+            storage = StorageServiceStub(await self._channels.to(address))
             try:
                 described = await self._clock.wait_for(
                     storage.DescribeStorage(DescribeStorageRequest()),
@@ -103,15 +117,16 @@ class Sweepers:
             except (TidemarkError, TimeoutError) as error:
                 why = str(error) or "no answer"
             if why != logged:
-                _log.warning("storage is not usable yet", extra={"why": why})
+                _log.warning("storage is not usable yet", extra={"address": address, "why": why})
             logged = why
+            tried.set()
             await self._clock.sleep_ms(DISCOVER_AGAIN_MS)
 
     async def stop(self) -> None:
         """Stop all sweepers and give up their leases, so that other replicas take over at once."""
-        for task in self._tasks.values():
+        for task in (*self._tasks.values(), *self._discoveries):
             task.cancel()
-        tasks = {*self._tasks.values(), *self._replaced}
+        tasks = {*self._tasks.values(), *self._discoveries, *self._replaced}
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(sweeper.stop() for sweeper in self._sweepers.values()))
 

@@ -81,7 +81,7 @@ def _report(settings: RetentionSettings, output: Path) -> int:
 
     spark = start_session(settings, BRIEF)
     try:
-        write_report(spark, settings.storage_address, output, SystemClock())
+        write_report(spark, ",".join(settings.storage_addresses), output, SystemClock())
     finally:
         spark.stop()
     print(output.resolve())

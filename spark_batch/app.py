@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from pyspark_tidemark.storage import addresses
 from spark_batch.api.job_service import JobService
 from spark_batch.host import JobHost
 from spark_batch.passes.findings import Finding
@@ -47,7 +46,8 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
     holder = process_identity()
     # A pass has no time limit.
     server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
-    async with open_channel(addresses(settings.storage_address)[0]) as channel:
+    # Every scheduler asks the same node for the lease: it is in the memory of that node.
+    async with open_channel(settings.storage_addresses[0]) as channel:
         stub: Any = RetentionServiceStub(channel)
         planner = PlannerProcess(settings, clock)
         host = JobHost(settings, stub, holder, planner, clock)

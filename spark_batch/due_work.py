@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from pyspark_tidemark.storage import Described, PartitionAddress, addresses
+from pyspark_tidemark.storage import Described, PartitionAddress
 from spark_batch.storage_client import StorageClient, describe_service, located
 from tidemark.api.storage.v1.retention_pb2 import (
     NextDueRequest,
@@ -52,10 +52,10 @@ def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
         inactive_queue_age_ms=DAY_MS * settings.partition_cleanup_days,
         old_records_age_ms=DAY_MS * settings.metrics_retention_days,
     )
-    services = addresses(settings.storage_address)
+    services = settings.storage_addresses
     with ThreadPoolExecutor(min(len(services), _CHANNELS_MAX)) as threads:
         answers = list(threads.map(partial(_ask, request=request), services))
-    cluster = located(settings.storage_address, [described for described, _ in answers])
+    cluster = located(",".join(services), [described for described, _ in answers])
     held_by = {each.partition: each for each in cluster}
     by_type: dict[str, list[PartitionAddress]] = {}
     by_table: dict[str, list[PartitionAddress]] = {}

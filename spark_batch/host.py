@@ -39,7 +39,7 @@ class JobHost:
         self._clock = clock
 
     async def check(self) -> None:
-        await in_thread(partial(find_partitions, self._settings.storage_address))
+        await in_thread(partial(find_partitions, ",".join(self._settings.storage_addresses)))
 
     async def hold(self, hold_ms: int) -> tuple[bool, str]:
         request = HoldScheduleRequest(holder=self._holder, hold_ms=hold_ms)

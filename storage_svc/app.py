@@ -3,26 +3,29 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from storage_svc import key_figures, metrics
 from storage_svc.api.delegation_service import DelegationService
 from storage_svc.api.retention_service import RetentionService
 from storage_svc.api.storage_service import StorageService
-from storage_svc.engines.engine import Engines, Identity
+from storage_svc.engines.engine import REFUSALS, Engines
+from storage_svc.engines.node_record import NodeRecord
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
-from storage_svc.lifecycle.announcer import Announcer, announce_all
-from storage_svc.lifecycle.lifecycle_watch import SilencePolicy
-from storage_svc.partition.partition import Partition
-from storage_svc.partition.partitions import Partitions
+from storage_svc.node import StorageNode
+from storage_svc.placement.placement import Placement
 from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
+from tidemark.errors import DataDirectoryInUse
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
+
+_REOPEN_MS_MIN = 100
+_REOPEN_MS_MAX = 10_000
 
 _log = logging.getLogger(__name__)
 
@@ -31,66 +34,92 @@ _log = logging.getLogger(__name__)
 async def storage(
     settings: StorageSettings, clock: Clock, wrap: Callable[[Engines], Engines] = lambda same: same
 ) -> AsyncIterator[RpcServer]:
-    """A storage service that serves, until the block ends; `wrap` lets tests inject faults."""
+    """A storage service that serves, until the block ends; `wrap` lets tests inject faults.
+
+    Leaving it raises DataDirectoryInUse if another node was found to run on a copy of its data.
+    """
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engines = wrap(
-        RocksEngines(
-            settings.data_dir,
-            block_cache_bytes=settings.block_cache_bytes,
-            write_buffer_bytes=settings.write_buffer_bytes,
-        )
+    engines = RocksEngines(
+        settings.data_dir,
+        block_cache_bytes=settings.block_cache_bytes,
+        write_buffer_bytes=settings.write_buffer_bytes,
     )
-    held = {
-        number: Partition(
-            engines,
-            Identity(settings.cluster_id, number, settings.partitions),
-            clock,
-            await_sweep=settings.await_sweep,
-            disk_free_bytes_min=settings.disk_free_bytes_min,
-            silence=_silence(settings),
-        )
-        for number in range(settings.partitions)
-    }
-    partitions = Partitions(held)
     server = RpcServer(settings.listen, clock=clock)
-    service = StorageService(settings.cluster_id, partitions, server.stopping, clock)
-    server.add(add_StorageServiceServicer_to_server, service)
-    server.add(add_DelegationServiceServicer_to_server, DelegationService(partitions))
-    server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
     async with ChannelPool() as channels:
+        node = StorageNode(settings, wrap(engines), channels, clock)
+        record, placement = None, None
+        if len(settings.storage_addresses) > 1:
+            record = NodeRecord(engines, settings.cluster_id, settings.partitions)
+        partitions = node.partitions
+        service = StorageService(settings, partitions, server.stopping, clock)
+        server.add(add_StorageServiceServicer_to_server, service)
+        server.add(add_DelegationServiceServicer_to_server, DelegationService(partitions))
+        server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
         tasks: list[asyncio.Task[None]] = []
+        copied: list[DataDirectoryInUse] = []
         try:
-            await _open_all(held.values())
+            if record is None:
+                await node.open(range(settings.partitions))
+            else:
+                await _open_record(record, settings, clock)
+                await node.open(record.held)
+                placement = Placement(
+                    record,
+                    node,
+                    settings.own_address,
+                    settings.storage_addresses,
+                    channels,
+                    clock,
+                    create_lost=settings.create_lost,
+                )
+                service.placement = placement
             await server.start()
-            metrics.offer(held.values())
+            metrics.offer(partitions.held.values())
             _log.info("storage serves", extra={"address": server.address})
-            tasks.append(asyncio.create_task(key_figures.sampler(held.values()).run(clock)))
-            if settings.await_sweep:
-                address = settings.advertise or server.address
-                announcers = [
-                    Announcer(each, channels, settings.lifecycle_address, address, clock)
-                    for each in held.values()
-                ]
-                tasks.append(asyncio.create_task(announce_all(announcers)))
+            node.announce(settings.advertise or server.address)
+            sampler = key_figures.sampler(partitions.held.values())
+            tasks.append(asyncio.create_task(sampler.run(clock)))
+            if placement is not None:
+                tasks.append(asyncio.create_task(_place(placement, server, copied)))
             yield server
         finally:
             await server.stop(0)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(partition.close() for partition in held.values()))
+            await node.close()
+            if record is not None:
+                await record.close()
+        if copied:
+            raise copied[0]
 
 
-async def _open_all(partitions: Collection[Partition]) -> None:
-    """Raises the first refusal, after all have ended: they share one database."""
-    opening = (partition.open() for partition in partitions)
-    for outcome in await asyncio.gather(*opening, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
+async def _open_record(record: NodeRecord, settings: StorageSettings, clock: Clock) -> None:
+    """Raises what a setting is to blame for, and tries again after any other fault: without its
+    record, a node does not know what it holds."""
+    wait_ms = _REOPEN_MS_MIN
+    while True:
+        try:
+            return await record.open()
+        except REFUSALS:
+            raise
+        except Exception as error:
+            _log.error(
+                "the data of this node cannot be opened",
+                extra={"directory": str(settings.data_dir)},
+                exc_info=error,
+            )
+        await clock.sleep_ms(wait_ms)
+        wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
 
 
-def _silence(settings: StorageSettings) -> SilencePolicy:
-    """Without lifecycle (`await_sweep` off) its silence is no alarm."""
-    after_ms = settings.lifecycle_silent_after_ms if settings.await_sweep else 0
-    return SilencePolicy(after_ms, settings.lifecycle_silent_is_fault)
+async def _place(placement: Placement, server: RpcServer, copied: list[DataDirectoryInUse]) -> None:
+    try:
+        await placement.run()
+    except DataDirectoryInUse as error:
+        _log.error("this node must not serve: %s", error)
+        copied.append(error)
+        await server.stop(0)
+    except Exception:  # of any kind: it must be seen
+        _log.exception("partitions are not placed")

@@ -4,16 +4,19 @@ from collections.abc import Collection, Sequence
 
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partition import Partition
+from tidemark.errors import Unavailable
 from tidemark.system_metrics.aggregates import Aggregate
 from tidemark.system_metrics.sampler import Sampler
 
 
 def sampler(partitions: Collection[Partition]) -> Sampler:
     """Samples these partitions and stores into the first of them."""
-    home = min(partitions, key=lambda partition: partition.number)
-    instance = f"storage-{home.number}"
 
     async def store(aggregates: Sequence[Aggregate]) -> None:
+        if not partitions:
+            raise Unavailable("this node holds no partition yet")
+        home = min(partitions, key=lambda partition: partition.number)
+        instance = f"storage-{home.number}"
         rows = (
             Measurement(
                 instance, each.name, each.samples, each.least, each.most, each.mean, each.last

@@ -121,6 +121,8 @@ def _variables_table(variables: Iterable[Variable[object]]) -> str:
 def _default(value: object) -> str:
     if value == "":
         return "(empty)"
+    if isinstance(value, tuple):
+        value = ",".join(value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from broker_svc.api import queue_totals
 from broker_svc.api.queue_partitions import QueuePartitions
+from broker_svc.links.storage_nodes import StorageNodes
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.errors import InvalidArgument, QueueNotFound
 from tidemark.names import LmqName
 
@@ -21,11 +22,11 @@ class DeadLetters:
     def __init__(
         self,
         partitions: QueuePartitions,
-        storage: storage_pb2_grpc.StorageServiceStub,
+        nodes: StorageNodes,
         cluster_partitions: int,
     ) -> None:
         self._partitions = partitions
-        self._storage = storage
+        self._nodes = nodes
         self._all = range(cluster_partitions)
 
     # --- dead letters --------------------------------------------------------------------------
@@ -78,7 +79,8 @@ class DeadLetters:
         partitions = sorted(await self._partitions.of(request.lmq_name))
         partition, token = _place(request.page_token, partitions)
         try:
-            page = await self._storage.ListDeadLetters(
+            storage = await self._nodes.storage(partition)
+            page = await storage.ListDeadLetters(
                 storage_pb2.ListDeadLettersRequest(
                     partition=partition,
                     lmq_name=request.lmq_name,
@@ -112,7 +114,8 @@ class DeadLetters:
         limit = queue_totals.page_size(request.page_size)
         response = topic_pb2.ListOutboxResponse()
         while True:
-            page = await self._storage.ListOutbox(
+            storage = await self._nodes.storage(partition)
+            page = await storage.ListOutbox(
                 storage_pb2.ListOutboxRequest(
                     partition=partition,
                     destination_lmq_name=request.destination_lmq_name,

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import partitions_of
+from broker_svc.links.storage_nodes import StorageNodes
 from broker_svc.links.topic_cache import TopicCache
-from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.errors import GroupNotFound, QueueNotFound
 from tidemark.names import LmqName
 
@@ -25,11 +26,11 @@ class QueuePartitions:
         self,
         links: Mapping[int, PartitionLink],
         topics: TopicCache,
-        storage: storage_pb2_grpc.StorageServiceStub,
+        nodes: StorageNodes,
     ) -> None:
         self._links = links
         self._topics = topics
-        self._storage = storage
+        self._nodes = nodes
 
     async def of(self, lmq_name: str) -> Sequence[int]:
         """The partitions that a queue spans."""
@@ -46,7 +47,7 @@ class QueuePartitions:
         """The queue as each partition has it; raises QueueNotFound if none has."""
 
         async def get(partition: int) -> storage_pb2.GetQueueResponse:
-            return await self._storage.GetQueue(
+            return await (await self._nodes.storage(partition)).GetQueue(
                 storage_pb2.GetQueueRequest(partition=partition, lmq_name=lmq_name)
             )
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from broker_svc.api.queue_partitions import QueuePartitions
 from broker_svc.components import BrokerComponents
+from broker_svc.links.placement import TOPIC_HOME
 from tidemark import limits
-from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.errors import TopicNotEmpty
 
 
@@ -18,11 +19,10 @@ class TopicDeletion:
     def __init__(
         self,
         components: BrokerComponents,
-        storage: storage_pb2_grpc.StorageServiceStub,
         partitions: QueuePartitions,
     ) -> None:
         self._components = components
-        self._storage = storage
+        self._nodes = components.storage_nodes
         self._partitions = partitions
 
     async def delete(self, name: str, *, force: bool) -> int:
@@ -40,7 +40,8 @@ class TopicDeletion:
         try:
             for number in partitions:
                 deleted += await self._delete_queues(number, name, force=force)
-            gone = await self._storage.DeleteTopic(storage_pb2.DeleteTopicRequest(name=name))
+            home = await self._nodes.storage(TOPIC_HOME)
+            gone = await home.DeleteTopic(storage_pb2.DeleteTopicRequest(name=name))
             await self._components.topics.fan_out(
                 replace(topic, version=gone.version), deleted=True
             )
@@ -52,8 +53,9 @@ class TopicDeletion:
         pages = storage_pb2.ListQueuesRequest(
             partition=partition, topic=topic, page_size=limits.PAGE_SIZE_MAX
         )
+        storage = await self._nodes.storage(partition)
         while True:
-            page = await self._storage.ListQueues(pages)
+            page = await storage.ListQueues(pages)
             full = [queue.lmq_name for queue in page.queues if queue.messages]
             if full:
                 raise TopicNotEmpty(
@@ -66,8 +68,9 @@ class TopicDeletion:
     async def _delete_queues(self, partition: int, topic: str, *, force: bool) -> int:
         """Without `force`, storage refuses a queue that was published to meanwhile."""
         deleted = 0
+        storage = await self._nodes.storage(partition)
         while True:
-            page = await self._storage.ListQueues(
+            page = await storage.ListQueues(
                 storage_pb2.ListQueuesRequest(
                     partition=partition, topic=topic, page_size=limits.PAGE_SIZE_MAX
                 )

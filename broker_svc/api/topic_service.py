@@ -17,9 +17,10 @@ from broker_svc.api.topic_deletion import TopicDeletion
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.partition_link import LinkState
+from broker_svc.links.placement import TOPIC_HOME
 from tidemark import topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
-from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.errors import GroupNotFound, InvalidArgument, TidemarkError
 from tidemark.names import validate_group, validate_topic
 from tidemark.rpc.topic_codec import (
@@ -44,13 +45,13 @@ _LINK_STATES = {
 class TopicService(topic_pb2_grpc.TopicServiceServicer):
     """Everything about topics that is not publishing or consuming."""
 
-    def __init__(
-        self, components: BrokerComponents, storage: storage_pb2_grpc.StorageServiceStub
-    ) -> None:
+    def __init__(self, components: BrokerComponents) -> None:
         self._components = components
-        self._storage = storage
-        self._partitions = QueuePartitions(components.links, components.topics, storage)
-        self._dead_letters = DeadLetters(self._partitions, storage, components.settings.partitions)
+        self._nodes = components.storage_nodes
+        self._partitions = QueuePartitions(components.links, components.topics, self._nodes)
+        self._dead_letters = DeadLetters(
+            self._partitions, self._nodes, components.settings.partitions
+        )
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -98,9 +99,10 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def ListTopics(
         self, request: topic_pb2.ListTopicsRequest, context: Context
     ) -> topic_pb2.ListTopicsResponse:
-        listed = await self._storage.ListTopics(
+        home = await self._nodes.storage(TOPIC_HOME)
+        listed = await home.ListTopics(
             storage_pb2.ListTopicsRequest(
-                page_size=request.page_size, page_token=request.page_token
+                partition=TOPIC_HOME, page_size=request.page_size, page_token=request.page_token
             )
         )
         return topic_pb2.ListTopicsResponse(
@@ -111,13 +113,14 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.DeleteTopicRequest, context: Context
     ) -> topic_pb2.DeleteTopicResponse:
         validate_topic(request.name)
-        deletion = TopicDeletion(self._components, self._storage, self._partitions)
+        deletion = TopicDeletion(self._components, self._partitions)
         queues = await deletion.delete(request.name, force=request.force)
         return topic_pb2.DeleteTopicResponse(queues=queues)
 
     async def _put(self, topic: Topic, *, create: bool, expected_version: int = 0) -> Topic:
         """Store a topic and distribute it to all partitions."""
-        stored = await self._storage.PutTopic(
+        home = await self._nodes.storage(TOPIC_HOME)
+        stored = await home.PutTopic(
             storage_pb2.PutTopicRequest(
                 topic=topic_to_proto(topic), create=create, expected_version=expected_version
             )
@@ -142,7 +145,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         )
         response = topic_pb2.ListQueuesResponse()
         while partition < self._components.settings.partitions:
-            page = await self._storage.ListQueues(
+            storage = await self._nodes.storage(partition)
+            page = await storage.ListQueues(
                 storage_pb2.ListQueuesRequest(
                     partition=partition,
                     topic=request.topic,
@@ -200,8 +204,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         async def has_group() -> bool:
             return await self._partitions.has_group(request.lmq_name, request.group)
 
+        async def look(page: storage_pb2.PeekQueueRequest) -> storage_pb2.PeekQueueResponse:
+            return await (await self._nodes.storage(page.partition)).PeekQueue(page)
+
         partitions = await self._partitions.of(request.lmq_name)
-        return await Peek(request, partitions, self._storage.PeekQueue, has_group).page()
+        return await Peek(request, partitions, look, has_group).page()
 
     async def CancelScheduled(
         self, request: topic_pb2.CancelScheduledRequest, context: Context
@@ -291,27 +298,28 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def ListPartitions(
         self, request: topic_pb2.ListPartitionsRequest, context: Context
     ) -> topic_pb2.ListPartitionsResponse:
-        response = topic_pb2.ListPartitionsResponse()
-        try:
-            described = await self._storage.DescribeStorage(storage_pb2.DescribeStorageRequest())
-        except TidemarkError:
-            for number in self._components.links:
-                response.partitions.add(partition=number, state=_UNREACHABLE)
-        else:
-            for info in described.held:
-                info.storage_address = self._components.settings.storage_address
-                response.partitions.append(info)
-        for info in response.partitions:
-            link = self._components.links.get(info.partition)
-            if link is not None:
-                info.link_state = _LINK_STATES[link.state]
-                info.link_detail = link.detail
-        return response
+        infos: dict[int, topic_pb2.PartitionInfo] = {}
+        for node, described in (await self._nodes.describe()).items():
+            if not isinstance(described, TidemarkError):
+                for info in described.held:
+                    info.storage_address = node.address
+                    infos.setdefault(info.partition, info)
+        for number, link in self._components.links.items():
+            info = infos.setdefault(
+                number, topic_pb2.PartitionInfo(partition=number, state=_UNREACHABLE)
+            )
+            if not info.storage_address and link.node is not None:
+                info.storage_address = link.node.address
+            info.link_state = _LINK_STATES[link.state]
+            info.link_detail = link.detail
+        ordered = [infos[number] for number in sorted(infos)]
+        return topic_pb2.ListPartitionsResponse(partitions=ordered)
 
     async def ConfirmPartitionTime(
         self, request: topic_pb2.ConfirmPartitionTimeRequest, context: Context
     ) -> topic_pb2.ConfirmPartitionTimeResponse:
-        confirmed = await self._storage.ConfirmPartitionTime(
+        storage = await self._nodes.storage(request.partition)
+        confirmed = await storage.ConfirmPartitionTime(
             storage_pb2.ConfirmPartitionTimeRequest(
                 partition=request.partition, to_wall_clock=request.to_wall_clock
             )

@@ -15,15 +15,16 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final, Protocol
 
-from broker_svc.links.storage_node_link import StorageNodeLink
+from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2, storage_pb2_grpc
+from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2
 from tidemark.clock import Clock
 from tidemark.errors import (
     DataCorrupt,
     Fenced,
     NotOwner,
     PartitionFaulty,
+    PartitionNotFound,
     TidemarkError,
     Unavailable,
 )
@@ -85,12 +86,10 @@ class PartitionLink:
         partition: int,
         settings: BrokerSettings,
         incarnation: int,
-        storage: storage_pb2_grpc.StorageServiceStub,
-        node: StorageNodeLink,
+        nodes: StorageNodes,
         clock: Clock,
         state_changed: Callable[[], None],
     ) -> None:
-        """`storage` and `node` reach the storage node that holds the partition."""
         self.partition = partition
         self.connected = asyncio.Event()
         self._state = LinkState.DOWN
@@ -101,8 +100,11 @@ class PartitionLink:
         """The address of this broker, as storage and other brokers get it."""
         self._settings = settings
         self._incarnation = incarnation
-        self._storage = storage
-        self._node = node
+        self._nodes = nodes
+        self.node: StorageNode | None = nodes.located(partition)
+        """The node that the partition was last found at."""
+        self.is_away = False
+        """Whether the last claim did not reach the node: it may be gone for long."""
         self._clock = clock
         self._listener: Listener | None = None
         self.fenced = False
@@ -214,12 +216,19 @@ class PartitionLink:
         """
         wait_ms = _RECONNECT_MS_MIN
         while not self.fenced:
+            claimed = False
             try:
-                epoch = await self._claim()
+                node = self.node = await self._nodes.locate(self.partition)
+                epoch = await self._claim(node)
+                claimed = True
                 wait_ms = _RECONNECT_MS_MIN
-                await self._exchange(epoch)
+                await self._exchange(node, epoch)
             except TidemarkError as error:
                 _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
+                if isinstance(error, PartitionNotFound):
+                    self._nodes.forget(self.partition)
+                lost = self.node is not None or self._nodes.is_any_away
+                self.is_away = not claimed and lost and isinstance(error, Unavailable)
                 self._enter(self._state_after(error), f"{error.reason}: {error.detail}")
             finally:
                 self._drop_callers()
@@ -235,11 +244,10 @@ class PartitionLink:
 
     def _enter(self, state: LinkState, detail: str = "") -> None:
         self._detail = detail
-        if state is not self._state:
-            self._state = state
-            self._state_changed()
+        self._state = state
+        self._state_changed()
 
-    async def _claim(self) -> int:
+    async def _claim(self, node: StorageNode) -> int:
         claim = storage_pb2.ClaimPartitionRequest(
             partition=self.partition,
             cluster_id=self._settings.cluster_id,
@@ -248,9 +256,10 @@ class PartitionLink:
             broker_address=self.address,
             held_epoch=self._held_epoch,
             client_timeout_ms=self._settings.client_timeout_ms,
+            partitions=self._settings.partitions,
         )
         try:
-            claimed = await self._storage.ClaimPartition(claim)
+            claimed = await node.storage.ClaimPartition(claim)
         except Fenced as error:
             self.fenced = True
             self.owner_address = error.metadata.get("owner", "")
@@ -259,7 +268,7 @@ class PartitionLink:
         self._held_epoch = claimed.broker_epoch
         if claimed.report_required:
             report = self._report(claimed.broker_epoch)
-            reported = await self._storage.ReportHeldReservations(report)
+            reported = await node.storage.ReportHeldReservations(report)
             if self._listener is not None:
                 self._listener.expired(self.partition, reported.gone_reservation_ids)
         return claimed.broker_epoch
@@ -275,14 +284,14 @@ class PartitionLink:
             page = held[at : at + _HELD_PER_PAGE]
             yield storage_pb2.ReportHeldReservationsRequest(receipts=page)
 
-    async def _exchange(self, broker_epoch: int) -> None:
+    async def _exchange(self, node: StorageNode, broker_epoch: int) -> None:
         """Until the part of this partition ends; raises why."""
         self._ended = asyncio.get_running_loop().create_future()
-        self._node.bind(self, broker_epoch)
+        node.link.bind(self, broker_epoch)
         try:
             await self._ended
         finally:
-            self._node.unbind(self)
+            node.link.unbind(self)
             self._ended = None
 
     # --- as its node uses it -------------------------------------------------------------------
@@ -337,7 +346,8 @@ class PartitionLink:
             len(self._gathered) >= WORTHWHILE_OPERATIONS or self._gathered_bytes >= WORTHWHILE_BYTES
         )
         prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
-        self._node.may_leave(self, bool(self._gathered) and prompt and self._may_owe())
+        if self.node is not None:
+            self.node.link.may_leave(self, bool(self._gathered) and prompt and self._may_owe())
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
@@ -364,6 +374,7 @@ class PartitionLink:
             if not frame.HasField("health"):
                 return  # the bind is refused
             self.connected.set()
+            self.is_away = False
             self._enter(LinkState.UP)
             _log.info("link up", extra={"partition": self.partition})
         if listener is None:

@@ -4,8 +4,13 @@ Pure. A lite queue lives in one partition; a plain queue of a topic with several
 that many, beginning with its own.
 """
 
+from typing import Final
+
 from tidemark.names import is_lite, partition_of
 from tidemark.topics import Topic
+
+TOPIC_HOME: Final = 0
+"""The partition in which topics have their home."""
 
 
 def partitions_of(lmq_name: str, topic: Topic, cluster_partitions: int) -> tuple[int, ...]:

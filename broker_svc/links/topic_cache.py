@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from broker_svc.links.partition_link import PartitionLink
-from tidemark.api.storage.v1 import exchange_pb2, storage_pb2, storage_pb2_grpc
+from broker_svc.links.placement import TOPIC_HOME
+from broker_svc.links.storage_nodes import StorageNodes
+from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.errors import TidemarkError, TopicNotFound
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
-
-_HOME = 0
 
 _log = logging.getLogger(__name__)
 
@@ -28,10 +28,10 @@ class TopicCache:
 
     def __init__(
         self,
-        storage: storage_pb2_grpc.StorageServiceStub,
+        nodes: StorageNodes,
         links: Mapping[int, PartitionLink],
     ) -> None:
-        self._storage = storage
+        self._nodes = nodes
         self._links = links
         self._topics: dict[str, Topic] = {}
         self._behind: set[int] = set()
@@ -49,7 +49,9 @@ class TopicCache:
     async def renew(self, name: str) -> Topic:
         """Read the topic from its home partition; raises TopicNotFound."""
         self._topics.pop(name, None)
-        found = await self._storage.GetTopic(storage_pb2.GetTopicRequest(name=name))
+        found = await (await self._nodes.storage(TOPIC_HOME)).GetTopic(
+            storage_pb2.GetTopicRequest(partition=TOPIC_HOME, name=name)
+        )
         topic = self._topics[name] = topic_from_proto(found.topic)
         return topic
 
@@ -84,7 +86,7 @@ class TopicCache:
 
     def link_up(self, partition: int) -> None:
         """Compare the partition with the home, and bring it what it lacks."""
-        if partition != _HOME:
+        if partition != TOPIC_HOME:
             self._behind.add(partition)
         if self._behind and (self._catching_up is None or self._catching_up.done()):
             self._catching_up = asyncio.create_task(self._catch_up())
@@ -93,7 +95,7 @@ class TopicCache:
         """Stops if the home cannot be read: its link coming up starts it again."""
         try:
             while self._behind:
-                stored = await self._list(_HOME)
+                stored = await self._list(TOPIC_HOME)
                 behind, self._behind = self._behind, set()
                 for partition in behind:
                     await self._bring_missing(partition, stored)
@@ -119,9 +121,10 @@ class TopicCache:
 
     async def _list(self, partition: int) -> dict[str, Topic]:
         topics: dict[str, Topic] = {}
+        storage = await self._nodes.storage(partition)
         request = storage_pb2.ListTopicsRequest(partition=partition, page_size=PAGE_SIZE_MAX)
         while True:
-            page = await self._storage.ListTopics(request)
+            page = await storage.ListTopics(request)
             topics.update((each.name, topic_from_proto(each)) for each in page.topics)
             if not page.next_page_token:
                 return topics

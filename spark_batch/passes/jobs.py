@@ -60,7 +60,7 @@ class Jobs:
     def __init__(self, spark: SparkSession, settings: RetentionSettings, clock: Clock) -> None:
         self._spark = spark
         self._settings = settings
-        self.storage = settings.storage_address
+        self.storage = ",".join(settings.storage_addresses)
         self._clock = clock
 
     def retention(self, dry_run: bool = False) -> Pass:

@@ -18,7 +18,7 @@ from storage_svc.scheduler_lease import SchedulerLease
 from tidemark import limits
 from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
 from tidemark.clock import Clock
-from tidemark.errors import BatchTooLarge, InvalidArgument, TidemarkError
+from tidemark.errors import BatchTooLarge, InvalidArgument, TidemarkError, Unavailable
 from tidemark.names import LmqName
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -161,6 +161,8 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             raise InvalidArgument("there is nothing to record", field="rows")
         if len(request.rows) > MEASUREMENTS_MAX:
             raise BatchTooLarge(f"at most {MEASUREMENTS_MAX} rows a call")
+        if not self._partitions.held:
+            raise Unavailable("this node holds no partition")
         partition = self._partitions.get(min(self._partitions.held))
         await partition.call(RecordMetrics(tuple(map(_measurement, request.rows))))
         return retention_pb2.RecordMetricsResponse()

@@ -20,6 +20,7 @@ from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
+from storage_svc.placement.placement import Placement
 from storage_svc.reads import dead_letters, due_work, queues
 from storage_svc.reads.due_work import ScanKind
 from storage_svc.reads.queues import GroupView, QueueView
@@ -35,6 +36,7 @@ from tidemark.errors import (
 from tidemark.names import LmqName
 from tidemark.receipts import Receipt
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
+from tidemark.settings import StorageSettings
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -50,9 +52,16 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     """Claims, exchanges, topics, and reads beside the writer."""
 
     def __init__(
-        self, cluster_id: str, partitions: Partitions, stopping: asyncio.Event, clock: Clock
+        self,
+        settings: StorageSettings,
+        partitions: Partitions,
+        stopping: asyncio.Event,
+        clock: Clock,
     ) -> None:
-        self._cluster_id = cluster_id
+        self.placement: Placement | None = None
+        """Of a node among others."""
+        self._cluster_id = settings.cluster_id
+        self._cluster_partitions = settings.partitions
         self._partitions = partitions
         self._stopping = stopping
         self._clock = clock
@@ -65,17 +74,35 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         held = self._partitions.held
         return storage_pb2.DescribeStorageResponse(
             cluster_id=self._cluster_id,
-            partitions=next((each.identity.partitions for each in held.values()), 0),
+            partitions=self._cluster_partitions,
             held=map(_partition_info, held.values()),
             format_version=FORMAT_VERSION,
             engine="rocksdb",
+            node_id="" if self.placement is None else self.placement.node_id,
         )
+
+    async def PlacePartitions(
+        self, request: storage_pb2.PlacePartitionsRequest, context: Context
+    ) -> storage_pb2.PlacePartitionsResponse:
+        if self.placement is None:
+            raise ClusterMismatch(
+                "this node is set up as the only one of its cluster: "
+                "TIDEMARK_STORAGE_ADDRESSES names all nodes",
+                cluster=self._cluster_id,
+            )
+        return await self.placement.answer(request)
 
     async def ClaimPartition(
         self, request: storage_pb2.ClaimPartitionRequest, context: Context
     ) -> storage_pb2.ClaimPartitionResponse:
         if request.cluster_id != self._cluster_id:
             raise ClusterMismatch(f"this is cluster {self._cluster_id}", cluster=self._cluster_id)
+        if request.partitions not in (0, self._cluster_partitions):
+            raise ClusterMismatch(
+                f"this cluster has {self._cluster_partitions} partitions, not {request.partitions}",
+                cluster=self._cluster_id,
+                partitions=str(self._cluster_partitions),
+            )
         if not request.broker_id:
             raise InvalidArgument("a claim needs a broker_id", field="broker_id")
         partition = self._partitions.get(request.partition)

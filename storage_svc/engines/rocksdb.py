@@ -15,7 +15,9 @@ imports rocksdict. There is one copy: losing the disk loses the data.
 Every key begins with its partition as u16. META holds one key of the engine's own per partition,
 `identity`: u32 format version, u32 partition, u32 partitions, text cluster id. It is written when
 the partition is created. Under the prefix 0xFFFF, which no partition has, META holds the `identity`
-of the node: the same without a partition. The version stays in front in every format to come.
+of the node: the same without a partition. The version stays in front in every format to come. A
+node of several adds its `node_id`, and `placed` + u16 partition for each partition that some node
+has created: text id of that node (`node_record.py`).
 
 *Durability.* A gather of commits is one WriteBatch written without sync on the event loop
 (microseconds), and `flush_wal(True)` in a thread: `write(sync=True)` would hold the interpreter
@@ -70,8 +72,10 @@ WRITE_BUFFER_BYTES: Final = 64 * MIB
 CHUNK_BYTES_MAX: Final = 256 * 1024
 SWITCH_INTERVAL_S: Final = 0.0001
 
-_NODE: Final = u16(0xFFFF)
-_IDENTITY: Final = b"identity"
+NODE_PREFIX: Final = u16(0xFFFF)
+IDENTITY_KEY: Final = b"identity"
+_NODE_HOLD: Final = 0xFFFF
+"""Holds the database open like a partition does."""
 _CLOCK = SystemClock()
 
 
@@ -107,6 +111,14 @@ class RocksEngines:
             await self.release(partition)
             raise
         return engine
+
+    async def hold(self) -> NodeDatabase:
+        """The open database, which stays open until `release_node`."""
+        self._held.add(_NODE_HOLD)
+        return await self._open_database()
+
+    async def release_node(self) -> None:
+        await self.release(_NODE_HOLD)
 
     async def release(self, partition: int) -> None:
         """Give up a partition; the database is closed with the last one."""
@@ -179,16 +191,10 @@ class RocksEngine:
     async def check_identity(self) -> None:
         """Refuse data of another format, cluster or partition; mark new data as ours."""
         mine, database = self._identity, self._database
+        await check_node(database, mine.cluster_id, mine.partitions)
         cluster = u32(mine.partitions) + text(mine.cluster_id.encode())
-        (node,) = database.load(_NODE, Table.META, [_IDENTITY])
-        if node is None:
-            if not database.is_empty:
-                raise DataCorrupt(f"{database.directory} has lost its identity", file="CURRENT")
-            await database.commit(_NODE, _identity_row(u32(FORMAT_VERSION) + cluster))
-        else:
-            self._refuse_foreign(node, u32(FORMAT_VERSION) + cluster)
         expected = u32(FORMAT_VERSION) + u32(mine.partition) + cluster
-        (stored,) = database.load(self._prefix, Table.META, [_IDENTITY])
+        (stored,) = database.load(self._prefix, Table.META, [IDENTITY_KEY])
         if stored is None:
             if database.rows(self._prefix, Table.META, b"", None, 1):
                 raise DataCorrupt(
@@ -197,22 +203,7 @@ class RocksEngine:
                 )
             await database.commit(self._prefix, _identity_row(expected))
         else:
-            self._refuse_foreign(stored, expected)
-
-    def _refuse_foreign(self, stored: bytes, expected: bytes) -> None:
-        directory, mine = self._database.directory, self._identity
-        if (version := read_u32(stored)) != FORMAT_VERSION:
-            raise FormatNotSupported(
-                f"{directory} is in format {version}, this version reads {FORMAT_VERSION}"
-            )
-        if stored != expected:
-            partitions_at = len(expected) - len(text(mine.cluster_id.encode())) - 4
-            cluster_id = read_text(stored, partitions_at + 4)[0].decode(errors="replace")
-            raise ClusterMismatch(
-                f"{directory} belongs to cluster {cluster_id!r} with "
-                f"{read_u32(stored, partitions_at)} partitions, not to cluster "
-                f"{mine.cluster_id!r} with {mine.partitions}"
-            )
+            _refuse_foreign(database.directory, stored, expected, mine.cluster_id, mine.partitions)
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._database.load(self._prefix, table, keys)
@@ -294,9 +285,38 @@ class RocksReader:
         return self._engine
 
 
+async def check_node(database: NodeDatabase, cluster_id: str, partitions: int) -> None:
+    """Refuse data of another format or cluster; mark a new database as ours."""
+    expected = u32(FORMAT_VERSION) + u32(partitions) + text(cluster_id.encode())
+    (stored,) = database.load(NODE_PREFIX, Table.META, [IDENTITY_KEY])
+    if stored is None:
+        if not database.is_empty:
+            raise DataCorrupt(f"{database.directory} has lost its identity", file="CURRENT")
+        await database.commit(NODE_PREFIX, _identity_row(expected))
+    else:
+        _refuse_foreign(database.directory, stored, expected, cluster_id, partitions)
+
+
+def _refuse_foreign(
+    directory: Path, stored: bytes, expected: bytes, cluster_id: str, partitions: int
+) -> None:
+    if (version := read_u32(stored)) != FORMAT_VERSION:
+        raise FormatNotSupported(
+            f"{directory} is in format {version}, this version reads {FORMAT_VERSION}"
+        )
+    if stored != expected:
+        partitions_at = len(expected) - len(text(cluster_id.encode())) - 4
+        other = read_text(stored, partitions_at + 4)[0].decode(errors="replace")
+        raise ClusterMismatch(
+            f"{directory} belongs to cluster {other!r} with "
+            f"{read_u32(stored, partitions_at)} partitions, not to cluster "
+            f"{cluster_id!r} with {partitions}"
+        )
+
+
 def _identity_row(value: bytes) -> Batch:
     batch = Batch()
-    batch.put(Table.META, _IDENTITY, value)
+    batch.put(Table.META, IDENTITY_KEY, value)
     return batch
 
 

@@ -4,7 +4,6 @@ One announcer per partition, so that one without an answer delays no other. A ca
 repeated after a growing pause, unless a sweep has made it unnecessary.
 """
 
-import asyncio
 import logging
 import random
 from contextlib import suppress
@@ -103,10 +102,3 @@ class Announcer:
         )
         wait_ms, self._retry_ms = self._retry_ms, min(2 * self._retry_ms, RETRY_MS_MAX)
         return wait_ms
-
-
-async def announce_all(announcers: list[Announcer]) -> None:
-    """Run them until cancelled."""
-    async with asyncio.TaskGroup() as tasks:
-        for announcer in announcers:
-            tasks.create_task(announcer.run())

@@ -21,6 +21,7 @@ class FaultReason(Enum):
     OPEN_FAILED = "OPEN_FAILED"
     RECORD_UNREADABLE = "RECORD_UNREADABLE"
     CLOCK_JUMPED = "CLOCK_JUMPED"
+    DATA_LOST = "DATA_LOST"
 
 
 class HealthState(Enum):

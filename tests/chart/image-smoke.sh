@@ -6,7 +6,7 @@ set -euo pipefail
 tool=$1 image=$2
 name=tidemark-smoke-$$
 confined=(--read-only --tmpfs /tmp:exec --cap-drop ALL --security-opt no-new-privileges
-    --network "$name" --env TIDEMARK_STORAGE_ADDRESS=storage:7410
+    --network "$name" --env TIDEMARK_STORAGE_ADDRESSES=storage:7410
     --env TIDEMARK_LIFECYCLE_ADDRESS=lifecycle:7420)
 
 clean_up() {

@@ -159,7 +159,7 @@ DECIDED_BY_VALUES: dict[str, Values] = {
     "TIDEMARK_METRICS_LISTEN": {"telemetry": {"metrics": {"port": 9999}}},
     "TIDEMARK_STORAGE_LISTEN": {"storage": {"port": 7777}},
     "TIDEMARK_STORAGE_ADVERTISE": {"storage": {"port": 7777}},
-    "TIDEMARK_STORAGE_ADDRESS": {"storage": {"port": 7777}},
+    "TIDEMARK_STORAGE_ADDRESSES": {"storage": {"port": 7777}},
     "TIDEMARK_BROKER_LISTEN": {"broker": {"port": 7777}},
     "TIDEMARK_BROKER_ADVERTISE": {"broker": {"port": 7777}},
     "TIDEMARK_LIFECYCLE_LISTEN": {"lifecycle": {"port": 7777}},

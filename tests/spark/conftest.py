@@ -49,7 +49,7 @@ def jobs(spark: SparkSession, storage: RunningStorage, clock: ManualClock) -> Ca
     """The jobs of that storage, with settings of RetentionSettings."""
 
     def make(**settings: Any) -> Jobs:
-        chosen = RetentionSettings(storage_address=storage.address, **settings)
+        chosen = RetentionSettings(storage_addresses=(storage.address,), **settings)
         return Jobs(spark, chosen, clock)
 
     return make

@@ -94,7 +94,7 @@ async def check_that_only_due_messages_left(address: str) -> None:
 
 def jobs(spark: SparkSession, address: str) -> Jobs:
     """One call per run, so that there is a middle."""
-    settings = RetentionSettings(storage_address=address, retention_batch_size=1)
+    settings = RetentionSettings(storage_addresses=(address,), retention_batch_size=1)
     return Jobs(spark, settings, SystemClock())
 
 
@@ -125,7 +125,7 @@ async def test_a_pass_that_takes_too_long_is_ended_and_loses_nothing(
 ) -> None:
     """R9, R11: its Spark jobs are interrupted, and the next pass does the rest."""
     async with process_with_old_messages(tmp_path) as process:
-        settings = RetentionSettings(storage_address=process.address, retention_batch_size=1)
+        settings = RetentionSettings(storage_addresses=(process.address,), retention_batch_size=1)
         clock = ManualClock()
         passes = SparkPasses(settings, clock)
         await passes.start()  # it uses the session that exists
@@ -148,7 +148,7 @@ async def test_a_driver_killed_in_the_middle_of_apply_loses_nothing(
     async with process_with_old_messages(tmp_path) as process:
         environment = {
             **os.environ,  # noqa: TID251 - handed on, not read
-            "TIDEMARK_STORAGE_ADDRESS": process.address,
+            "TIDEMARK_STORAGE_ADDRESSES": process.address,
             "TIDEMARK_SPARK_MASTER": "local[1]",
             "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
             "TIDEMARK_RETENTION_BATCH_SIZE": "1",

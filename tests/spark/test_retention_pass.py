@@ -353,7 +353,7 @@ async def test_the_clock_of_the_driver_decides_nothing(
 ) -> None:
     """R9: a driver that is 100 days ahead finds nothing due, whatever the rule."""
     await storage.create_topic("jobs", retention_enabled=True, retention_seconds=86_400)
-    settings = RetentionSettings(storage_address=storage.address)
+    settings = RetentionSettings(storage_addresses=(storage.address,))
     ahead = Jobs(spark, settings, ManualClock(clock.wall_ms() + 100 * DAY_MS))
     async with storage.exchange(0) as exchange:
         await exchange.ask(append("jobs/full", b"x"))
@@ -384,7 +384,7 @@ async def test_a_partition_that_cannot_be_read_does_not_stop_the_others(
         lambda *args, **options: reads.around(RocksEngines(*args, **options)),
     )
     storage = await start_storage(partitions=2)
-    job = Jobs(spark, RetentionSettings(storage_address=storage.address), clock)
+    job = Jobs(spark, RetentionSettings(storage_addresses=(storage.address,)), clock)
     topic = await storage.create_topic("old", retention_enabled=True, retention_seconds=10)
     async with storage.exchange(0) as first, storage.exchange(1) as second:
         await apply_topic(second, topic)

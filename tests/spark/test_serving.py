@@ -56,7 +56,7 @@ def serving(storage: RunningStorage, log_file: Path) -> ServiceProcess:
         health_service="tidemark.api.lifecycle.v1.JobService",
         arguments=["serve"],
         environment={
-            "TIDEMARK_STORAGE_ADDRESS": storage.address,
+            "TIDEMARK_STORAGE_ADDRESSES": storage.address,
             "TIDEMARK_RETENTION_LISTEN": address,
             "TIDEMARK_SPARK_MASTER": "local[1]",
             "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
@@ -88,7 +88,7 @@ def commands(process: ServiceProcess, storage: RunningStorage) -> list[Finished]
     cli = Cli(
         {
             "TIDEMARK_JOBS_ADDRESS": process.address,
-            "TIDEMARK_STORAGE_ADDRESS": storage.address,
+            "TIDEMARK_STORAGE_ADDRESSES": storage.address,
         }
     )
     return [
@@ -260,7 +260,7 @@ async def test_the_same_job_runs_on_a_standalone_cluster(tmp_path: Path) -> None
                     *(sys.executable, "-m", "spark_batch", "run", "retention"),
                     env={
                         **environment,
-                        "TIDEMARK_STORAGE_ADDRESS": storage.address,
+                        "TIDEMARK_STORAGE_ADDRESSES": storage.address,
                         "TIDEMARK_SPARK_MASTER": master,
                         "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
                     },

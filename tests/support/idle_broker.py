@@ -18,6 +18,7 @@ from broker_svc.app import build_components as wire
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.cleanup import EvictionOutcome
+from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
 from tests.support.faulty_engine import FaultyEngines
@@ -203,20 +204,21 @@ class RestartableStorage:
 @asynccontextmanager
 async def idle_broker(gates: GatedStorage, **settings: Any) -> AsyncIterator[IdleBroker]:
     settings = {"listen": "127.0.0.1:0", "partitions": PARTITIONS, **settings}
-    chosen = BrokerSettings(storage_address=gates.address, **settings)
+    chosen = BrokerSettings(storage_addresses=(gates.address,), **settings)
     clock = ManualClock()
     async with open_channel(gates.address) as upstream:
         stub = StorageServiceStub(upstream)
-        components, _ = wire(chosen, stub, clock)
+        node = StorageNode(gates.address, stub)
+        components, _ = wire(chosen, [node], clock)
         clients = UnaryClients(
             components.directory, components.settlements, components.subscriptions
         )
         service = BrokerService(components, clients, first_session_id=0)
         server = RpcServer(chosen.listen, unary_deadline_ms=None)
         server.add(add_BrokerServiceServicer_to_server, service)
-        server.add(add_TopicServiceServicer_to_server, TopicService(components, stub))
+        server.add(add_TopicServiceServicer_to_server, TopicService(components))
         await server.start()
-        running = [asyncio.create_task(components.storage_node.run())]
+        running = [asyncio.create_task(node.link.run())]
         running += [asyncio.create_task(link.run()) for link in components.links.values()]
         try:
             for link in components.links.values():

@@ -104,7 +104,7 @@ class LocalBroker:
         settings = BrokerSettings(
             partitions=self.partitions,
             listen=self._broker_listen,
-            storage_address=storage_address or self._storage_listen,
+            storage_addresses=(storage_address or self._storage_listen,),
             **self._settings,
         )
         self._broker = AsyncExitStack()

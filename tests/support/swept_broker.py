@@ -105,7 +105,7 @@ class SweptBroker(LocalBroker):
             address or free_address(),
             self.clock,
             partitions=self.partitions,
-            storage_address=self.storage_address,
+            storage_addresses=(self.storage_address,),
             **self._lifecycle_settings,
         )
 

@@ -56,7 +56,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 Limit = Annotated[int, typer.Option(min=0, help="Maximum number; 0 for all.")]
 StorageAddress = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Storage address; overrides TIDEMARK_STORAGE_ADDRESS."),
+    typer.Option(
+        metavar="HOST:PORT", help="Storage address; overrides TIDEMARK_STORAGE_ADDRESSES."
+    ),
 ]
 LifecycleAddress = Annotated[
     str | None,

@@ -96,7 +96,7 @@ class LocalCluster:
         }
         variables = {
             "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
-            "TIDEMARK_STORAGE_ADDRESS": self._addresses["storage"],
+            "TIDEMARK_STORAGE_ADDRESSES": self._addresses["storage"],
             "TIDEMARK_LIFECYCLE_ADDRESS": self._addresses["lifecycle"],
             **{
                 f"TIDEMARK_{name.upper()}_LISTEN": join_address(host, port)

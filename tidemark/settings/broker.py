@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, address_of_storage
+from tidemark.settings.service import ServiceSettings, addresses_of_storage
 from tidemark.settings.variables import LISTEN, Address, Identifier, Integer
 
 
@@ -29,7 +29,7 @@ class BrokerSettings(ServiceSettings):
         default="",
         doc="Address at which services and brokers reach this broker; empty: the listen address.",
     )
-    storage_address: str = address_of_storage()
+    storage_addresses: tuple[str, ...] = addresses_of_storage()
     client_timeout_ms: int = setting(
         "TIDEMARK_CLIENT_TIMEOUT_MS",
         Integer(1_000, 3_600_000, unit="ms"),

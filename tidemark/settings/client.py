@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemark.settings.declaration import Settings, setting
-from tidemark.settings.service import address_of_lifecycle, address_of_storage
+from tidemark.settings.service import address_of_lifecycle, addresses_of_storage
 from tidemark.settings.variables import Address
 
 
@@ -17,7 +17,7 @@ class ClientSettings(Settings):
         default="127.0.0.1:7400",
         doc="Address of a broker.",
     )
-    storage_address: str = address_of_storage()
+    storage_addresses: tuple[str, ...] = addresses_of_storage()
     lifecycle_address: str = address_of_lifecycle()
     jobs_address: str = setting(
         "TIDEMARK_JOBS_ADDRESS",

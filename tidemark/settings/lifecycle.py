@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tidemark import limits
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, address_of_storage
+from tidemark.settings.service import ServiceSettings, addresses_of_storage
 from tidemark.settings.variables import LISTEN, Address, Integer
 
 
@@ -24,7 +24,7 @@ class LifecycleSettings(ServiceSettings):
         default="",
         doc="Address at which storage reaches this replica; empty: the listen address.",
     )
-    storage_address: str = address_of_storage()
+    storage_addresses: tuple[str, ...] = addresses_of_storage()
     sweep_interval_ms_max: int = setting(
         "TIDEMARK_SWEEP_INTERVAL_MS_MAX",
         Integer(100, 3_600_000, unit="ms"),

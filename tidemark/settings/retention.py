@@ -5,7 +5,7 @@ from typing import Final
 
 from tidemark import limits
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, address_of_storage
+from tidemark.settings.service import ServiceSettings, addresses_of_storage
 from tidemark.settings.variables import LISTEN, Integer, Pairs, Text
 
 _INTERVAL: Final = Integer(1_000, 86_400_000, unit="ms")
@@ -24,7 +24,7 @@ class RetentionSettings(ServiceSettings):
         default="127.0.0.1:7430",
         doc="Address that the scheduler listens on; port 0 picks a free port.",
     )
-    storage_address: str = address_of_storage()
+    storage_addresses: tuple[str, ...] = addresses_of_storage()
     retention_interval_ms: int = setting(
         "TIDEMARK_RETENTION_INTERVAL",
         _INTERVAL,

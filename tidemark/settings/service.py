@@ -6,7 +6,7 @@ from typing import Any
 from tidemark import limits
 from tidemark.settings.declaration import Settings, part, setting
 from tidemark.settings.telemetry import TelemetrySettings
-from tidemark.settings.variables import Address, Identifier, Integer
+from tidemark.settings.variables import Address, Addresses, Identifier, Integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ class ServiceSettings(Settings):
     telemetry: TelemetrySettings = part(TelemetrySettings)  # noqa: RUF009 - a field
 
 
-def address_of_storage() -> Any:
+def addresses_of_storage() -> Any:
     return setting(
-        "TIDEMARK_STORAGE_ADDRESS",
-        Address(),
-        default="127.0.0.1:7410",
-        doc="Address of the storage service.",
+        "TIDEMARK_STORAGE_ADDRESSES",
+        Addresses(),
+        default=("127.0.0.1:7410",),
+        doc="Addresses of all storage nodes of the cluster, the same for all services.",
     )
 
 

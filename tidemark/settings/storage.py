@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, address_of_lifecycle
-from tidemark.settings.variables import LISTEN, Address, Directory, Integer, Switch
+from tidemark.settings.service import ServiceSettings, address_of_lifecycle, addresses_of_storage
+from tidemark.settings.variables import LISTEN, Address, Directory, Integer, SettingsError, Switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,16 @@ class StorageSettings(ServiceSettings):
         "TIDEMARK_STORAGE_ADVERTISE",
         Address(),
         default="",
-        doc="Address at which lifecycle reaches this process; empty: the listen address.",
+        doc="Address at which lifecycle and other nodes reach this process; empty: the listen "
+        "address.",
+    )
+    storage_addresses: tuple[str, ...] = addresses_of_storage()
+    create_lost: bool = setting(
+        "TIDEMARK_STORAGE_CREATE_LOST",
+        Switch(),
+        default=False,
+        doc="Whether partitions that are reported as DATA_LOST are created again, empty. For one "
+        "start, once it is certain that their volume will not come back.",
     )
     lifecycle_address: str = address_of_lifecycle()
     await_sweep: bool = setting(
@@ -69,3 +78,15 @@ class StorageSettings(ServiceSettings):
         default=False,
         doc="Whether partitions stop serving while the lifecycle service is silent.",
     )
+
+    def __post_init__(self) -> None:
+        if len(self.storage_addresses) > 1 and self.own_address not in self.storage_addresses:
+            raise SettingsError(
+                f"TIDEMARK_STORAGE_ADDRESSES={','.join(self.storage_addresses)!a}: must contain "
+                f"the address of this node, {self.own_address} (TIDEMARK_STORAGE_ADVERTISE)"
+            )
+
+    @property
+    def own_address(self) -> str:
+        """The address of this node as the others name it; its port may be 0 in a lone node."""
+        return self.advertise or self.listen

@@ -122,6 +122,19 @@ LISTEN: Final = Address(port_min=0)
 
 
 @dataclass(frozen=True, slots=True)
+class Addresses:
+    """One address, or several that are all different."""
+
+    allowed: str = "host:port with a port from 1 to 65535, or several of them, separated by commas"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        addresses = tuple(Address().parse(each.strip()) for each in text.split(","))
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(text)
+        return addresses
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
     allowed: str = "the path of a directory"
 

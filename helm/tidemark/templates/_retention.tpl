@@ -13,7 +13,7 @@
 {{- $pairs := list -}}
 {{- range $name, $value := $options }}{{ $pairs = append $pairs (printf "%s=%s" $name (include "tidemark.text" $value)) }}{{ end -}}
 {{ include "tidemark.commonSettings" . }}
-TIDEMARK_STORAGE_ADDRESS: {{ include "tidemark.address" $storage | quote }}
+TIDEMARK_STORAGE_ADDRESSES: {{ include "tidemark.address" $storage | quote }}
 TIDEMARK_SPARK_MASTER: {{ $spark.master | quote }}
 TIDEMARK_SPARK_OPTIONS: {{ join "," $pairs | quote }}
 {{- end }}

@@ -15,6 +15,7 @@ from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.app import EXPIRE_EVERY_MS, build_components
 from broker_svc.components import BrokerComponents
+from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.api.storage_service import StorageService
 from storage_svc.engines.engine import Engine, Identity
 from storage_svc.engines.rocksdb import RocksEngines
@@ -27,7 +28,7 @@ from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.session import Session
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.errors import Unavailable
-from tidemark.settings import BrokerSettings
+from tidemark.settings import BrokerSettings, StorageSettings
 
 PARTITIONS: Final = 1
 CLUSTER_ID: Final = "simulated"
@@ -142,7 +143,10 @@ class SimulatedCluster:
         for partition in held.values():
             await partition.open()
         self._storage_service = StorageService(
-            CLUSTER_ID, Partitions(held), asyncio.Event(), self.clock
+            StorageSettings(cluster_id=CLUSTER_ID, partitions=PARTITIONS),
+            Partitions(held),
+            asyncio.Event(),
+            self.clock,
         )
 
     async def kill_storage(self) -> None:
@@ -159,14 +163,15 @@ class SimulatedCluster:
             partitions=PARTITIONS, cluster_id=CLUSTER_ID, client_timeout_ms=CLIENT_TIMEOUT_MS
         )
         link: Any = self._link
-        self._components, timers = build_components(settings, link, self.clock)
+        node = StorageNode("storage", link)
+        self._components, timers = build_components(settings, [node], self.clock)
         clients = UnaryClients(
             self._components.directory, self._components.settlements, self._components.subscriptions
         )
         first_session_id = self.chance.getrandbits(40)
         self._service = BrokerService(self._components, clients, first_session_id)
-        self._topics = TopicService(self._components, link)
-        running = [self._components.storage_node.run()]
+        self._topics = TopicService(self._components)
+        running = [node.link.run()]
         running += [link.run() for link in self._components.links.values()]
         running += [timer.run() for timer in timers]
         for each in (*running, self._components.cleanup.run(), self._expire(self._service)):

@@ -7,7 +7,7 @@ import pytest
 
 from broker_svc.app import broker
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.links.storage_node_link import StorageNodeLink
+from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from tests.service.broker.conftest import Gated, StartGated, break_and_hold
 from tests.support.local_broker import (
     LocalBroker,
@@ -291,7 +291,7 @@ async def test_clients_are_told_which_partitions_another_broker_has_taken(
     settings = BrokerSettings(
         partitions=local.partitions,
         listen="127.0.0.1:0",
-        storage_address=local.storage_server.address,
+        storage_addresses=(local.storage_server.address,),
         broker_id="another",
     )
 
@@ -320,9 +320,10 @@ async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
     """S2: one that was sent before the link broke, and was taken for lost."""
     await local.stop_broker()
     settings = BrokerSettings(partitions=local.partitions)
-    node = StorageNodeLink(local.storage)
-    link = PartitionLink(0, settings, 7, local.storage, node, SystemClock(), lambda: None)
-    running = [asyncio.create_task(each.run()) for each in (node, link)]
+    node = StorageNode("storage", local.storage)
+    nodes = StorageNodes([node], settings, SystemClock())
+    link = PartitionLink(0, settings, 7, nodes, SystemClock(), lambda: None)
+    running = [asyncio.create_task(each.run()) for each in (node.link, link)]
     try:
         await in_time(link.connected.wait())
         late = ClaimPartitionRequest(

@@ -104,7 +104,7 @@ async def test_a_partition_that_another_broker_holds_is_shown_as_moved(local: Lo
     settings = BrokerSettings(
         partitions=local.partitions,
         listen="127.0.0.1:0",
-        storage_address=local.storage_server.address,
+        storage_addresses=(local.storage_server.address,),
         broker_id="another",
     )
 

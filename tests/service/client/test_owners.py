@@ -23,7 +23,7 @@ async def start_second_broker(
         broker_id="second",
         partitions=local.partitions,
         listen="127.0.0.1:0",
-        storage_address=local.storage_server.address,
+        storage_addresses=(local.storage_server.address,),
     )
     server = await stack.enter_async_context(broker(settings, clock or SystemClock()))
     async with open_channel(server.address) as channel:

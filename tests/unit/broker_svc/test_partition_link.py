@@ -11,7 +11,7 @@ from broker_svc.links.partition_link import (
     WORTHWHILE_OPERATIONS,
     PartitionLink,
 )
-from broker_svc.links.storage_node_link import StorageNodeLink
+from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
@@ -57,11 +57,12 @@ def health(openings: int, state: topic_pb2.PartitionState.ValueType) -> Partitio
 @pytest.fixture
 async def link() -> AsyncIterator[PartitionLink]:
     async with open_channel("127.0.0.1:1") as channel:
-        storage = StorageServiceStub(channel)
-        node = StorageNodeLink(storage)
-        link = PartitionLink(0, BrokerSettings(), 1, storage, node, ManualClock(), lambda: None)
-        node.bind(link, broker_epoch=1)
-        node._next_frame()  # with the bind
+        node = StorageNode("storage", StorageServiceStub(channel))
+        settings, clock = BrokerSettings(), ManualClock()
+        nodes = StorageNodes([node], settings, clock)
+        link = PartitionLink(0, settings, 1, nodes, clock, lambda: None)
+        node.link.bind(link, broker_epoch=1)
+        node.link._next_frame()  # with the bind
         yield link
 
 
@@ -137,7 +138,8 @@ class Wire:
 
     def _leaving(self) -> list[int]:
         before = len(self._frames)
-        while frame := self._link._node._next_frame():
+        assert self._link.node is not None
+        while frame := self._link.node.link._next_frame():
             (part,) = frame.parts
             self._frames.append([each.request_id for each in part.operations])
         return [len(frame) for frame in self._frames[before:]]

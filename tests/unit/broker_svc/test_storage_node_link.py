@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker_svc.links.partition_link import FRAMES_IN_FLIGHT_MAX, PartitionLink
-from broker_svc.links.storage_node_link import StorageNodeLink
+from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
@@ -32,14 +32,16 @@ class Node:
     """A node whose frames a test takes and answers."""
 
     def __init__(self, storage: StorageServiceStub) -> None:
-        self.link = StorageNodeLink(storage)
+        self.node = StorageNode("storage", storage)
+        self.link = self.node.link
         self.ended: dict[int, str] = {}
         """Why the parts of partitions ended."""
-        self.links = [self._bound(number, storage) for number in range(PARTITIONS)]
+        self.links = [self._bound(number) for number in range(PARTITIONS)]
 
-    def _bound(self, number: int, storage: StorageServiceStub) -> PartitionLink:
-        settings = BrokerSettings()
-        link = PartitionLink(number, settings, 1, storage, self.link, ManualClock(), lambda: None)
+    def _bound(self, number: int) -> PartitionLink:
+        settings, clock = BrokerSettings(), ManualClock()
+        nodes = StorageNodes([self.node], settings, clock)
+        link = PartitionLink(number, settings, 1, nodes, clock, lambda: None)
         link.part_ended = lambda reason: self.ended.update({number: reason.reason})  # type: ignore[method-assign]
         self.link.bind(link, EPOCH)
         return link

@@ -31,7 +31,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 def test_the_defaults_let_the_services_find_each_other() -> None:
     storage, broker, lifecycle = StorageSettings(), BrokerSettings(), LifecycleSettings()
 
-    assert broker.storage_address == lifecycle.storage_address == storage.listen
+    assert broker.storage_addresses == lifecycle.storage_addresses == (storage.listen,)
     assert storage.lifecycle_address == lifecycle.listen
 
 
@@ -76,7 +76,7 @@ def test_an_empty_variable_counts_as_unset(value: str) -> None:
         ("TIDEMARK_SHUTDOWN_GRACE_MS", ["0", "600000"]),
         ("TIDEMARK_CLUSTER_ID", ["x" * 128, "7", "_a.B-c"]),
         ("TIDEMARK_BROKER_LISTEN", ["0.0.0.0:0", "broker.example:65535", "[::]:1"]),
-        ("TIDEMARK_STORAGE_ADDRESS", ["storage-0.storage:1", "[fe80::1]:65535"]),
+        ("TIDEMARK_STORAGE_ADDRESSES", ["storage-0.storage:1", "[fe80::1]:65535", "a:1, b:1"]),
     ],
 )
 def test_values_at_the_edge_are_taken(variable: str, values: list[str]) -> None:
@@ -108,7 +108,9 @@ def test_values_at_the_edge_are_taken(variable: str, values: list[str]) -> None:
         ("TIDEMARK_BROKER_LISTEN", "localhost:-1"),
         ("TIDEMARK_BROKER_LISTEN", "::1:7400"),
         ("TIDEMARK_BROKER_LISTEN", "http://localhost:7400"),
-        ("TIDEMARK_STORAGE_ADDRESS", "localhost:0"),
+        ("TIDEMARK_STORAGE_ADDRESSES", "localhost:0"),
+        ("TIDEMARK_STORAGE_ADDRESSES", "a:1,b:1,a:1"),
+        ("TIDEMARK_STORAGE_ADDRESSES", "a:1,,b:1"),
         ("TIDEMARK_LOG_LEVEL", "loud"),
         ("TIDEMARK_LOG_FORMAT", "xml"),
         ("TIDEMARK_METRICS_LISTEN", "off"),
@@ -206,10 +208,14 @@ def test_every_known_variable_is_declared_the_same_way_everywhere() -> None:
             assert variable.doc.endswith("."), variable.name
 
 
+def _text(default: object) -> str:
+    return ",".join(default) if isinstance(default, tuple) else str(default).lower()
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_default_is_itself_allowed(service: type[ServiceSettings]) -> None:
     environ = {
-        variable.name: str(variable.default).lower()
+        variable.name: _text(variable.default)
         for variable in service.variables()
         if variable.default != ""
     }

@@ -128,8 +128,9 @@ async def history(
             removal.pass_id,
         )
 
+    addresses = [storage_address] if storage_address else call.settings.storage_addresses
     rows = upkeep.list_retention_history(
-        call.open(storage_address or call.settings.storage_address),
+        [call.open(address) for address in addresses],
         retention_type=type_,
         queue=queue,
         topic=topic,

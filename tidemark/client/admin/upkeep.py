@@ -4,7 +4,7 @@ Each function calls the service that does the work: lifecycle for sweepers, the 
 storage for the history. It keeps no state, retries nothing and closes no channel.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -16,7 +16,7 @@ from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.client.admin.pages import pages
 from tidemark.client.admin.values import Finding, Job, Pass, Removal, Sweeper
 from tidemark.client.arguments import check_bool, check_int, check_str
-from tidemark.errors import InvalidArgument
+from tidemark.errors import InvalidArgument, PartitionNotFound
 from tidemark.limits import PAGE_SIZE_MAX, PARTITIONS_MAX
 from tidemark.rpc.enums import word_of
 
@@ -55,7 +55,7 @@ async def run_job(
 
 
 async def list_retention_history(
-    storage: grpc.aio.Channel,
+    storages: Sequence[grpc.aio.Channel],
     *,
     retention_type: str = "",
     queue: str = "",
@@ -64,7 +64,10 @@ async def list_retention_history(
     partition: int | None = None,
     timeout_ms: int | None = None,
 ) -> AsyncIterator[Removal]:
-    """What was removed, newest first, page by page; empty values do not restrict it (R6)."""
+    """What was removed, newest first, page by page; empty values do not restrict it (R6).
+
+    `storages` are all nodes of the cluster: one that cannot be read fails the listing (C1).
+    """
     if partition is not None:
         check_int("partition", partition, 0, PARTITIONS_MAX - 1)
     request = retention_pb2.ListRetentionHistoryRequest(
@@ -86,12 +89,45 @@ async def list_retention_history(
             ]
             detail = f"retention_type is one of {', '.join(known)}, not {retention_type!r}"
             raise InvalidArgument(detail, field="retention_type") from None
+    rows: list[tuple[Removal, AsyncIterator[Removal]]] = []
+    missing: PartitionNotFound | None = None
+    for storage in storages:
+        history = _history_of(storage, request, _seconds(timeout_ms))
+        try:
+            first = await anext(history, None)
+        except PartitionNotFound as error:  # another node holds it
+            missing = error
+            continue
+        if first is not None:
+            rows.append((first, history))
+        partition = None  # one node holds it
+    if partition is not None and missing is not None:
+        raise missing
+    while rows:
+        newest = max(range(len(rows)), key=lambda at: rows[at][0].execute_time_ms)
+        removal, history = rows[newest]
+        yield removal
+        following = await anext(history, None)
+        if following is None:
+            del rows[newest]
+        else:
+            rows[newest] = following, history
+
+
+async def _history_of(
+    storage: grpc.aio.Channel,
+    asked: retention_pb2.ListRetentionHistoryRequest,
+    timeout_s: float | None,
+) -> AsyncIterator[Removal]:
+    """What one node removed, newest first."""
     stub = RetentionServiceStub(storage)
+    request = retention_pb2.ListRetentionHistoryRequest()
+    request.CopyFrom(asked)  # paging writes into it
 
     async def fetch(
         request: retention_pb2.ListRetentionHistoryRequest,
     ) -> retention_pb2.ListRetentionHistoryResponse:
-        return await stub.ListRetentionHistory(request, timeout=_seconds(timeout_ms))
+        return await stub.ListRetentionHistory(request, timeout=timeout_s)
 
     async for page in pages(fetch, request):
         for each in page.rows:

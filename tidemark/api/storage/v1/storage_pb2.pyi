@@ -94,6 +94,7 @@ class DescribeStorageResponse(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     FORMAT_VERSION_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """The cluster."""
     partitions: _builtins.int
@@ -102,6 +103,8 @@ class DescribeStorageResponse(_message.Message):
     """Format version of the data."""
     engine: _builtins.str
     """The engine: `rocksdb` or `redis`."""
+    node_id: _builtins.str
+    """Id of the node, stored with its data. Default "": the only node of its cluster."""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.PartitionInfo]:
         """The partitions of this process."""
@@ -114,14 +117,113 @@ class DescribeStorageResponse(_message.Message):
         held: _abc.Iterable[_topic_pb2.PartitionInfo] | None = ...,
         format_version: _builtins.int = ...,
         engine: _builtins.str = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "engine", b"engine", "format_version", b"format_version", "held", b"held", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "engine", b"engine", "format_version", b"format_version", "held", b"held", "node_id", b"node_id", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeStorageResponse: _TypeAlias = DescribeStorageResponse  # noqa: Y015
+
+@_typing.final
+class PlacePartitionsRequest(_message.Message):
+    """A storage node asks where partitions are, before it creates those that exist nowhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CREATE_FIELD_NUMBER: _builtins.int
+    REPLACE_LOST_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """The cluster of the caller. Required."""
+    partitions: _builtins.int
+    """Its number of partitions. Required."""
+    node_id: _builtins.str
+    """Id of the caller, stored with its data. Required."""
+    replace_lost: _builtins.bool
+    """Whether partitions that this node does not hold are recorded for the caller even if another node
+    has created them: an operator has confirmed that their data is lost. Default false.
+    """
+    @_builtins.property
+    def create(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Partitions that the caller is about to create. One that another node has created, or is about
+        to create, stays with that node.
+        """
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        partitions: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        create: _abc.Iterable[_builtins.int] | None = ...,
+        replace_lost: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "create", b"create", "node_id", b"node_id", "partitions", b"partitions", "replace_lost", b"replace_lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacePartitionsRequest: _TypeAlias = PlacePartitionsRequest  # noqa: Y015
+
+@_typing.final
+class PlacePartitionsResponse(_message.Message):
+    """The partitions as one node knows them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PlacedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    PLACED_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Id of the answering node."""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Partitions whose data it holds."""
+
+    @_builtins.property
+    def placed(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """By partition, the id of the node that has created it or is about to, as far as it is known here."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        held: _abc.Iterable[_builtins.int] | None = ...,
+        placed: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "node_id", b"node_id", "placed", b"placed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacePartitionsResponse: _TypeAlias = PlacePartitionsResponse  # noqa: Y015
 
 @_typing.final
 class ClaimPartitionRequest(_message.Message):
@@ -137,6 +239,7 @@ class ClaimPartitionRequest(_message.Message):
     ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
     HELD_EPOCH_FIELD_NUMBER: _builtins.int
     CLIENT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     cluster_id: _builtins.str
@@ -159,6 +262,8 @@ class ClaimPartitionRequest(_message.Message):
     has held the partition for this long, no queue is removed as inactive, because its clients may
     not have reconnected yet. Default 0: 30 000.
     """
+    partitions: _builtins.int
+    """Number of partitions of the broker's cluster. Default 0: not compared."""
     def __init__(
         self,
         *,
@@ -170,10 +275,11 @@ class ClaimPartitionRequest(_message.Message):
         assignment_version: _builtins.int = ...,
         held_epoch: _builtins.int = ...,
         client_timeout_ms: _builtins.int = ...,
+        partitions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "client_timeout_ms", b"client_timeout_ms", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "client_timeout_ms", b"client_timeout_ms", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

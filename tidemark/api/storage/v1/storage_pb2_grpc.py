@@ -41,6 +41,11 @@ class StorageServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.DescribeStorageRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.DescribeStorageResponse.FromString,
                 _registered_method=True)
+        self.PlacePartitions = channel.unary_unary(
+                '/tidemark.api.storage.v1.StorageService/PlacePartitions',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PlacePartitionsRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PlacePartitionsResponse.FromString,
+                _registered_method=True)
         self.ClaimPartition = channel.unary_unary(
                 '/tidemark.api.storage.v1.StorageService/ClaimPartition',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ClaimPartitionRequest.SerializeToString,
@@ -129,6 +134,16 @@ class StorageServiceServicer:
 
     def DescribeStorage(self, request, context):
         """Describes this process and its partitions. Fails with UNAVAILABLE while they are being opened.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlacePartitions(self, request, context):
+        """Called by the other storage nodes: returns the partitions that this node holds or remembers, and
+        records those that the caller is about to create. They are on disk before the answer. Fails with
+        CLUSTER_MISMATCH (another cluster, or number of partitions), DATA_DIRECTORY_IN_USE (the caller
+        runs on a copy of the data of this node), UNAVAILABLE (the data is not open).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -271,6 +286,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.DescribeStorageRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.DescribeStorageResponse.SerializeToString,
             ),
+            'PlacePartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlacePartitions,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PlacePartitionsRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PlacePartitionsResponse.SerializeToString,
+            ),
             'ClaimPartition': grpc.unary_unary_rpc_method_handler(
                     servicer.ClaimPartition,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ClaimPartitionRequest.FromString,
@@ -380,6 +400,33 @@ class StorageService:
             '/tidemark.api.storage.v1.StorageService/DescribeStorage',
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.DescribeStorageRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.DescribeStorageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlacePartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.StorageService/PlacePartitions',
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PlacePartitionsRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PlacePartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

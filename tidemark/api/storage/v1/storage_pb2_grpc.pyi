@@ -18,6 +18,12 @@ class StorageServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     DescribeStorage: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeStorageRequest, _storage_pb2.DescribeStorageResponse]
     """Describes this process and its partitions. Fails with UNAVAILABLE while they are being opened."""
+    PlacePartitions: _aio.UnaryUnaryMultiCallable[_storage_pb2.PlacePartitionsRequest, _storage_pb2.PlacePartitionsResponse]
+    """Called by the other storage nodes: returns the partitions that this node holds or remembers, and
+    records those that the caller is about to create. They are on disk before the answer. Fails with
+    CLUSTER_MISMATCH (another cluster, or number of partitions), DATA_DIRECTORY_IN_USE (the caller
+    runs on a copy of the data of this node), UNAVAILABLE (the data is not open).
+    """
     ClaimPartition: _aio.UnaryUnaryMultiCallable[_storage_pb2.ClaimPartitionRequest, _storage_pb2.ClaimPartitionResponse]
     """Makes the calling broker the holder of a partition by durably raising its broker epoch. Fails
     with PARTITION_NOT_FOUND, CLUSTER_MISMATCH, FENCED (the assignment is older than that of the
@@ -89,6 +95,17 @@ class StorageServiceServicer:
         context: _aio.ServicerContext[_storage_pb2.DescribeStorageRequest, _abc.Awaitable[_storage_pb2.DescribeStorageResponse]],
     ) -> _abc.Awaitable[_storage_pb2.DescribeStorageResponse]:
         """Describes this process and its partitions. Fails with UNAVAILABLE while they are being opened."""
+
+    def PlacePartitions(
+        self,
+        request: _storage_pb2.PlacePartitionsRequest,
+        context: _aio.ServicerContext[_storage_pb2.PlacePartitionsRequest, _abc.Awaitable[_storage_pb2.PlacePartitionsResponse]],
+    ) -> _abc.Awaitable[_storage_pb2.PlacePartitionsResponse]:
+        """Called by the other storage nodes: returns the partitions that this node holds or remembers, and
+        records those that the caller is about to create. They are on disk before the answer. Fails with
+        CLUSTER_MISMATCH (another cluster, or number of partitions), DATA_DIRECTORY_IN_USE (the caller
+        runs on a copy of the data of this node), UNAVAILABLE (the data is not open).
+        """
 
     def ClaimPartition(
         self,

@@ -1,0 +1,73 @@
+"""What a storage node remembers about the partitions of its cluster, beside the data itself.
+
+A node of several has an id of its own, and a record of the node that created each partition. A
+volume that vanishes takes its id with it: the others remember who held the partition, so that it is
+reported as lost and never quietly created again (C6). This module reads and writes the rows; the
+decisions are in `storage_svc.placement`.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from storage_svc.engines.engine import Batch, Table
+from storage_svc.engines.keys import u16
+from storage_svc.engines.rocksdb import IDENTITY_KEY, NODE_PREFIX, RocksEngines, check_node
+
+_NODE_ID: Final = b"node_id"
+_PLACED: Final = b"placed"
+
+
+class NodeRecord:
+    """Keeps the database open from `open` to `close`."""
+
+    def __init__(self, engines: RocksEngines, cluster_id: str, partitions: int) -> None:
+        self.cluster_id = cluster_id
+        self.partitions = partitions
+        self.node_id = ""
+        """Empty until it is open."""
+        self.held: set[int] = set()
+        """The partitions whose data is here."""
+        self.placed: dict[int, str] = {}
+        """The nodes that created partitions, this one included."""
+        self._engines = engines
+
+    async def open(self) -> None:
+        """Raises what opening the database raises."""
+        try:
+            database = await self._engines.hold()
+            await check_node(database, self.cluster_id, self.partitions)
+            numbers = range(self.partitions)
+            (node_id,) = database.load(NODE_PREFIX, Table.META, [_NODE_ID])
+            placed = database.load(NODE_PREFIX, Table.META, [_PLACED + u16(n) for n in numbers])
+            self.held = {
+                number
+                for number in numbers
+                if database.load(u16(number), Table.META, [IDENTITY_KEY])[0] is not None
+            }
+            self.placed = {n: id_.decode() for n, id_ in enumerate(placed) if id_ is not None}
+            if node_id is None:
+                node_id = f"{random.getrandbits(64):016x}".encode()
+                batch = Batch()
+                batch.put(Table.META, _NODE_ID, node_id)
+                await database.commit(NODE_PREFIX, batch)
+        except BaseException:
+            await self._engines.release_node()
+            raise
+        self.node_id = node_id.decode()
+
+    async def remember(self, placed: Mapping[int, str]) -> None:
+        """Record who created partitions; on disk when this returns."""
+        news = {number: id_ for number, id_ in placed.items() if self.placed.get(number) != id_}
+        if not news:
+            return
+        batch = Batch()
+        for number, node_id in news.items():
+            batch.put(Table.META, _PLACED + u16(number), node_id.encode())
+        database = await self._engines.hold()
+        await database.commit(NODE_PREFIX, batch)
+        self.placed.update(news)
+
+    async def close(self) -> None:
+        self.node_id = ""
+        await self._engines.release_node()

@@ -1,0 +1,98 @@
+"""The partitions of this process: opened, created, announced to lifecycle, and closed together."""
+
+import asyncio
+from collections.abc import Collection
+
+from storage_svc.engines.engine import Engines, Identity
+from storage_svc.lifecycle.announcer import Announcer
+from storage_svc.lifecycle.lifecycle_watch import SilencePolicy
+from storage_svc.partition.health import FaultReason
+from storage_svc.partition.partition import Partition
+from storage_svc.partition.partitions import Partitions
+from tidemark.clock import Clock
+from tidemark.rpc.channel_pool import ChannelPool
+from tidemark.settings import StorageSettings
+
+
+class StorageNode:
+    """Owns the partitions. They are announced from `announce` on."""
+
+    def __init__(
+        self, settings: StorageSettings, engines: Engines, channels: ChannelPool, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._engines = engines
+        self._channels = channels
+        self._clock = clock
+        self._held: dict[int, Partition] = {}
+        self._lost: set[int] = set()
+        self._address = ""
+        self._announcing: list[asyncio.Task[None]] = []
+        self.partitions = Partitions(self._held)
+
+    async def open(self, numbers: Collection[int]) -> None:
+        """Raises the first refusal, after all have ended: they share one database."""
+        opening = [self._add(number) for number in numbers]
+        outcomes = await asyncio.gather(*(each.open() for each in opening), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+        for partition in opening:
+            self._announce(partition)
+
+    async def create(self, partition: int) -> None:
+        await self.open([partition])
+
+    def report_lost(self, partition: int, detail: str) -> None:
+        """Hold a partition without data, which only reports why."""
+        if partition not in self._held:
+            self._lost.add(partition)
+            lost = self._add(partition)
+            lost.health.add(FaultReason.DATA_LOST, detail, self._clock.wall_ms())
+
+    def forget_lost(self, partition: int) -> None:
+        """It was found, or is created again."""
+        if partition in self._lost:
+            self._lost.discard(partition)
+            del self._held[partition]
+
+    def announce(self, address: str) -> None:
+        """Announce the partitions that are open, and those to come, as reached at `address`."""
+        self._address = address
+        for partition in self._held.values():
+            self._announce(partition)
+
+    async def close(self) -> None:
+        for task in self._announcing:
+            task.cancel()
+        await asyncio.gather(*self._announcing, return_exceptions=True)
+        await asyncio.gather(*(partition.close() for partition in self._held.values()))
+
+    def _add(self, number: int) -> Partition:
+        settings = self._settings
+        partition = self._held[number] = Partition(
+            self._engines,
+            Identity(settings.cluster_id, number, settings.partitions),
+            self._clock,
+            await_sweep=settings.await_sweep,
+            disk_free_bytes_min=settings.disk_free_bytes_min,
+            silence=_silence(settings),
+        )
+        return partition
+
+    def _announce(self, partition: Partition) -> None:
+        if self._address and self._settings.await_sweep and partition.number not in self._lost:
+            announcer = Announcer(
+                partition,
+                self._channels,
+                self._settings.lifecycle_address,
+                self._address,
+                self._clock,
+            )
+            self._announcing.append(asyncio.create_task(announcer.run()))
+
+
+def _silence(settings: StorageSettings) -> SilencePolicy:
+    """Without lifecycle (`await_sweep` off) its silence is no alarm."""
+    after_ms = settings.lifecycle_silent_after_ms if settings.await_sweep else 0
+    return SilencePolicy(after_ms, settings.lifecycle_silent_is_fault)

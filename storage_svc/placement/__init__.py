@@ -1,0 +1,1 @@
+"""Placement: which storage node holds which partition, and which one creates it."""

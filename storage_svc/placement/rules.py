@@ -1,0 +1,56 @@
+"""The rules of placement: who creates a partition, and when it counts as lost.
+
+Pure. The data decides what a node holds. A partition that no node holds is created by the node at
+`partition % nodes` in the sorted list of addresses, and only if every other node has answered and
+none has ever seen it created by another one.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class NodeAnswer(NamedTuple):
+    """The partitions as another node knows them."""
+
+    node_id: str
+    held: frozenset[int]
+    placed: Mapping[int, str]
+    """The nodes that created partitions, as far as that node knows."""
+
+
+class Verdict(Enum):
+    """What this node does about a partition that it would create."""
+
+    CREATE = "create"
+    ELSEWHERE = "elsewhere"
+    """Another node holds it."""
+    WAIT = "wait"
+    """Another node that is there was about to create it."""
+    LOST = "lost"
+    """A node created it that is there no more, and its data with it."""
+
+
+def creator(partition: int, addresses: Sequence[str]) -> str:
+    """The address of the node that creates a partition."""
+    return sorted(addresses)[partition % len(addresses)]
+
+
+def verdict(
+    partition: int, node_id: str, placed: Mapping[int, str], others: Sequence[NodeAnswer]
+) -> Verdict:
+    """For a partition that this node does not hold, once all other nodes have answered.
+
+    `placed` is what this node remembers itself.
+    """
+    if any(partition in each.held for each in others):
+        return Verdict.ELSEWHERE
+    creators = {each.placed[partition] for each in others if partition in each.placed}
+    if partition in placed:
+        creators.add(placed[partition])
+    creators.discard(node_id)
+    if not creators:
+        return Verdict.CREATE
+    if creators & {each.node_id for each in others}:
+        return Verdict.WAIT
+    return Verdict.LOST
