@@ -13,7 +13,7 @@ from typing import Final
 from broker_svc.links.storage_node_link import StorageNodeLink
 from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
-from tidemark.errors import ClusterMismatch, TidemarkError, Unavailable
+from tidemark.errors import ClusterMismatch, PartitionNotFound, TidemarkError, Unavailable
 from tidemark.settings import BrokerSettings
 
 ANSWER_MS_MAX: Final = 5_000
@@ -59,7 +59,10 @@ class StorageNodes:
         self._holders.pop(partition, None)
 
     async def locate(self, partition: int) -> StorageNode:
-        """The node that holds a partition; raises Unavailable if no node answers that it does."""
+        """The node that holds a partition; raises Unavailable if no node answers that it does, and
+        PartitionNotFound for a partition that the cluster does not have."""
+        if partition >= self._settings.partitions:
+            raise PartitionNotFound(f"there is no partition {partition}", partition=str(partition))
         asked: set[asyncio.Task[storage_pb2.DescribeStorageResponse]] | None = None
         while partition not in self._conflicts:
             found = self.located(partition)

@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import typer
 
 from tidemark.clock import Clock, SystemClock
-from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName, Stopped
+from tidemark.local.cluster import LocalCluster, ServiceName, Stopped, kind_of, names_of
 from tidemark.local.java import why_no_spark
 from tidemark.local.ports import join_address, listening_socket
 from tidemark.local.restarts import GaveUp, ServiceKeeper
@@ -58,6 +58,7 @@ class Options:
     ports: Mapping[ServiceName, int]
     log_dir: Path | None
     """None shows logs on stderr."""
+    storages: int = 1
     retention: bool = True
     retention_setup: str = ""
     """A shell command that installs PySpark and Java; empty to install nothing."""
@@ -83,6 +84,7 @@ def run(options: Options) -> int:
                 log_dir=options.log_dir,
                 stop_timeout_ms=settings.shutdown_grace_ms + _STOP_SLACK_MS,
                 retention=not no_retention,
+                storages=options.storages,
             )
             clock = SystemClock()
             living = _live(cluster, options, no_retention, settings.java_home, clock)
@@ -97,6 +99,11 @@ def _why_no_retention(options: Options, settings: RetentionSettings) -> str:
     if not options.retention:
         return "--no-retention"
     return "" if options.retention_setup else why_no_spark(settings.java_home)
+
+
+def following_ports(kind: str, count: int, first: int) -> dict[ServiceName, int]:
+    """The ports of several services of a kind: one after the other, or all of them free ones."""
+    return {name: first + place if first else 0 for place, name in enumerate(names_of(kind, count))}
 
 
 async def _supervise(cluster: LocalCluster, living: Coroutine[Any, Any, NoReturn]) -> int:
@@ -129,7 +136,7 @@ async def _live(
     """Start and run; ends only by an exception."""
     begin_ms = clock.monotonic_ms()
     try:
-        await cluster.start(SERVICES)
+        await cluster.start([name for name in cluster.services if name != "retention"])
     except OSError as error:
         raise Refusal(str(error)) from None
     except ServiceFailed as failure:
@@ -139,9 +146,15 @@ async def _live(
     _print_ready(cluster, no_retention, clock.monotonic_ms() - begin_ms)
     storage = ServiceKeeper(cluster, "storage", clock, _print_error)
     others = [
-        ServiceKeeper(cluster, name, clock, _print_error, after=storage)
-        for name in SERVICES
-        if name != "storage"
+        ServiceKeeper(
+            cluster,
+            name,
+            clock,
+            _print_error,
+            after=None if kind_of(name) == "storage" else storage,
+        )
+        for name in cluster.services
+        if name not in ("storage", "retention")
     ]
     work: list[Coroutine[Any, Any, None]] = [keeper.keep() for keeper in (storage, *others)]
     if not no_retention:
@@ -235,15 +248,17 @@ def _check_ports(host: str, ports: Mapping[ServiceName, int]) -> None:
                 if error.errno == errno.EADDRINUSE:
                     reason = "already in use"
                 address = join_address(host, port)
-                raise Refusal(
-                    f"{name} cannot listen on {address}: {reason} (see --host, --{name}-port)"
-                ) from None
+                hint = f"(see --host, --{kind_of(name)}-port)"
+                raise Refusal(f"{name} cannot listen on {address}: {reason} {hint}") from None
 
 
 def _print_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
     broker = cluster.address("broker")
     default = broker == ClientSettings().address
-    facts = [(name, cluster.address(name)) for name in ("broker", "storage", "lifecycle")]
+    facts = [
+        (kind, ", ".join(cluster.address(each) for each in cluster.services_of(kind)))
+        for kind in ("broker", "storage", "lifecycle")
+    ]
     if no_retention:
         facts.append(("retention", f"off: {no_retention}"))
     else:

@@ -1,4 +1,4 @@
-"""A cluster on this machine: one process each for storage, broker, lifecycle and, optionally, the
+"""A cluster on this machine: processes for storage, brokers, lifecycle and, optionally, the
 retention scheduler.
 
 Decides addresses, directories and the order of starting and stopping; `service_process` runs each
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from tidemark.clock import Clock
 from tidemark.local.ports import free_ports, join_address, reached_at
@@ -22,11 +22,12 @@ from tidemark.local.service_process import (
     ServiceProcess,
 )
 
-ServiceName = Literal["storage", "broker", "lifecycle", "retention"]
+ServiceName = str
+"""The kind of a service, and from the second of its kind on a number: `storage`, `storage-2`."""
 
 SERVICES: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
-"""The services of every cluster, in start order. They stop in reverse order, so that no service
-loses one that it depends on."""
+"""The kinds of services of every cluster, in start order. They stop in reverse order, so that no
+service loses one that it depends on."""
 
 _COMMANDS: Final[Mapping[ServiceName, tuple[str, ...]]] = {
     "storage": ("storage_svc",),
@@ -46,6 +47,15 @@ Environments = Mapping[ServiceName, Mapping[str, str]]
 _NO_ENVIRONMENTS: Final[Environments] = MappingProxyType({})
 _OWN_MODULES: Final[Mapping[ServiceName, str]] = MappingProxyType({})
 _ANY_PORTS: Final[Mapping[ServiceName, int]] = MappingProxyType({})
+
+
+def names_of(kind: str, count: int) -> list[ServiceName]:
+    """The names of so many services of a kind."""
+    return [kind if number == 1 else f"{kind}-{number}" for number in range(1, count + 1)]
+
+
+def kind_of(name: ServiceName) -> str:
+    return name.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,47 +87,61 @@ class LocalCluster:
         stop_timeout_ms: int = STOP_TIMEOUT_MS,
         clock: Clock | None = None,
         retention: bool = False,
+        storages: int = 1,
     ) -> None:
         """A missing port, or port 0, is chosen. Without `log_dir`, logs go to stderr.
 
         `retention` also starts the retention scheduler, which needs PySpark and Java.
-        `environment` adds variables per service to those of this process and of the cluster;
-        `modules` replaces the module of a service, for example by one that fails on demand.
+        `environment` adds variables per service, or kind of services, to those of this process and
+        of the cluster; `modules` replaces the module of a kind of services, for example by one that
+        fails on demand. The first of several storage nodes has its data in `data_dir` as a lone
+        one has, the others in directories below it.
         """
         self.data_dir = data_dir
         self.log_dir = log_dir
         self._stop_timeout_ms = stop_timeout_ms
-        names = (*SERVICES, "retention") if retention else SERVICES
+        counts = {"storage": storages, "broker": 1, "lifecycle": 1, "retention": int(retention)}
+        names = [name for kind, count in counts.items() for name in names_of(kind, count)]
         ports = {name: port for name, port in ports.items() if name in names}
         unset = [name for name in names if not ports.get(name)]
         chosen = {**ports, **dict(zip(unset, free_ports(host, len(unset)), strict=True))}
         self._addresses = {
             name: join_address(reached_at(host), port) for name, port in chosen.items()
         }
+        nodes = [self._addresses[name] for name in names if kind_of(name) == "storage"]
         variables = {
-            "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
-            "TIDEMARK_STORAGE_ADDRESSES": self._addresses["storage"],
+            "TIDEMARK_STORAGE_ADDRESSES": ",".join(nodes),
             "TIDEMARK_LIFECYCLE_ADDRESS": self._addresses["lifecycle"],
-            **{
-                f"TIDEMARK_{name.upper()}_LISTEN": join_address(host, port)
-                for name, port in chosen.items()
-            },
         }
         if partitions is not None:
             variables["TIDEMARK_PARTITIONS"] = str(partitions)
         self._services: dict[ServiceName, ServiceProcess] = {
             name: ServiceProcess(
                 name,
-                modules.get(name, _COMMANDS[name][0]),
-                arguments=_COMMANDS[name][1:],
+                modules.get(kind_of(name), _COMMANDS[kind_of(name)][0]),
+                arguments=_COMMANDS[kind_of(name)][1:],
                 address=self._addresses[name],
-                health_service=_HEALTH_SERVICES[name],
-                environment={**variables, **environment.get(name, {})},
+                health_service=_HEALTH_SERVICES[kind_of(name)],
+                environment={
+                    **variables,
+                    **self._own_variables(name, join_address(host, chosen[name])),
+                    **environment.get(kind_of(name), {}),
+                    **environment.get(name, {}),
+                },
                 log_file=None if log_dir is None else log_dir / f"{name}.log",
                 clock=clock,
             )
             for name in names
         }
+
+    def _own_variables(self, name: ServiceName, listen: str) -> dict[str, str]:
+        """The variables in which services of one kind differ."""
+        prefix = f"TIDEMARK_{kind_of(name).upper()}"
+        own = {f"{prefix}_LISTEN": listen}
+        if kind_of(name) == "storage":
+            below = self.data_dir if name == "storage" else self.data_dir / name
+            own |= {f"{prefix}_DATA_DIR": str(below), f"{prefix}_ADVERTISE": self._addresses[name]}
+        return own
 
     async def __aenter__(self) -> Self:
         try:
@@ -138,6 +162,9 @@ class LocalCluster:
     def services(self) -> tuple[ServiceName, ...]:
         """The services of this cluster, in start order."""
         return tuple(self._services)
+
+    def services_of(self, kind: str) -> list[ServiceName]:
+        return [name for name in self._services if kind_of(name) == kind]
 
     def pid(self, name: ServiceName) -> int:
         return self._services[name].pid

@@ -10,6 +10,10 @@ from tidemark.limits import PARTITIONS_MAX
 Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 picks a free one.")]
 
 
+NODES_MAX = 9
+"""Their ports follow each other, and those of another kind of service come ten later."""
+
+
 def up(
     data_dir: Annotated[
         Path,
@@ -29,6 +33,14 @@ def up(
             help="Number of partitions, fixed once data is stored.",
         ),
     ] = None,
+    storages: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=NODES_MAX,
+            help="Number of storage nodes. Those after the first use the next ports.",
+        ),
+    ] = 1,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     broker_port: Port = 7400,
     storage_port: Port = 7410,
@@ -63,7 +75,7 @@ def up(
     if verbose and log_dir is not None:
         raise typer.BadParameter("--log-dir and --verbose cannot be combined")
 
-    from tidemark.cli.supervisor import Options, run
+    from tidemark.cli.supervisor import Options, following_ports, run
 
     raise typer.Exit(
         run(
@@ -73,10 +85,11 @@ def up(
                 host=host,
                 ports={
                     "broker": broker_port,
-                    "storage": storage_port,
+                    **following_ports("storage", storages, storage_port),
                     "lifecycle": lifecycle_port,
                     "retention": retention_port,
                 },
+                storages=storages,
                 retention=retention,
                 retention_setup=retention_setup,
                 log_dir=None if verbose else log_dir or data_dir / "logs",

@@ -1,0 +1,107 @@
+"""A cluster of several storage nodes as processes: used as one, also while a node is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import tidemark
+from tests.cluster.conftest import StartCluster
+from tests.support.cli_process import Cli
+from tests.support.local_broker import in_time, until
+from tests.support.up_process import UpProcess
+from tidemark.errors import TidemarkError
+from tidemark.local.cluster import LocalCluster
+from tidemark.names import partition_of
+from tidemark.topics import TopicSettings
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+async def cluster(start_cluster: StartCluster) -> LocalCluster:
+    started: LocalCluster = await start_cluster(storages=3, partitions=PARTITIONS)
+    return started
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[tidemark.Client]:
+    async with tidemark.connect(cluster.address("broker")) as client:
+        yield client
+
+
+def names_in(topic: str, partition: int) -> Iterator[str]:
+    """Names of lite queues of one partition."""
+    return (
+        name
+        for number in range(10_000)
+        if partition_of(name := f"{topic}/{number}", PARTITIONS) == partition
+    )
+
+
+async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
+    cluster: LocalCluster, client: tidemark.Client
+) -> None:
+    """C1, L6, S2: dead letters cross nodes; what a node has acknowledged is there when it is back,
+    and the others serve meanwhile."""
+    await client.admin.create_topic("dead")
+    settings = TopicSettings(max_attempts=1, dead_letter_topic="dead")
+    await client.admin.create_topic("jobs", settings)
+    queues = [next(names_in("jobs", number)) for number in range(PARTITIONS)]
+    publishers = [await client.publisher(name) for name in queues]
+    for publisher in publishers:
+        await in_time(publisher.publish(b"work"))
+
+    async with client.subscribe(queues) as deliveries:
+        for _ in queues:
+            await (await in_time(anext(deliveries))).nack()
+    async with client.subscribe(["dead"]) as deliveries:
+        dead = [await in_time(anext(deliveries)) for _ in queues]
+        for each in dead:
+            await each.ack(wait=True)
+
+    held = {each.partition: each.storage_address for each in await client.admin.list_partitions()}
+    lost = next(number for number in held if held[number] == cluster.address("storage-2"))
+    others = [number for number in held if held[number] != cluster.address("storage-2")]
+    await in_time(publishers[lost].publish(b"kept"))
+    await cluster.kill("storage-2")
+    for number in others:
+        await in_time(publishers[number].publish(b"meanwhile"))
+    late = asyncio.create_task(publishers[lost].publish(b"late"))
+    shown = Cli.of(cluster).ok("partitions", "--json").json
+    listing = Cli.of(cluster).run("queue", "list", "jobs")
+    await cluster.restart("storage-2")
+    await in_time(late)
+
+    assert {each.payload for each in dead} == {b"work"}
+    assert len(set(held.values())) == 3
+    assert [each["link_state"] for each in shown if each["partition"] in others] == (
+        ["UP"] * len(others)
+    )
+    assert listing.code == 3
+    assert "UNAVAILABLE" in listing.err
+    async with client.subscribe([queues[lost]]) as deliveries:
+        found = [(await in_time(anext(deliveries))).payload for _ in range(2)]
+    assert found == [b"kept", b"late"]
+
+
+async def test_up_runs_several_storage_nodes(tmp_path: Path) -> None:
+    """S6, C1: each with its own part of the partitions, and data of its own."""
+    async with UpProcess(tmp_path / "data", "--storages=3", "--partitions=4") as up:
+        await up.ready()
+        shown = next(line.split()[1:] for line in up.output if line.split()[0] == "storage")
+        async with tidemark.connect(up.address("broker")) as client:
+
+            async def is_held() -> bool:
+                try:
+                    listed = await client.admin.list_partitions()
+                except TidemarkError:
+                    return False
+                held = {each.storage_address for each in listed if each.link_state == "UP"}
+                return held == {address.strip(",") for address in shown}
+
+            await until(is_held)
+
+    assert len(shown) == 3
+    assert all((tmp_path / "data" / part / "node").is_dir() for part in (".", "storage-2"))
