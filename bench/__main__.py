@@ -24,6 +24,7 @@ MODULES: Final = (
     "bench.many_queues.benchmark",
     "bench.sweep.benchmark",
     "bench.retention",
+    "bench.retention_idle",
     "bench.tracing.benchmark",
 )
 """The modules that register benchmarks when imported."""
