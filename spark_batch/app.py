@@ -15,7 +15,7 @@ from uuid import uuid4
 from spark_batch.api.job_service import JobService
 from spark_batch.host import JobHost
 from spark_batch.passes.findings import Finding
-from spark_batch.passes.outcome import JobName
+from spark_batch.passes.outcome import JobName, Report
 from spark_batch.planner.process import PlannerProcess
 from spark_batch.scheduler import Job, Outcome, Scheduler
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
@@ -72,7 +72,7 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
 
 
 def _jobs(settings: RetentionSettings, host: JobHost, sampler: Sampler) -> list[Job]:
-    async def store(dry_run: bool) -> Outcome:
+    async def store(dry_run: bool, report: Report) -> Outcome:  # noqa: ARG001 - it takes no time
         return Stored(f"metrics-{uuid4().hex}", {"rows": 0 if dry_run else await sampler.store()})
 
     return [

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from spark_batch.due import pass_without_work
-from spark_batch.passes.outcome import JobName, Pass
+from spark_batch.passes.outcome import JobName, Pass, Phase, Progress, Report
 from spark_batch.planner.process import PlannerProcess
 from spark_batch.storage_client import find_partitions
 from spark_batch.threads import in_thread
@@ -46,8 +46,9 @@ class JobHost:
         answer = await self._retention.HoldSchedule(request, timeout=_HOLD_TIMEOUT_S)
         return answer.held, answer.holder
 
-    async def run(self, job: JobName, dry_run: bool) -> Pass:
-        """Run a pass of retention or eviction."""
+    async def run(self, job: JobName, dry_run: bool, report: Report) -> Pass:
+        """Run a pass of retention or eviction, and report its progress."""
+        report(Progress(Phase.ASKING))
         ask = partial(pass_without_work, self._settings, job, dry_run, self._clock)
         done = await in_thread(ask)
-        return done or await self._planner.run(job, dry_run)
+        return done or await self._planner.run(job, dry_run, report)

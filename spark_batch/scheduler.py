@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from spark_batch.passes.findings import Finding, describe_failures
-from spark_batch.passes.outcome import JobName
+from spark_batch.passes.outcome import JobName, Progress, Report
 from spark_batch.planner.process import SparkNotStarted
 from tidemark.clock import Clock
 from tidemark.errors import JobRunning, TidemarkError, Unavailable
@@ -49,8 +49,8 @@ class Outcome(Protocol):
     def failed(self) -> Mapping[int, str]: ...
 
 
-Run = Callable[[bool], Awaitable[Outcome]]
-"""Runs a pass; with True, a dry run that changes nothing."""
+Run = Callable[[bool, Report], Awaitable[Outcome]]
+"""Runs a pass and reports its progress; with True, a dry run that changes nothing."""
 
 
 _passes = counter(
@@ -79,8 +79,12 @@ class Job:
     last_counts: Mapping[str, int] = field(default_factory=dict)
     last_error: str = ""
     last_pass_id: str = ""
+    last_failed: Mapping[int, str] = field(default_factory=dict)
+    """Partitions that the last pass could not read or clean, each with its error."""
     next_at_ms: int = 0
     busy: bool = False
+    progress: Progress | None = None
+    began_ms: int = 0
 
 
 class SchedulerHost(Protocol):
@@ -126,9 +130,23 @@ class Scheduler:
         if job.busy:
             raise JobRunning(f"a {name} pass is running", job=name.value)
         if dry_run:
-            return await job.run(True)
+            return await self._dry_run(job)
         # The pass continues if the caller goes away.
         return await asyncio.shield(asyncio.ensure_future(self._pass(job)))
+
+    async def _dry_run(self, job: Job) -> Outcome:
+        """Run a dry run; its progress is shown unless a pass runs beside it."""
+        began_ms = self._clock.monotonic_ms()
+
+        def report(progress: Progress) -> None:
+            if not job.busy:
+                job.progress, job.began_ms = progress, began_ms
+
+        try:
+            return await job.run(True, report)
+        finally:
+            if not job.busy:
+                job.progress = None
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds; it is checked whenever a job changes."""
@@ -212,14 +230,20 @@ class Scheduler:
             raise JobRunning(f"a {job.name} pass is running", job=job.name.value)
         before, job.state, job.busy = job.state, JobState.RUNNING, True
         job.last_pass_ms = self._clock.wall_ms()
-        began_ms = self._clock.monotonic_ms()
+        began_ms = job.began_ms = self._clock.monotonic_ms()
         self._notify()
         outcome = "failed"
+
+        def report(progress: Progress) -> None:
+            job.progress = progress
+            self._notify()
+
         try:
-            done = await job.run(False)
+            done = await job.run(False, report)
             # What failed in some partitions only is reported, and the others are cleaned.
             job.last_error = describe_failures(done.failed)
             job.last_pass_id, job.last_counts = done.pass_id, done.counts
+            job.last_failed = done.failed
             outcome = "failed" if done.failed else "done"
             return done
         except Exception as error:
@@ -236,7 +260,7 @@ class Scheduler:
             job.next_at_ms = now_ms + job.interval_ms
             if job.state is JobState.RUNNING:
                 job.state = before
-            job.busy = False
+            job.busy, job.progress = False, None
             self._notify()
 
     def _notify(self) -> None:

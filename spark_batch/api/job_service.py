@@ -33,7 +33,7 @@ class JobService(jobs_pb2_grpc.JobServiceServicer):
         except ValueError:
             raise InvalidArgument("unknown job", field="name") from None
         done = await self._scheduler.run_now(name, request.dry_run)
-        response = jobs_pb2.RunJobResponse(pass_id=done.pass_id)
+        response = jobs_pb2.RunJobResponse(pass_id=done.pass_id, failed_partitions=done.failed)
         for each in done.findings:
             response.findings.add(
                 topic=each.topic, rule=each.rule, due=each.due, why_not=each.why_not
@@ -49,7 +49,15 @@ class JobService(jobs_pb2_grpc.JobServiceServicer):
             next_in_ms=max(0, job.next_at_ms - self._clock.monotonic_ms()),
             last_error=job.last_error,
             last_pass_id=job.last_pass_id,
+            failed_partitions=job.last_failed,
         )
+        if job.progress is not None:
+            status.progress.phase = jobs_pb2.PassPhase.Value(
+                f"PASS_PHASE_{job.progress.phase.name}"
+            )
+            status.progress.running_for_ms = self._clock.monotonic_ms() - job.began_ms
+            status.progress.tasks = job.progress.tasks
+            status.progress.tasks_done = job.progress.tasks_done
         if job.last_pass_ms:
             status.last_pass_time.FromMilliseconds(job.last_pass_ms)
         return status

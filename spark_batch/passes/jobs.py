@@ -62,6 +62,8 @@ class Jobs:
         self._settings = settings
         self.storage = ",".join(settings.storage_addresses)
         self._clock = clock
+        self._running: dict[str, str] = {}
+        """The id of the last pass of each job that is running."""
 
     def retention(self, dry_run: bool = False) -> Pass:
         """Expired and completed messages, inactive queues, old records (R1-R4)."""
@@ -169,10 +171,13 @@ class Jobs:
         context = self._spark.sparkContext
         self._spark.addTag(tag_of(name))
         context.setLocalProperty("spark.scheduler.pool", name)
-        context.setJobDescription(f"Tidemark {pass_id}")
+        context.setJobGroup(pass_id, f"Tidemark {pass_id}")
+        self._running[name] = pass_id
         try:
             yield
         finally:
+            self._running.pop(name, None)
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             self._spark.removeTag(tag_of(name))
             context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
             context.setJobDescription(None)  # type: ignore[arg-type]
@@ -180,6 +185,19 @@ class Jobs:
     def collect_failures(self) -> Failures:
         """What a plan and its application add the partitions to that fail."""
         return collect_failures(self._spark.sparkContext)
+
+    def tasks(self, name: str) -> tuple[int, int]:
+        """The Spark tasks of the pass under way so far, and how many of them are done."""
+        tracker = self._spark.sparkContext.statusTracker()
+        tasks = done = 0
+        for job_id in tracker.getJobIdsForGroup(self._running.get(name, "")):
+            job = tracker.getJobInfo(job_id)
+            for stage_id in job.stageIds if job is not None else ():
+                stage = tracker.getStageInfo(stage_id)
+                if stage is not None:
+                    tasks += stage.numTasks
+                    done += stage.numCompletedTasks
+        return tasks, done
 
     def interrupt(self, name: str) -> None:
         """End the Spark jobs of the pass under way; that pass fails."""

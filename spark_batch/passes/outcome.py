@@ -4,7 +4,7 @@ Importing it needs no PySpark: the scheduler reports passes without it.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -31,6 +31,26 @@ class JobName(StrEnum):
     RETENTION = "retention"
     EVICTION = "eviction"
 
+
+class Phase(StrEnum):
+    """What a pass that is running does."""
+
+    ASKING = "asking"
+    STARTING_SPARK = "starting_spark"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pass is. Spark reports tasks; the rows of a task are known when it ends."""
+
+    phase: Phase
+    tasks: int = 0
+    tasks_done: int = 0
+
+
+Report = Callable[[Progress], None]
+"""Receives the progress of a pass, whenever it changes."""
 
 TYPES: Final[Mapping[JobName, tuple[str, ...]]] = MappingProxyType(
     {

@@ -16,6 +16,7 @@ from typing import Final
 from spark_batch.planner.lines import (
     PassDone,
     PassRequest,
+    PassTasks,
     Ready,
     Reply,
     StartFailed,
@@ -70,7 +71,11 @@ async def _serve(requests: asyncio.StreamReader, send: Send, passes: SparkPasses
 
 async def _run(request: PassRequest, send: Send, passes: SparkPasses) -> None:
     try:
-        outcome = await passes.run(request.job, request.dry_run)
+        outcome = await passes.run(
+            request.job,
+            request.dry_run,
+            lambda tasks, done: send(PassTasks(request.number, tasks, done)),
+        )
     except Exception as error:
         send(failure_of(request.number, error))
     else:

@@ -52,6 +52,18 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PassTasks:
+    """From the planner: the Spark tasks of a pass so far, and how many of them are done."""
+
+    number: int
+    tasks: int
+    done: int
+
+    def encode(self) -> bytes:
+        return _line({"number": self.number, "tasks": self.tasks, "done": self.done})
+
+
+@dataclass(frozen=True, slots=True)
 class PassDone:
     """From the planner: a pass ended with this outcome."""
 
@@ -74,7 +86,7 @@ class PassFailed:
         return _line({"number": self.number, "status": status})
 
 
-Reply: TypeAlias = Ready | StartFailed | PassDone | PassFailed
+Reply: TypeAlias = Ready | StartFailed | PassTasks | PassDone | PassFailed
 
 
 def decode_reply(line: bytes) -> Reply:
@@ -85,6 +97,8 @@ def decode_reply(line: bytes) -> Reply:
     if "start_failed" in found:
         return StartFailed(found["start_failed"])
     number = found["number"]
+    if "tasks" in found:
+        return PassTasks(number, found["tasks"], found["done"])
     if "status" in found:
         return PassFailed(number, from_status(Status.FromString(b64decode(found["status"]))))
     return PassDone(number, _outcome(found["outcome"]))

@@ -15,11 +15,12 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
-from spark_batch.passes.outcome import JobName, Pass
+from spark_batch.passes.outcome import JobName, Pass, Phase, Progress, Report
 from spark_batch.planner.lines import (
     PassDone,
     PassFailed,
     PassRequest,
+    PassTasks,
     Ready,
     StartFailed,
     decode_reply,
@@ -67,6 +68,7 @@ class PlannerProcess:
         self._running = 0
         self._idle: asyncio.Task[None] | None = None
         self._failures = 0
+        self._numbers = count(1)
         self.changed = asyncio.Event()
         """Set whenever the child has started or ended."""
 
@@ -75,8 +77,8 @@ class PlannerProcess:
         """The process id of the child, while there is one."""
         return None if self._child is None or self._child.ended else self._child.process.pid
 
-    async def run(self, job: JobName, dry_run: bool) -> Pass:
-        """Run a pass; starts Spark if it does not run.
+    async def run(self, job: JobName, dry_run: bool, report: Report) -> Pass:
+        """Run a pass, and report its progress; starts Spark if it does not run.
 
         Raises SparkNotStarted, DeadlineExceeded, Unavailable if Spark is lost, or the error of the
         pass.
@@ -85,9 +87,12 @@ class PlannerProcess:
         if self._idle is not None:
             self._idle.cancel()
         try:
+            if self.pid is None:
+                report(Progress(Phase.STARTING_SPARK))
             async with self._changing:
                 child = await self._running_child()
-            return await self._run(child, job, dry_run)
+            report(Progress(Phase.RUNNING))
+            return await self._run(child, PassRequest(next(self._numbers), job, dry_run), report)
         finally:
             self._running -= 1
             if not self._running and self.pid is not None:
@@ -123,15 +128,17 @@ class PlannerProcess:
         retry_ms = min(BACKOFF_MS * 2 ** (self._failures - 1), BACKOFF_MS_MAX)
         return SparkNotStarted(f"Spark does not start: {why}", retry_after_ms=retry_ms)
 
-    async def _run(self, child: "_Child", job: JobName, dry_run: bool) -> Pass:
+    async def _run(self, child: "_Child", request: PassRequest, report: Report) -> Pass:
         # The child ends a pass by itself; this is for a child that does not.
         timeout_ms = self._settings.pass_timeout_ms + 2 * INTERRUPT_MS
         try:
-            return await self._clock.wait_for(child.run(job, dry_run), timeout_ms)
+            return await self._clock.wait_for(child.run(request, report), timeout_ms)
         except TimeoutError:
-            _log.error("the planner does not end a %s pass and is killed", job)
+            _log.error("the planner does not end a %s pass and is killed", request.job)
             child.kill()
-            raise DeadlineExceeded(f"the {job} pass took longer than {timeout_ms} ms") from None
+            raise DeadlineExceeded(
+                f"the {request.job} pass took longer than {timeout_ms} ms"
+            ) from None
 
     async def _stop_when_idle(self) -> None:
         await self._clock.sleep_ms(self._settings.spark_idle_stop_s * 1000)
@@ -149,8 +156,8 @@ class _Child:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Pass]] = {}
+        self._reports: dict[int, Report] = {}
         self._ready = asyncio.Event()
         self._why = ""
         self._reading = asyncio.create_task(self._read())
@@ -182,19 +189,20 @@ class _Child:
         if not self._ready.is_set():
             raise Unavailable(self._why_ended())
 
-    async def run(self, job: JobName, dry_run: bool) -> Pass:
+    async def run(self, request: PassRequest, report: Report) -> Pass:
         """Run a pass. Raises its error, or Unavailable if the process ends before."""
         if self.ended:
             raise self._lost()
         assert self.process.stdin is not None
-        number = next(self._numbers)
         done: asyncio.Future[Pass] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = done
+        self._waiting[request.number] = done
+        self._reports[request.number] = report
         try:
-            self.process.stdin.write(PassRequest(number, job, dry_run).encode())
+            self.process.stdin.write(request.encode())
             return await done
         finally:
-            del self._waiting[number]
+            del self._waiting[request.number]
+            del self._reports[request.number]
 
     def kill(self) -> None:
         """Kill the process and its Java."""
@@ -232,6 +240,9 @@ class _Child:
                 self._ready.set()
             case StartFailed(why):
                 self._why = why
+            case PassTasks(number, tasks, tasks_done):
+                if number in self._reports:
+                    self._reports[number](Progress(Phase.RUNNING, tasks, tasks_done))
             case PassDone(number, outcome):
                 if number in self._waiting:
                     self._waiting[number].set_result(outcome)

@@ -6,6 +6,7 @@ the process that has it must end, and another one takes its place.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 INTERRUPT_MS: Final = 60_000
 """How long a pass may take to end once its Spark jobs were interrupted."""
+
+REPORT_MS: Final = 1_000
+
+ReportTasks = Callable[[int, int], None]
+"""Receives the Spark tasks of a pass so far, and how many of them are done."""
 
 T = TypeVar("T")
 
@@ -55,8 +61,28 @@ class SparkPasses:
         _log.info("Spark runs", extra={"master": self._spark.sparkContext.master})
         return Jobs(self._spark, self._settings, self._clock)
 
-    async def run(self, job: JobName, dry_run: bool) -> Pass:
+    async def run(self, job: JobName, dry_run: bool, report: ReportTasks | None = None) -> Pass:
         """Run a pass, and end it if it takes too long. Raises DeadlineExceeded."""
+        reporting = asyncio.create_task(self._report(job, report)) if report else None
+        try:
+            return await self._run(job, dry_run)
+        finally:
+            if reporting is not None:
+                reporting.cancel()
+
+    async def _report(self, job: JobName, report: ReportTasks) -> None:
+        """Report the tasks of a pass once a second, when they have changed."""
+        assert self._jobs is not None
+        before = (0, 0)
+        while True:
+            await self._clock.sleep_ms(REPORT_MS)
+            with suppress(Exception):  # Spark is lost, or its version has no such call
+                found = await in_thread(partial(self._jobs.tasks, job))
+                if found != before:
+                    report(*found)
+                    before = found
+
+    async def _run(self, job: JobName, dry_run: bool) -> Pass:
         assert self._jobs is not None
         work = self._jobs.retention if job is JobName.RETENTION else self._jobs.eviction
         running = asyncio.ensure_future(in_thread(partial(work, dry_run)))

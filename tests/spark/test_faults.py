@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_batch.passes.jobs import Jobs
 from spark_batch.passes.outcome import JobName
-from spark_batch.planner.spark_passes import SparkPasses
+from spark_batch.planner.spark_passes import REPORT_MS, SparkPasses
 from tests.spark.conftest import LOOPBACK
 from tests.support.storage_client import (
     RunningStorage,
@@ -123,20 +123,29 @@ async def test_storage_killed_in_the_middle_of_apply_loses_nothing(
 async def test_a_pass_that_takes_too_long_is_ended_and_loses_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """R9, R11: its Spark jobs are interrupted, and the next pass does the rest."""
+    """R9, R11: its progress is reported, its Spark jobs are interrupted, the next does the rest."""
     async with process_with_old_messages(tmp_path) as process:
         settings = RetentionSettings(storage_addresses=(process.address,), retention_batch_size=1)
         clock = ManualClock()
         passes = SparkPasses(settings, clock)
         await passes.start()  # it uses the session that exists
-        passing = asyncio.ensure_future(passes.run(JobName.RETENTION, False))
+        reported: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+
+        def report(tasks: int, done: int) -> None:
+            reported.put_nowait((tasks, done))
+
+        passing = asyncio.ensure_future(passes.run(JobName.RETENTION, False, report))
         await until_some_are_removed(process.address, passing)
 
+        await clock.advance_ms(REPORT_MS)
+        async with asyncio.timeout(60):
+            tasks, done = await reported.get()
         await clock.advance_ms(settings.pass_timeout_ms)
         with pytest.raises(DeadlineExceeded, match="took longer than 3600000 ms"):
             await passing
         await passes.run(JobName.RETENTION, False)
 
+        assert 0 <= done < tasks
         assert not passes.lost.is_set()
         await check_that_only_due_messages_left(process.address)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from spark_batch.passes.findings import Finding
-from spark_batch.passes.outcome import JobName, Pass
+from spark_batch.passes.outcome import JobName, Pass, Phase, Progress
 from spark_batch.planner.lines import (
     PassDone,
     PassFailed,
     PassRequest,
+    PassTasks,
     Ready,
     StartFailed,
     decode_reply,
@@ -35,7 +36,7 @@ OUTCOME = Pass("retention-1", False, (Finding("t", "expired", 3),), 5, {2: "UNAV
 PROGRAM = """
 import sys
 from spark_batch.passes.outcome import JobName, Pass
-from spark_batch.planner.lines import PassDone, PassRequest, Ready, StartFailed
+from spark_batch.planner.lines import PassDone, PassRequest, PassTasks, Ready, StartFailed
 
 def send(reply):
     sys.stdout.buffer.write(reply.encode())
@@ -56,6 +57,7 @@ for line in sys.stdin.buffer:
         sys.exit(7)
     if mode == "noisy":
         print("not a reply", flush=True)
+    send(PassTasks(request.number, 2, 1))
     send(PassDone(request.number, Pass(request.job, request.dry_run, (), 1)))
 if mode == "lingering":
     while True:
@@ -81,6 +83,10 @@ async def planner(program: str, mode: str, clock: ManualClock) -> AsyncIterator[
         await made.close()
 
 
+def ignore(_: Progress) -> None:
+    """For passes whose progress is of no interest."""
+
+
 async def until_changed(made: PlannerProcess) -> None:
     async with asyncio.timeout(60):
         await made.changed.wait()
@@ -96,6 +102,7 @@ def test_every_line_is_read_as_it_was_written() -> None:
     assert PassRequest.decode(request.encode()) == request
     assert decode_reply(Ready().encode()) == Ready()
     assert decode_reply(StartFailed("why").encode()) == StartFailed("why")
+    assert decode_reply(PassTasks(3, 2, 1).encode()) == PassTasks(3, 2, 1)
     assert decode_reply(PassDone(3, OUTCOME).encode()) == PassDone(3, OUTCOME)
     assert isinstance(failed, PassFailed)
     assert isinstance(failed.error, TopicNotFound)
@@ -111,18 +118,18 @@ async def test_spark_starts_with_the_first_pass_and_stops_when_none_followed(
     async with planner(program, "plain", clock) as made:
         before = made.pid
         first, second = await asyncio.gather(
-            made.run(JobName.RETENTION, True), made.run(JobName.EVICTION, False)
+            made.run(JobName.RETENTION, True, ignore), made.run(JobName.EVICTION, False, ignore)
         )
         began = made.pid
         idle_ms = RetentionSettings().spark_idle_stop_s * 1000
         await until_changed(made)
         await clock.advance_ms(idle_ms - 1)
-        await made.run(JobName.RETENTION, False)
+        await made.run(JobName.RETENTION, False, ignore)
         kept = made.pid
         await clock.advance_ms(idle_ms)
         await until_changed(made)
         idle = made.pid
-        await made.run(JobName.RETENTION, False)
+        await made.run(JobName.RETENTION, False, ignore)
         again = made.pid
 
     assert (before, idle) == (None, None)
@@ -133,6 +140,19 @@ async def test_spark_starts_with_the_first_pass_and_stops_when_none_followed(
     assert again not in (None, began)
 
 
+async def test_a_pass_reports_what_it_does(program: str, clock: ManualClock) -> None:
+    """P4, R11: the start of Spark, if it does not run, and then its tasks."""
+    reported: list[Progress] = []
+    async with planner(program, "plain", clock) as made:
+        await made.run(JobName.RETENTION, False, reported.append)
+        first, reported = reported, []
+        await made.run(JobName.RETENTION, False, reported.append)
+
+    running = [Progress(Phase.RUNNING), Progress(Phase.RUNNING, tasks=2, tasks_done=1)]
+    assert first == [Progress(Phase.STARTING_SPARK), *running]
+    assert reported == running
+
+
 async def test_a_spark_that_does_not_start_names_its_fault_and_backs_off(
     program: str, clock: ManualClock
 ) -> None:
@@ -141,7 +161,7 @@ async def test_a_spark_that_does_not_start_names_its_fault_and_backs_off(
     async with planner(program, "broken", clock) as made:
         for _ in range(3):
             with pytest.raises(SparkNotStarted, match="no Java") as failed:
-                await made.run(JobName.RETENTION, False)
+                await made.run(JobName.RETENTION, False, ignore)
             waits.append(failed.value.retry_after_ms)
 
     assert waits == [BACKOFF_MS, 2 * BACKOFF_MS, 4 * BACKOFF_MS]
@@ -153,7 +173,7 @@ async def test_a_spark_that_hangs_while_it_starts_is_killed(
 ) -> None:
     """P4."""
     async with planner(program, "silent", clock) as made:
-        running = asyncio.ensure_future(made.run(JobName.RETENTION, False))
+        running = asyncio.ensure_future(made.run(JobName.RETENTION, False, ignore))
         await clock.until_sleepers(1)
         await clock.advance_ms(START_MS)
 
@@ -166,7 +186,7 @@ async def test_closing_while_spark_starts_does_not_wait_for_it(
 ) -> None:
     """S5, P4: time stands still, so that nothing is waited for."""
     async with planner(program, "silent", clock) as made:
-        running = asyncio.ensure_future(made.run(JobName.RETENTION, False))
+        running = asyncio.ensure_future(made.run(JobName.RETENTION, False, ignore))
         await clock.until_sleepers(1)
 
         async with asyncio.timeout(60):
@@ -184,7 +204,7 @@ async def test_a_lost_spark_fails_its_pass_and_the_next_one_starts_another(
     async with planner(program, mode, clock) as made:
         for _ in range(2):
             with pytest.raises(Unavailable, match=f"Spark is lost.*{why}"):
-                await made.run(JobName.RETENTION, False)
+                await made.run(JobName.RETENTION, False, ignore)
             assert made.pid is None
 
 
@@ -193,7 +213,7 @@ async def test_a_planner_that_does_not_end_a_pass_is_killed(
 ) -> None:
     """R11: the child has its own limit; this is for a child that is stuck."""
     async with planner(program, "stuck", clock) as made:
-        running = asyncio.ensure_future(made.run(JobName.RETENTION, False))
+        running = asyncio.ensure_future(made.run(JobName.RETENTION, False, ignore))
         await until_changed(made)
         await clock.until_sleepers(1)
         await clock.advance_ms(RetentionSettings().pass_timeout_ms + 2 * INTERRUPT_MS)
@@ -205,7 +225,7 @@ async def test_a_planner_that_does_not_end_a_pass_is_killed(
 async def test_a_spark_that_does_not_stop_is_killed(program: str, clock: ManualClock) -> None:
     """S5."""
     async with planner(program, "lingering", clock) as made:
-        await made.run(JobName.RETENTION, False)
+        await made.run(JobName.RETENTION, False, ignore)
         closing = asyncio.ensure_future(made.close())
         await clock.until_sleepers(1)
         await clock.advance_ms(60_000)

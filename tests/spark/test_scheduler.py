@@ -1,16 +1,17 @@
 """The scheduler over a real storage: blocked, standing by, and jobs on their intervals (R11)."""
 
 import asyncio
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from spark_batch.api.job_service import JobService
 from spark_batch.app import Stored
-from spark_batch.passes.outcome import JobName
+from spark_batch.passes.outcome import JobName, Phase, Progress, Report
 from spark_batch.planner.process import BACKOFF_MS, SparkNotStarted
 from spark_batch.scheduler import (
     ASK_AGAIN_MS,
@@ -21,6 +22,7 @@ from spark_batch.scheduler import (
     Scheduler,
 )
 from spark_batch.storage_client import find_partitions
+from tests.support.cli_process import Cli
 from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.lifecycle.v1 import jobs_pb2
@@ -59,14 +61,16 @@ class Passes:
     began: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
+    failed: dict[int, str] = field(default_factory=dict)
 
-    def run(self, name: str) -> Callable[[bool], Any]:
-        async def run(dry_run: bool) -> Stored:
+    def run(self, name: str) -> Callable[[bool, Report], Any]:
+        async def run(dry_run: bool, report: Report) -> Stored:
+            report(Progress(Phase.RUNNING, tasks=4, tasks_done=1))
             self.began.append(f"{name} dry" if dry_run else name)
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
-            return Stored(f"{name}-{len(self.began)}", {"expired": 3})
+            return Stored(f"{name}-{len(self.began)}", {"expired": 3}, failed=self.failed)
 
         return run
 
@@ -209,6 +213,74 @@ async def test_a_scheduler_whose_spark_does_not_start_leaves_the_jobs_to_a_stand
 
     assert waiting
     assert healthy.began[:3] == ["metrics", "retention", "eviction"]
+
+
+async def test_the_progress_of_a_pass_and_its_failed_partitions_are_in_the_status(
+    storage: RunningStorage, clock: ManualClock, passes: Passes
+) -> None:
+    """R11: of passes and of dry runs."""
+    scheduler = make(storage, clock, passes, "a")
+    service = JobService(scheduler, clock)
+
+    async def retention() -> jobs_pb2.JobStatus:
+        listed = await service.ListJobs(jobs_pb2.ListJobsRequest(), cast("Any", None))
+        return listed.jobs[1]
+
+    passes.failed = {3: "UNAVAILABLE: gone"}
+    async with running(scheduler):
+        await scheduler.until(all_are(scheduler, JobState.RUNNING))
+        await clock.advance_ms(2_000)
+        during = (await retention()).progress
+        passes.gate.set()
+        await scheduler.until(all_are(scheduler, JobState.WAITING))
+        after = await retention()
+        passes.gate.clear()
+        dry = asyncio.ensure_future(scheduler.run_now(JobName.RETENTION, dry_run=True))
+        await clock.sleep_ms(0)
+        during_dry = (await retention()).progress
+        passes.gate.set()
+        await dry
+        after_dry = await retention()
+
+    assert (during.phase, during.tasks, during.tasks_done) == (jobs_pb2.PASS_PHASE_RUNNING, 4, 1)
+    assert during.running_for_ms == 2_000
+    assert not after.HasField("progress")
+    assert dict(after.failed_partitions) == {3: "UNAVAILABLE: gone"}
+    assert after.last_error == "partition 3: UNAVAILABLE: gone"
+    assert during_dry.phase == jobs_pb2.PASS_PHASE_RUNNING
+    assert not after_dry.HasField("progress")
+
+
+async def test_the_command_shows_the_progress_of_a_pass_and_its_failed_partitions(
+    storage: RunningStorage, clock: ManualClock, passes: Passes
+) -> None:
+    """R11: as plain lines where there is no terminal; it exits with 1 if partitions failed."""
+    scheduler = make(storage, clock, passes, "a")
+    server = RpcServer("127.0.0.1:0", clock=clock, unary_deadline_ms=None)
+    server.add(add_JobServiceServicer_to_server, JobService(scheduler, clock))
+    await server.start()
+    cli = Cli({"TIDEMARK_JOBS_ADDRESS": server.address})
+    passes.gate.set()
+    async with running(scheduler):
+        await scheduler.until(all_are(scheduler, JobState.WAITING))
+        passes.gate.clear()
+        passes.failed = {3: "UNAVAILABLE: gone"}
+        shown = await asyncio.create_subprocess_exec(
+            *cli.command("retention", "run", "--job", "eviction"), stderr=PIPE, stdout=PIPE
+        )
+        assert shown.stderr is not None
+        async with asyncio.timeout(60):
+            line = await shown.stderr.readline()
+        status = await asyncio.to_thread(cli.ok, "retention", "status")
+        passes.gate.set()
+        async with asyncio.timeout(60):
+            _, rest = await shown.communicate()
+    await server.stop(0)
+
+    assert line.decode().startswith("eviction: 1 of 4 tasks done, after ")
+    assert "RUNNING (1 of 4 tasks done)" in status.out
+    assert "Partition 3 failed: UNAVAILABLE: gone" in rest.decode()
+    assert shown.returncode == 1
 
 
 async def test_status_and_passes_on_demand_are_answered_over_grpc(

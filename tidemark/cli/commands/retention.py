@@ -1,6 +1,6 @@
 """`tidemark retention ...`: run a pass, show the state of the jobs and what was removed."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -9,7 +9,9 @@ from tidemark.cli.display import units
 from tidemark.cli.options import JobsAddress, StorageAddress
 
 if TYPE_CHECKING:
-    from tidemark.client.admin.values import Finding, Job, Removal
+    from tidemark.client.admin.values import Finding, Job, Pass, PassProgress, Removal
+
+_STATUS_TIMEOUT_MS: Final = 10_000
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Retention and eviction.")
 
@@ -26,17 +28,33 @@ async def run(
     ] = False,
     jobs_address: JobsAddress = None,
 ) -> None:
-    """Run a pass now and wait for it to finish."""
-    from tidemark.cli.display.layout import Column
+    """Run a pass now and wait for it to finish; exits with 1 if partitions failed."""
+    from tidemark.cli.display.pass_progress import watched
     from tidemark.client.admin import upkeep
 
     if job not in upkeep.JOBS:
         raise typer.BadParameter(f"--job must be one of {', '.join(upkeep.JOBS)}")
     channel = call.open(jobs_address or call.settings.jobs_address)
-    done = await upkeep.run_job(channel, job, dry_run=dry_run, timeout_ms=call.timeout_ms)
+
+    async def progress() -> "PassProgress | None":
+        jobs = await upkeep.list_jobs(channel, timeout_ms=_STATUS_TIMEOUT_MS)
+        return next((each.progress for each in jobs if each.name == job), None)
+
+    running = upkeep.run_job(channel, job, dry_run=dry_run, timeout_ms=call.timeout_ms)
+    done = await watched(job, running, progress)
+    for partition, why in sorted(done.failed_partitions.items()):
+        call.out.note(f"Partition {partition} failed: {why}")
     if call.out.as_json:
         call.out.document(done)
-        return
+    else:
+        _show_pass(call, job, done, dry_run)
+    if done.failed_partitions:
+        raise typer.Exit(1)
+
+
+def _show_pass(call: Call, job: str, done: "Pass", dry_run: bool) -> None:
+    from tidemark.cli.display.layout import Column
+
     columns = (
         Column("TOPIC", cut=True),
         Column("RULE"),
@@ -57,6 +75,7 @@ async def run(
 async def status(call: Call, jobs_address: JobsAddress = None) -> None:
     """Show the jobs: state, last pass, next pass, last error."""
     from tidemark.cli.display.layout import Column
+    from tidemark.cli.display.pass_progress import describe
     from tidemark.client.admin import upkeep
     from tidemark.clock import SystemClock
 
@@ -67,6 +86,7 @@ async def status(call: Call, jobs_address: JobsAddress = None) -> None:
         Column("TOOK", right=True, importance=2),
         Column("REMOVED", cut=True, importance=1),
         Column("NEXT IN", right=True),
+        Column("FAILED", right=True, importance=1),
         Column("ERROR", cut=True),
     )
     now_ms = SystemClock().wall_ms()
@@ -75,11 +95,14 @@ async def status(call: Call, jobs_address: JobsAddress = None) -> None:
         counts = " ".join(f"{kind}={number}" for kind, number in sorted(job.last_counts.items()))
         return (
             job.name,
-            job.state,
+            f"{job.state} ({describe(job.progress)})" if job.progress else job.state,
             units.ago(job.last_pass_time_ms, now_ms),
             units.duration(job.last_duration_ms),
             counts or "-",
             units.duration(job.next_in_ms),
+            units.counted(len(job.failed_partitions), "partition")
+            if job.failed_partitions
+            else "-",
             job.last_error or "-",
         )
 

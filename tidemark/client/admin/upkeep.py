@@ -14,7 +14,7 @@ from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
 from tidemark.api.storage.v1 import retention_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.client.admin.pages import pages
-from tidemark.client.admin.values import Finding, Job, Pass, Removal, Sweeper
+from tidemark.client.admin.values import Finding, Job, Pass, PassProgress, Removal, Sweeper
 from tidemark.client.arguments import check_bool, check_int, check_str
 from tidemark.errors import InvalidArgument, PartitionNotFound
 from tidemark.limits import PAGE_SIZE_MAX, PARTITIONS_MAX
@@ -51,7 +51,7 @@ async def run_job(
     findings = tuple(
         Finding(each.topic, each.rule, each.due, each.why_not) for each in answer.findings
     )
-    return Pass(answer.pass_id, findings)
+    return Pass(answer.pass_id, findings, dict(answer.failed_partitions))
 
 
 async def list_retention_history(
@@ -165,6 +165,17 @@ def _job(proto: jobs_pb2.JobStatus) -> Job:
         next_in_ms=proto.next_in_ms,
         last_error=proto.last_error,
         last_pass_id=proto.last_pass_id,
+        progress=_progress(proto.progress) if proto.HasField("progress") else None,
+        failed_partitions=dict(proto.failed_partitions),
+    )
+
+
+def _progress(proto: jobs_pb2.PassProgress) -> PassProgress:
+    return PassProgress(
+        phase=word_of(jobs_pb2.PassPhase, proto.phase, "PASS_PHASE_"),
+        running_for_ms=proto.running_for_ms,
+        tasks=proto.tasks,
+        tasks_done=proto.tasks_done,
     )
 
 

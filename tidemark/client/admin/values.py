@@ -5,7 +5,7 @@ Durations are in milliseconds, moments in Unix milliseconds, None is not known.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,20 @@ class Job:
     next_in_ms: int
     last_error: str
     last_pass_id: str
+    progress: "PassProgress | None" = None
+    """The pass that is running, if any."""
+    failed_partitions: Mapping[int, str] = field(default_factory=dict)
+    """Partitions that the last pass could not read or clean, each with its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassProgress:
+    """How far a pass is: what it does, and the Spark tasks that it has so far."""
+
+    phase: str
+    running_for_ms: int
+    tasks: int
+    tasks_done: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +217,8 @@ class Pass:
 
     pass_id: str
     findings: tuple[Finding, ...]
+    failed_partitions: Mapping[int, str] = field(default_factory=dict)
+    """Partitions that it could not read or clean, each with its error."""
 
 
 @dataclass(frozen=True, slots=True)

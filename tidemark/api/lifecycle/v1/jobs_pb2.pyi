@@ -80,6 +80,34 @@ JOB_STATE_STANDING_BY: JobState.ValueType  # 4
 """Another scheduler runs the jobs."""
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
+class _PassPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PassPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PassPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PASS_PHASE_UNSPECIFIED: _PassPhase.ValueType  # 0
+    """Not known."""
+    PASS_PHASE_ASKING: _PassPhase.ValueType  # 1
+    """It asks storage what is due."""
+    PASS_PHASE_STARTING_SPARK: _PassPhase.ValueType  # 2
+    """Something is due, and Spark starts."""
+    PASS_PHASE_RUNNING: _PassPhase.ValueType  # 3
+    """Spark plans and applies."""
+
+class PassPhase(_PassPhase, metaclass=_PassPhaseEnumTypeWrapper):
+    """What a pass that is running does. Closed."""
+
+PASS_PHASE_UNSPECIFIED: PassPhase.ValueType  # 0
+"""Not known."""
+PASS_PHASE_ASKING: PassPhase.ValueType  # 1
+"""It asks storage what is due."""
+PASS_PHASE_STARTING_SPARK: PassPhase.ValueType  # 2
+"""Something is due, and Spark starts."""
+PASS_PHASE_RUNNING: PassPhase.ValueType  # 3
+"""Spark plans and applies."""
+Global___PassPhase: _TypeAlias = PassPhase  # noqa: Y015
+
 @_typing.final
 class ListJobsRequest(_message.Message):
     """Requests the jobs."""
@@ -147,6 +175,26 @@ class JobStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class FailedPartitionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     LAST_PASS_TIME_FIELD_NUMBER: _builtins.int
@@ -155,6 +203,8 @@ class JobStatus(_message.Message):
     NEXT_IN_MS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     LAST_PASS_ID_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    FAILED_PARTITIONS_FIELD_NUMBER: _builtins.int
     name: Global___JobName.ValueType
     """The job."""
     state: Global___JobState.ValueType
@@ -175,6 +225,14 @@ class JobStatus(_message.Message):
     def last_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """What it removed, by retention type."""
 
+    @_builtins.property
+    def progress(self) -> Global___PassProgress:
+        """The pass that is running, dry runs included. Unset: none."""
+
+    @_builtins.property
+    def failed_partitions(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """Partitions that the last pass could not read or clean, each with its error."""
+
     def __init__(
         self,
         *,
@@ -186,14 +244,50 @@ class JobStatus(_message.Message):
         next_in_ms: _builtins.int = ...,
         last_error: _builtins.str = ...,
         last_pass_id: _builtins.str = ...,
+        progress: Global___PassProgress | None = ...,
+        failed_partitions: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_pass_time", b"last_pass_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_pass_time", b"last_pass_time", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_counts", b"last_counts", "last_duration_ms", b"last_duration_ms", "last_error", b"last_error", "last_pass_id", b"last_pass_id", "last_pass_time", b"last_pass_time", "name", b"name", "next_in_ms", b"next_in_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_partitions", b"failed_partitions", "last_counts", b"last_counts", "last_duration_ms", b"last_duration_ms", "last_error", b"last_error", "last_pass_id", b"last_pass_id", "last_pass_time", b"last_pass_time", "name", b"name", "next_in_ms", b"next_in_ms", "progress", b"progress", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class PassProgress(_message.Message):
+    """How far a pass is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    RUNNING_FOR_MS_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    TASKS_DONE_FIELD_NUMBER: _builtins.int
+    phase: Global___PassPhase.ValueType
+    """What it does."""
+    running_for_ms: _builtins.int
+    """How long it has been running, in milliseconds."""
+    tasks: _builtins.int
+    """The Spark tasks that it has so far. Each reads and cleans partitions of one storage service."""
+    tasks_done: _builtins.int
+    """Those of them that are done."""
+    def __init__(
+        self,
+        *,
+        phase: Global___PassPhase.ValueType = ...,
+        running_for_ms: _builtins.int = ...,
+        tasks: _builtins.int = ...,
+        tasks_done: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "running_for_ms", b"running_for_ms", "tasks", b"tasks", "tasks_done", b"tasks_done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassProgress: _TypeAlias = PassProgress  # noqa: Y015
 
 @_typing.final
 class RunJobRequest(_message.Message):
@@ -227,23 +321,49 @@ class RunJobResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FailedPartitionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PASS_ID_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
+    FAILED_PARTITIONS_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.str
     """The id of the pass."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobFinding]:
         """What it removed or would remove, per topic and type."""
 
+    @_builtins.property
+    def failed_partitions(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """Partitions that it could not read or clean, each with its error; the others are done."""
+
     def __init__(
         self,
         *,
         pass_id: _builtins.str = ...,
         findings: _abc.Iterable[Global___JobFinding] | None = ...,
+        failed_partitions: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["findings", b"findings", "pass_id", b"pass_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_partitions", b"failed_partitions", "findings", b"findings", "pass_id", b"pass_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
