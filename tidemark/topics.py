@@ -101,6 +101,11 @@ def validate(topic: Topic, cluster_partitions: int) -> None:
         _check("fairness_weights", weight, limits.FAIRNESS_WEIGHT_MIN, limits.FAIRNESS_WEIGHT_MAX)
 
 
+def default_dead_letter_topic(topic: str) -> str:
+    """The usual name of the dead-letter topic of a topic."""
+    return f"{topic}.dead"
+
+
 SETTING_NAMES = tuple(each.name for each in fields(TopicSettings))
 """All settings, in declaration order."""
 

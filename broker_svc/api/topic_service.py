@@ -4,6 +4,7 @@ Translates and checks requests. `queue_partitions` asks storage, and `queue_tota
 the partitions of one queue answer.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,13 @@ from broker_svc.links.placement import TOPIC_HOME
 from tidemark import topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
-from tidemark.errors import GroupNotFound, InvalidArgument, TidemarkError
+from tidemark.errors import (
+    GroupNotFound,
+    InvalidArgument,
+    TidemarkError,
+    TopicExists,
+    TopicNotFound,
+)
 from tidemark.names import validate_group, validate_topic
 from tidemark.rpc.topic_codec import (
     settings_from_proto,
@@ -29,7 +36,7 @@ from tidemark.rpc.topic_codec import (
     topic_from_proto,
     topic_to_proto,
 )
-from tidemark.topics import Topic
+from tidemark.topics import Topic, TopicSettings
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -60,7 +67,9 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     ) -> topic_pb2.CreateTopicResponse:
         topic = Topic(request.name, settings_from_proto(request.settings))
         topics.validate(topic, self._components.settings.partitions)
+        missing = await self._missing_dead_letter_topic(topic.settings)
         stored = await self._put(topic, create=True)
+        await self._create_missing(missing)
         return topic_pb2.CreateTopicResponse(topic=topic_to_proto(stored))
 
     async def UpdateTopic(
@@ -86,7 +95,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             raise InvalidArgument("a topic stays shared or exclusive", field="subscription")
         topics.validate(changed, self._components.settings.partitions)
         version = request.expected_version or topic.version
+        missing = ""
+        if "dead_letter_topic" in request.update_mask.paths:
+            missing = await self._missing_dead_letter_topic(changed.settings)
         stored = await self._put(changed, create=False, expected_version=version)
+        await self._create_missing(missing)
         return topic_pb2.UpdateTopicResponse(topic=topic_to_proto(stored))
 
     async def GetTopic(
@@ -116,6 +129,32 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         deletion = TopicDeletion(self._components, self._partitions)
         queues = await deletion.delete(request.name, force=request.force)
         return topic_pb2.DeleteTopicResponse(queues=queues)
+
+    async def _missing_dead_letter_topic(self, settings: TopicSettings) -> str:
+        """The name of a dead-letter topic that is to be created; "" for none.
+
+        Raises InvalidArgument if missing ones are refused: a wrong name would be noticed only when
+        messages are dead, and wait.
+        """
+        name = settings.dead_letter_topic
+        if not name:
+            return ""
+        try:
+            await self._components.topics.renew(name)
+        except TopicNotFound:
+            if self._components.settings.missing_dead_letter_topic == "create":
+                return name
+            raise InvalidArgument(
+                f"there is no topic {name} for dead letters", field="dead_letter_topic"
+            ) from None
+        return ""
+
+    async def _create_missing(self, name: str) -> None:
+        """After the topic that names it: where that is refused, nothing is left behind. A caller
+        that repeats a call which failed in between completes it."""
+        if name:
+            with suppress(TopicExists):  # created meanwhile, with settings of its own
+                await self._put(Topic(name), create=True)
 
     async def _put(self, topic: Topic, *, create: bool, expected_version: int = 0) -> Topic:
         """Store a topic and distribute it to all partitions."""

@@ -272,3 +272,13 @@ def test_deleting_asks_on_a_terminal(cli: Cli) -> None:
     yes = cli.in_terminal("topic", "delete", "t-asked", columns=80, keys="y\n", after="[y/N]")
     assert yes.code == 0
     assert cli.run("topic", "get", "t-asked").code == 1
+
+
+def test_a_topic_gets_a_dead_letter_topic_of_the_usual_name(cli: Cli) -> None:
+    """L9."""
+    created = cli.ok("topic", "create", "c-jobs", "--dead-letters", "--json").json
+    both = cli.run("topic", "update", "c-jobs", "--dead-letters", "--dead-letter-topic", "other")
+
+    assert created["settings"]["dead_letter_topic"] == "c-jobs.dead"
+    assert cli.ok("topic", "get", "c-jobs.dead", "--json").json["name"] == "c-jobs.dead"
+    assert (both.code, "not both" in both.err) == (2, True)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.lifecycle_client import Client, client_of_shared, payloads, until
 from tidemark.api.broker.v1.message_pb2 import DeadLetter, Message
+from tidemark.api.broker.v1.topic_pb2 import DeleteTopicRequest
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_ATTEMPTS_EXHAUSTED,
     RETENTION_TYPE_TIME_TO_LIVE,
@@ -207,24 +208,25 @@ async def test_nothing_under_a_live_reservation_is_dead_lettered_or_deleted(
 
 async def test_dead_letter_topics_that_point_at_each_other_are_refused(client: Client) -> None:
     """L6: when they are created and when they are changed."""
-    await client.create_topic("one", dead_letter_topic="two")  # may come into being later
+    await client.create_topic("two")
+    await client.create_topic("one", dead_letter_topic="two")
     await client.create_topic("three", dead_letter_topic="one")
 
     with pytest.raises(InvalidArgument, match="two -> one -> two"):
-        await client.create_topic("two", dead_letter_topic="one")
-    await client.create_topic("two")
+        await client.update_topic("two", dead_letter_topic="one")
     with pytest.raises(InvalidArgument, match="two -> three -> one -> two"):
         await client.update_topic("two", dead_letter_topic="three")
     with pytest.raises(InvalidArgument, match="its own"):
         await client.update_topic("two", dead_letter_topic="two")
 
 
-async def test_messages_wait_for_a_dead_letter_topic_that_does_not_exist_yet(
+async def test_messages_wait_for_a_dead_letter_topic_that_was_deleted(
     client: Client, shared_cluster: LocalCluster
 ) -> None:
     """L6: with a warning; other dead letters of the same queue's partition go on meanwhile."""
     await client.create_topic("dead")
     await client.create_topic("waits", max_attempts=1, dead_letter_topic="missing")
+    await client.topics.DeleteTopic(DeleteTopicRequest(name="missing"))
     await client.create_topic("flows", max_attempts=1, dead_letter_topic="dead")
     for number in range(20):  # queues in every partition
         await client.publish(f"waits/{number}", b"%d" % number)

@@ -148,6 +148,9 @@ class LocalBroker:
         )
         return (await self.topics.CreateTopic(request)).topic
 
+    async def delete_topic(self, name: str) -> None:
+        await self.topics.DeleteTopic(topic_pb2.DeleteTopicRequest(name=name, force=True))
+
     async def publish(
         self, *runs: PublishRun, client_id: str = "ada"
     ) -> list[message_pb2.PublishResult]:

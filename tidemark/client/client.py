@@ -346,7 +346,9 @@ class Client:
     async def create_topic(self, name: str, **settings: Any) -> Topic:
         """Create a topic; settings that are not given take their defaults.
 
-        >>> await client.create_topic("jobs", max_attempts=5, dead_letter_topic="jobs-dead")
+        >>> await client.create_topic("jobs", max_attempts=5, dead_letter_topic="jobs.dead")
+
+        The broker creates a dead-letter topic that does not exist, or refuses it, as it is set up.
         """
         return await self.admin.create_topic(name, TopicSettings(**check_settings(settings)))
 

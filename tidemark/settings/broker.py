@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tidemark.settings.declaration import setting
 from tidemark.settings.service import ServiceSettings, addresses_of_storage
-from tidemark.settings.variables import LISTEN, Address, Identifier, Integer
+from tidemark.settings.variables import LISTEN, Address, Choice, Identifier, Integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,12 @@ class BrokerSettings(ServiceSettings):
         Integer(0, 86_400_000, unit="ms"),
         default=0,
         doc="Idle time after which a publisher of a connection is dropped; 0: never.",
+    )
+    missing_dead_letter_topic: str = setting(
+        "TIDEMARK_MISSING_DEAD_LETTER_TOPIC",
+        Choice(("create", "refuse")),
+        default="create",
+        doc="What happens if a topic is given a dead-letter topic that does not exist.",
     )
     unary_publisher_idle_timeout_ms: int = setting(
         "TIDEMARK_UNARY_PUBLISHER_IDLE_TIMEOUT_MS",

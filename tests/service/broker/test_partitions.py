@@ -341,6 +341,7 @@ async def test_the_owner_carries_out_what_a_sweep_planned_and_only_once(
 async def test_an_action_that_cannot_be_done_is_refused_with_a_reason(start: StartBroker) -> None:
     """L3, L6."""
     local = await start(topic={"max_attempts": 1, "dead_letter_topic": "not-yet"})
+    await local.delete_topic("not-yet")
     (queue,) = local.names_in(0, 1)
     await local.publish(run_of(queue, b"poison"))
     (delivery,) = await local.pull(queue)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.service.broker.conftest import StartBroker
 from tests.support.local_broker import QUEUE, LocalBroker, payloads_of, reason_of, run_of
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import (
@@ -264,3 +265,55 @@ async def test_a_topic_created_again_is_empty_and_its_version_has_grown(
     assert after.version > before.version
     assert reason_of(published) == ""
     assert payloads_of(await local.pull(QUEUE)) == [b"new"]
+
+
+# --- dead-letter topics ---------------------------------------------------------------------------
+
+
+async def test_a_dead_letter_topic_that_does_not_exist_is_created_with_its_topic(
+    local: LocalBroker,
+) -> None:
+    """L9: at creation and at an update; one that exists keeps its settings."""
+    await local.create_topic("kept", max_attempts=9)
+    await local.create_topic("jobs", dead_letter_topic="jobs.dead")
+    for dead in ("later.dead", "kept"):
+        change = topic_pb2.TopicSettings(dead_letter_topic=dead)
+        update = topic_pb2.UpdateTopicRequest(name="jobs", settings=change)
+        update.update_mask.paths.append("dead_letter_topic")
+        await local.topics.UpdateTopic(update)
+
+    assert (await get(local, "jobs.dead")).settings.dead_letter_topic == ""
+    assert (await get(local, "later.dead")).version > 0
+    assert (await get(local, "kept")).settings.max_attempts == 9
+
+
+async def test_nothing_is_created_for_a_topic_that_is_refused(local: LocalBroker) -> None:
+    """L9, S3."""
+    with pytest.raises(TopicExists):
+        await local.create_topic("orders", max_attempts=77, dead_letter_topic="stray")
+
+    with pytest.raises(TopicNotFound):
+        await get(local, "stray")
+
+
+async def test_a_dead_letter_topic_that_does_not_exist_is_refused_if_the_broker_is_set_so(
+    start: StartBroker,
+) -> None:
+    """L9: a wrong name is noticed at once; other changes of a topic go on without it."""
+    local = await start(missing_dead_letter_topic="refuse")
+    await local.create_topic("jobs.dead")
+    await local.create_topic("jobs", dead_letter_topic="jobs.dead")
+    await local.delete_topic("jobs.dead")
+
+    with pytest.raises(InvalidArgument) as refused:
+        await local.create_topic("other", dead_letter_topic="no.such")
+    update = topic_pb2.UpdateTopicRequest(
+        name="jobs", settings=topic_pb2.TopicSettings(max_attempts=3)
+    )
+    update.update_mask.paths.append("max_attempts")
+    updated = await local.topics.UpdateTopic(update)
+
+    assert refused.value.metadata["field"] == "dead_letter_topic"
+    assert updated.topic.settings.max_attempts == 3
+    with pytest.raises(TopicNotFound):
+        await get(local, "other")

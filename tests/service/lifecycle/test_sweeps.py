@@ -185,12 +185,13 @@ async def test_nothing_that_a_live_reservation_holds_is_buried(
 # --- the outbox (L6) ------------------------------------------------------------------------------
 
 
-async def test_messages_wait_for_a_dead_letter_topic_that_does_not_exist_yet(
+async def test_messages_wait_for_a_dead_letter_topic_that_was_deleted(
     start: StartSwept, caplog: pytest.LogCaptureFixture
 ) -> None:
     """L6: with a warning; nothing is lost, order is kept."""
     swept = await start()
     await swept.create_topic(TOPIC, max_attempts=1, dead_letter_topic=DEAD)
+    await swept.delete_topic(DEAD)
     await died(swept, b"1")
     await died(swept, b"2")
 
@@ -210,6 +211,7 @@ async def test_a_destination_that_refuses_does_not_hold_up_another(
     swept = await start()
     await with_dead_letters(swept)
     await swept.create_topic("lost", max_attempts=1, dead_letter_topic="nowhere")
+    await swept.delete_topic("nowhere")
     for number in range(40):  # more than a page of the outbox
         await died(swept, b"lost", lmq_name=f"lost/{number}")
     await swept.passing(lambda: _said(caplog, "TOPIC_NOT_FOUND"))
@@ -268,8 +270,9 @@ async def _said(caplog: pytest.LogCaptureFixture, reason: str) -> bool:
 
 async def test_dead_letter_topics_that_point_at_each_other_are_refused(swept: SweptBroker) -> None:
     """L6: a clear error, before anything is stored."""
-    await swept.create_topic("a", dead_letter_topic="b")
     await swept.create_topic("b", dead_letter_topic="c")
+    await swept.create_topic("a", dead_letter_topic="b")
+    await swept.delete_topic("c")
 
     with pytest.raises(InvalidArgument, match="c -> a -> b -> c") as refused:
         await swept.create_topic("c", dead_letter_topic="a")

@@ -14,14 +14,21 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Topics and their settings.")
 
+DeadLetters = Annotated[
+    bool, typer.Option("--dead-letters", help="Dead letters go to the topic TOPIC.dead.")
+]
+
 
 @app.command()
 @command()
 @with_settings
-async def create(call: Call, name: TopicName, *, settings: dict[str, Any]) -> None:
+async def create(
+    call: Call, name: TopicName, dead_letters: DeadLetters = False, *, settings: dict[str, Any]
+) -> None:
     """Create a topic. Repeating it with the same settings succeeds."""
     from tidemark.topics import TopicSettings
 
+    settings |= _named_dead_letter_topic(name, dead_letters, settings)
     topic = await call.admin.create_topic(name, TopicSettings(**_typed(settings)))
     call.out.result(topic, f"Created topic {topic.name}.")
 
@@ -74,8 +81,11 @@ async def list_(call: Call) -> None:
 @app.command()
 @command()
 @with_settings
-async def update(call: Call, name: TopicName, *, settings: dict[str, Any]) -> None:
+async def update(
+    call: Call, name: TopicName, dead_letters: DeadLetters = False, *, settings: dict[str, Any]
+) -> None:
     """Change the given settings; the others stay as they are."""
+    settings |= _named_dead_letter_topic(name, dead_letters, settings)
     if not settings:
         raise typer.BadParameter("pass at least one setting to change")
     topic = await call.admin.update_topic(name, _typed(settings))
@@ -99,6 +109,19 @@ async def delete(
         {"topic": name, "queues": queues},
         f"Deleted topic {name} and {units.counted(queues, 'queue')}.",
     )
+
+
+def _named_dead_letter_topic(
+    name: str, dead_letters: bool, settings: dict[str, Any]
+) -> dict[str, str]:
+    """The setting that `--dead-letters` stands for."""
+    from tidemark.topics import default_dead_letter_topic
+
+    if not dead_letters:
+        return {}
+    if settings.get("dead_letter_topic"):
+        raise typer.BadParameter("pass --dead-letters or --dead-letter-topic, not both")
+    return {"dead_letter_topic": default_dead_letter_topic(name)}
 
 
 def _typed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -266,7 +266,9 @@ class TopicSettings(_message.Message):
     limit.
     """
     dead_letter_topic: _builtins.str
-    """Topic for dead letters. Default "": dead messages are logged and deleted."""
+    """Topic for dead letters. One that does not exist is created, or refused with INVALID_ARGUMENT, as
+    the broker is set up. Default "": dead messages are logged and deleted.
+    """
     retention_enabled: _builtins.bool
     """True keeps settled messages until retention removes them. Default false: they are deleted once
     every group has settled them.
