@@ -38,6 +38,11 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
         "tidemark.broker.deliveries", "Reservations held here", lambda: len(components.directory)
     )
     _gauge(
+        "tidemark.broker.standing_reserves",
+        "Consumers that wait for a queue in storage",
+        lambda: len(components.dispatcher.standing),
+    )
+    _gauge(
         "tidemark.broker.activity_leases",
         "Publisher and subscriber leases",
         lambda: components.leases.active,

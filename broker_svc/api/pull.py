@@ -64,7 +64,13 @@ class Pull:
             epoch = self._components.subscriptions.epoch(key)
         room = Room(min(request.max_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX))
         consumer = Consumer(
-            _CONSUMER_ID, group, request.visibility_ms, self._deliver, self._refuse, room
+            _CONSUMER_ID,
+            group,
+            request.visibility_ms,
+            self._deliver,
+            self._refuse,
+            room,
+            may_stand=False,
         )
         consumer.credit = messages_max
         self._components.dispatcher.subscribe(consumer, lease, epoch)

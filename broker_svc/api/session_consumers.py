@@ -70,7 +70,8 @@ class SessionConsumers:
             del self._consumers[given.consumer_id]
             return
         consumer.stopped = given.stop
-        consumer.credit = min(consumer.credit + given.messages, limits.CREDIT_MAX)
+        credit_max = limits.CREDIT_MAX - consumer.standing_credit
+        consumer.credit = min(consumer.credit + given.messages, credit_max)
         self._components.dispatcher.reserve_for(consumer)
 
     def report_hand_outs(self, report: broker_pb2.HandOuts) -> None:

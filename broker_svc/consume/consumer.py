@@ -5,8 +5,8 @@ Only values; the `dispatcher` decides which consumer gets what.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from broker_svc.consume.hand_outs import HandOuts
 from broker_svc.idle.activity_leases import Lease
@@ -14,12 +14,18 @@ from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
 
+if TYPE_CHECKING:
+    from broker_svc.consume.standing import StandingReserve
+
 FeedKey = tuple[int, str, str]
 """Partition, lmq_name, group."""
 
 RESERVE_BYTES_MAX: Final = 1024 * 1024
 RESERVE_BYTES_MIN: Final = 16 * 1024
 """What the first reserve of a feed asks for: many of them fit the room of a connection."""
+
+LIKELY_MESSAGE_BYTES: Final = 64
+"""How many messages a reserve asks for follows from the bytes: it holds credit for each of them."""
 
 Slices = Sequence[exchange_pb2.ReservedSlice]
 Refuse = Callable[[TidemarkError], None]
@@ -29,11 +35,13 @@ Deliver = Callable[["Consumer", "Feed", Slices], None]
 class Room:
     """Bytes that a connection can still take. Unsent deliveries and pending reserves both count."""
 
-    __slots__ = ("bytes_max", "taken_bytes", "waiting")
+    __slots__ = ("bytes_max", "standing", "taken_bytes", "waiting")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.taken_bytes = 0
+        self.standing = 0
+        """Standing reserves of the connection."""
         self.waiting: dict[Consumer, None] = {}
         """Consumers of the connection with credit and ready feeds, for which there was no room."""
 
@@ -56,6 +64,7 @@ class Feed:
         "queue",
         "ready",
         "reserve_bytes",
+        "standing",
         "wakeups",
     )
 
@@ -69,6 +78,8 @@ class Feed:
         """Whether a reserve may find something."""
         self.reserve_bytes = RESERVE_BYTES_MIN
         """What the next reserve asks for: little, until the queue has returned more."""
+        self.standing: StandingReserve | None = None
+        """The reserve that stands in storage for its only consumer."""
         self.wakeups = 0
         """Counts reasons to ask again: an answer computed before one must not undo it."""
         self.owner_epoch = 0
@@ -79,6 +90,17 @@ class Feed:
     @property
     def key(self) -> FeedKey:
         return self.partition, self.lmq_name, self.group
+
+    def next_consumers(self, offered: "Mapping[Consumer, int]") -> "Iterable[Consumer]":
+        """Who gets what is ready, where consumers have been offered so many feeds each: the next
+        with credit and room, or all if none has."""
+        for _ in range(len(self.consumers)):
+            consumer = self.consumers[0]
+            self.consumers.rotate(-1)
+            has_credit = consumer.credit > offered.get(consumer, 0)
+            if has_credit and consumer.wants_more and consumer.room.left_bytes > 0:
+                return (consumer,)
+        return self.consumers
 
     def learn(self, body_bytes: int, *, more: bool) -> None:
         """Adapt the next reserve to what the last one returned."""
@@ -98,13 +120,23 @@ class Consumer:
         refuse: Refuse,
         room: Room,
         hand_outs: HandOuts | None = None,
+        *,
+        may_stand: bool = True,
     ) -> None:
         self.consumer_id = consumer_id
         self.group = group
         self.visibility_ms = visibility_ms
         self.hand_outs = hand_outs
         """None: the client does not report them, so everything that it receives counts as given."""
+        self.may_stand = may_stand
+        """Whether its reserves may stand in storage: not for a consumer that takes one answer."""
         self.credit = 0
+        self.standing_credit = 0
+        """Credit that standing reserves hold."""
+        self.standing: dict[StandingReserve, None] = {}
+        """Those of them that are not recalled."""
+        self.feeds = 0
+        """How many feeds it draws from."""
         self.closed = False
         self.stopped = False
         """Whether its client wants no more messages for now, whatever credit is left."""

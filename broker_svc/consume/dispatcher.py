@@ -2,10 +2,11 @@
 
 A feed is one (partition, queue, group). It is ready until a reserve comes back short, and again
 when storage reports it, or when a frame carries a run or returned messages for its queue: then a
-reserve follows in the same frame, and one commit both stores and delivers them. A consumer reserves
-from its ready feeds for as long as it has credit and its connection has room; both are spent before
-the reserve, and what was not needed is given back, so that no consumer gets more than it asked for
-or has room for. Nothing here waits on a timer.
+reserve follows in the same frame, and one commit both stores and delivers them. Where a standing
+reserve waits in storage (`standing.py`), none is needed. A consumer reserves from its ready feeds
+for as long as it has credit and its connection has room; both are spent before the reserve, and
+what was not needed is given back, so that no consumer gets more than it asked for or has room for.
+Nothing here waits on a timer.
 """
 
 import asyncio
@@ -13,7 +14,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from broker_svc.consume.consumer import RESERVE_BYTES_MAX, Consumer, Feed, FeedKey, Room, Slices
+from broker_svc.consume.consumer import (
+    LIKELY_MESSAGE_BYTES,
+    RESERVE_BYTES_MAX,
+    Consumer,
+    Feed,
+    FeedKey,
+    Room,
+    Slices,
+)
+from broker_svc.consume.standing import StandingReserve, StandingReserves
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import QueueKey
 from broker_svc.links.partition_link import Answer, PartitionLink
@@ -35,6 +45,10 @@ class _Asked(NamedTuple):
     messages: int
     charged_bytes: int
     wakeups: int
+    standing: StandingReserve | None
+    """Set if it was asked to stand."""
+    replaced: StandingReserve | None
+    """What the consumer had standing before, and the reserve takes over."""
 
 
 class Dispatcher:
@@ -49,6 +63,7 @@ class Dispatcher:
         """The feeds of each queue, one for each group."""
         self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
         """Feeds that get messages with the next frame of a partition and have no reserve in it."""
+        self.standing = StandingReserves(links)
         self.delivered = Tally()
         """Messages that were handed to consumers."""
         self._on_fenced = on_fenced
@@ -66,7 +81,9 @@ class Dispatcher:
         for queue in lease.queues:
             key = (queue.partition, lmq_name, consumer.group)
             feed = self._feeds.get(key) or self._add(Feed(queue, consumer.group))
+            self.standing.recall(feed.standing)  # from now on they take turns
             feed.consumers.append(consumer)
+            consumer.feeds += 1
             feed.owner_epoch = owner_epoch
             feed.ready = True
             consumer.ready_feeds[key] = feed
@@ -83,7 +100,6 @@ class Dispatcher:
         feed = self._feeds.get(key)
         if feed is not None:
             feed.paused = False
-            feed.ready = True
             self._offer(feed)
 
     def evict(self, key: FeedKey) -> None:
@@ -102,7 +118,9 @@ class Dispatcher:
         for queue in lease.queues:
             key = (queue.partition, lmq_name, consumer.group)
             feed = self._feeds[key]
+            self.standing.recall(feed.standing)
             feed.consumers.remove(consumer)
+            consumer.feeds -= 1
             consumer.ready_feeds.pop(key, None)
             if not feed.consumers:
                 self._remove(feed)
@@ -129,27 +147,30 @@ class Dispatcher:
 
     # --- events --------------------------------------------------------------------------------
 
-    def on_append_queued(self, queue: QueueKey) -> None:
+    def on_append_queued(self, queue: QueueKey, messages: int, body_bytes: int) -> None:
         """A run for the queue goes to storage with the next frame."""
         for feed in self._by_queue.get(queue, ()):
-            self._coming[feed.partition][feed.key] = None
+            if feed.standing is None or not feed.standing.cover(messages, body_bytes):
+                self._coming[feed.partition][feed.key] = None
 
     def on_return_queued(self, key: FeedKey) -> None:
         """A consumer of the feed gives messages back with the next frame."""
-        if key in self._feeds:
+        feed = self._feeds.get(key)
+        if feed is not None and (feed.standing is None or feed.standing.recalled):
             self._coming[key[0]][key] = None
 
     def before_frame_sent(self, partition: int) -> None:
         """Add a reserve for each waiting feed that gets messages with this frame, at its end."""
         coming, self._coming[partition] = self._coming[partition], {}
-        for key in coming:
-            self.queue_ready(key)
+        feeds = [feed for key in coming if (feed := self._feeds.get(key)) is not None]
+        for feed in feeds:
+            feed.wakeups += 1
+        self._offer(*feeds)
 
     def queue_ready(self, key: FeedKey) -> None:
         """Storage has messages again, or will have when it gets to what is asked now."""
         feed = self._feeds.get(key)
         if feed is not None:
-            feed.ready = True
             feed.wakeups += 1
             self._offer(feed)
 
@@ -167,10 +188,13 @@ class Dispatcher:
 
     def link_up(self, partition: int) -> None:
         """Storage has forgotten the waiting feeds: all of them reserve again."""
-        for feed in list(self._feeds.values()):
-            if feed.partition == partition:
-                feed.ready = True
-                self._offer(feed)
+        self._offer(*(feed for feed in self._feeds.values() if feed.partition == partition))
+
+    def link_down(self, partition: int) -> None:
+        """Storage has forgotten what stood: its credit is free for other partitions."""
+        for standing in self.standing.of_partition(partition):
+            self.standing.end(standing)
+            self.reserve_for(standing.consumer)
 
     def reserve_for(self, consumer: Consumer) -> None:
         """Reserve for a consumer for as long as it has credit and something may be ready."""
@@ -182,18 +206,32 @@ class Dispatcher:
                 continue
             share = consumer.credit // (len(consumer.ready_feeds) + 1)
             messages = max(1, min(share, PULL_MESSAGES_MAX))
+            if consumer.feeds > 1:  # other feeds need credit at the same time
+                messages = min(messages, feed.reserve_bytes // LIKELY_MESSAGE_BYTES)
+            standing = self.standing.propose(consumer, feed, messages)
             consumer.credit -= messages
             bytes_max = min(feed.reserve_bytes, room.left_bytes)
             # Charged whole: one message may come that is larger than what is left.
             room.taken_bytes += feed.reserve_bytes
             consumer.reserving += 1
             consumer.quiet.clear()
-            answer = link.send(_reserve_operation(consumer, feed, messages, bytes_max))
+            operation = _reserve_operation(consumer, feed, messages, bytes_max)
+            if standing is not None:
+                standing.write_to(operation.reserve)
+            replaced = feed.standing
+            if replaced is not None and replaced.consumer is consumer:
+                operation.reserve.replaces = replaced.standing_id
+            else:
+                replaced = None
+            answer = link.send(operation)
             self._coming[feed.partition].pop(feed.key, None)
-            asked = _Asked(messages, feed.reserve_bytes, feed.wakeups)
+            asked = _Asked(messages, feed.reserve_bytes, feed.wakeups, standing, replaced)
             answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
         if consumer.wants_more and consumer.ready_feeds:
             room.waiting[consumer] = None
+        short = consumer.ready_feeds and not consumer.credit and not consumer.reserving
+        if consumer.stopped or short:
+            self.standing.recall_all(consumer)
 
     def room_made(self, room: Room) -> None:
         """A connection has room again: consumers that waited for it reserve."""
@@ -203,23 +241,18 @@ class Dispatcher:
         for consumer in waiting:
             self.reserve_for(consumer)
 
-    def _offer(self, feed: Feed) -> None:
-        """Give a ready feed to the next consumer with credit; without one, to the first that gets
-        credit."""
-        if feed.paused:
-            return
-        for _ in range(len(feed.consumers)):
-            consumer = feed.consumers[0]
-            feed.consumers.rotate(-1)
-            if consumer.wants_more and consumer.room.left_bytes > 0:
-                consumer.ready_feeds[feed.key] = feed
-                self.reserve_for(consumer)
-                return
-        for consumer in feed.consumers:
-            consumer.ready_feeds[feed.key] = feed
-            self.reserve_for(
-                consumer
-            )  # it can do nothing but wait for room, if that is what it lacks
+    def _offer(self, *feeds: Feed) -> None:
+        """Something may be ready: each feed goes to its next consumer with credit; without one, to
+        the first that gets credit. Feeds that are offered together share the credit."""
+        offered: dict[Consumer, int] = {}
+        for feed in feeds:
+            feed.ready = True
+            if not feed.paused:
+                for consumer in feed.next_consumers(offered):
+                    consumer.ready_feeds[feed.key] = feed
+                    offered[consumer] = offered.get(consumer, 0) + 1
+        for consumer in offered:
+            self.reserve_for(consumer)  # it can do nothing but wait, if there is no room
 
     def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
         consumer.room.taken_bytes -= asked.charged_bytes
@@ -233,8 +266,10 @@ class Dispatcher:
         """Settle the accounts of one reserve: credit, deliveries, and whether to ask again."""
         if answer.exception() is not None:  # the link broke; the feed asks again when it is up
             consumer.credit += asked.messages
+            self.standing.end(asked.standing)
         elif answer.result().HasField("error"):
             consumer.credit += asked.messages
+            self.standing.end(asked.standing)
             self._refused(consumer, feed, from_status(answer.result().error))
         else:
             reserved = answer.result().reserve
@@ -248,16 +283,47 @@ class Dispatcher:
         """Deliver what was reserved; False if the consumer lost the feed while it was asked for."""
         slices = reserved.slices
         feed.learn(sum(len(each.body) for each in slices), more=reserved.more)
-        if self._is_lost(consumer, feed, slices):
-            consumer.credit += asked.messages
-            self._release(feed, slices)
-            return False
+        lost = self._is_lost(consumer, feed, slices)
         messages = sum(each.count for each in slices)
-        consumer.credit += asked.messages - messages
-        if slices:
+        self.standing.end(asked.replaced)  # what it had left may be among what was reserved
+        consumer.credit += asked.messages - (0 if lost else messages)
+        if asked.standing is not None and reserved.standing_messages:
+            self.standing.began(asked.standing, reserved.standing_messages)
+            if lost or len(feed.consumers) != 1:
+                self.standing.recall(asked.standing)  # before a release, which it would get
+        else:
+            self.standing.end(asked.standing)
+        if lost:
+            self._release(feed.partition, slices)
+        elif slices:
             self.delivered.add(messages, feed.lmq_name)
             consumer.deliver(consumer, feed, slices)
-        return True
+        return not lost
+
+    def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None:
+        """A standing reserve has handed out, or has ended."""
+        standing = self.standing.find(reserved.standing_id)
+        if standing is None:
+            self._release(partition, reserved.slices)
+            return
+        consumer, feed, slices = standing.consumer, standing.feed, reserved.slices
+        messages = sum(each.count for each in slices)
+        self.standing.used(standing, messages)
+        if self._is_lost(consumer, feed, slices):
+            consumer.credit += messages
+            self.standing.recall(standing)
+            self._release(partition, slices)
+        elif slices:
+            self.delivered.add(messages, feed.lmq_name)
+            consumer.deliver(consumer, feed, slices)
+        if not reserved.standing_messages:
+            self.standing.end(standing)
+            if reserved.more and self._feeds.get(feed.key) is feed:
+                feed.learn(sum(len(each.body) for each in slices), more=True)
+                self.queue_ready(feed.key)
+            self.reserve_for(consumer)  # its other feeds may have waited for the credit
+        elif consumer.room.left_bytes <= 0:
+            self.standing.recall_all(consumer)  # its client must read first
 
     def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:
         return (
@@ -301,7 +367,7 @@ class Dispatcher:
         if answer.exception() is None and not answer.result().HasField("error"):
             self.queue_ready(feed.key)
 
-    def _release(self, feed: Feed, slices: Slices) -> None:
+    def _release(self, partition: int, slices: Slices) -> None:
         """Give back what was reserved for a consumer that has gone: it was not tried."""
         for each in slices:
             _discarded.add(1)
@@ -310,7 +376,7 @@ class Dispatcher:
                 action=exchange_pb2.SETTLE_ACTION_RELEASE,
                 owner_epoch=each.owner_epoch,
             )
-            answer = self._links[feed.partition].send(exchange_pb2.Operation(settle=settle))
+            answer = self._links[partition].send(exchange_pb2.Operation(settle=settle))
             answer.add_done_callback(asyncio.Future.exception)
 
 

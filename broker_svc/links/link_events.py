@@ -11,6 +11,7 @@ from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.topic_cache import TopicCache
+from tidemark.api.storage.v1 import exchange_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class LinkEvents:
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None:
         self.dispatcher.queue_ready((partition, lmq_name, group))
 
+    def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None:
+        self.dispatcher.handed_out(partition, reserved)
+
     def next_deadline(self, partition: int, in_ms: int | None) -> None:
         self.timers[partition].next_deadline(in_ms)
 
@@ -48,6 +52,7 @@ class LinkEvents:
 
     def link_down(self, partition: int) -> None:
         self.tracking.link_lost(partition)
+        self.dispatcher.link_down(partition)
 
     def held_receipts(self, partition: int) -> Iterable[bytes]:
         return [*self.directory.receipts(partition), *self.settlements.returning(partition)]

@@ -71,6 +71,7 @@ class Listener(Protocol):
 
     def before_frame_sent(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
+    def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
     def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
     def link_up(self, partition: int) -> None: ...
@@ -353,6 +354,9 @@ class PartitionLink:
         """Raises Unavailable if storage has reopened the partition."""
         for result in frame.results:
             request_id = result.request_id
+            if not request_id:  # of a standing reserve
+                self._handed_out(result.reserve)
+                continue
             self._frame_ends.discard(request_id)
             self._unanswered_bytes -= self._sent_bytes.pop(request_id, 0)
             answer = self._answers.pop(request_id, None)
@@ -393,6 +397,12 @@ class PartitionLink:
             deadline = frame.next_deadline
             in_ms = deadline.in_ms if deadline.HasField("in_ms") else None
             listener.next_deadline(self.partition, in_ms)
+
+    def _handed_out(self, reserved: exchange_pb2.ReserveResult) -> None:
+        """In order with the results of reserves, which are seen in the next turn."""
+        if self._listener is not None:
+            handed_out = self._listener.handed_out
+            asyncio.get_running_loop().call_soon(handed_out, self.partition, reserved)
 
     def _drop_callers(self) -> None:
         was_connected = self.connected.is_set()

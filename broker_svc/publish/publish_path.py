@@ -201,7 +201,8 @@ class PublishPath:
         attempt.publisher.unanswered += 1
         link.send(operation).add_done_callback(partial(self._answered, attempt, link, again))
         if not run.delay_ms:
-            self._dispatcher.on_append_queued((link.partition, run.lmq_name))
+            queue = (link.partition, run.lmq_name)
+            self._dispatcher.on_append_queued(queue, run.count, len(append.body))
 
     def _answered(
         self, attempt: "_Attempt", link: PartitionLink, again: bool, answer: Answer

@@ -6,7 +6,7 @@ and adds the events of the partition. A part that is fenced ends alone.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -58,7 +58,7 @@ class ExchangePart:
         self.broker_epoch = broker_epoch
         self._partition = partition
         self._changed = partial(changed, self)
-        self._events = partition.connect(broker_epoch, self._changed)
+        self._events = partition.connect(broker_epoch, self._changed, self._handed_out)
         self._all_unsent = unsent
         self._unsent: deque[_Answered] = deque()
         self._unanswered = 0
@@ -151,6 +151,12 @@ class ExchangePart:
             self._keep((request_id, error) for request_id in request_ids)
         self._keep(refused)
         self._changed()
+
+    def _handed_out(self, results: Sequence[Reserved]) -> None:
+        """Results of standing reserves: in order with those of operations."""
+        if not self._closed:
+            self._keep((0, each) for each in results)
+            self._changed()
 
     def _keep(self, results: Iterable[_Answered]) -> None:
         kept = result_bytes = 0

@@ -19,6 +19,7 @@ from storage_svc.operations import (
     reserve,
     schedule,
     settle,
+    standing,
     topics,
 )
 from storage_svc.operations.operation import ActionDecoders, ExchangeDecoders
@@ -27,6 +28,7 @@ OPERATIONS: ExchangeDecoders = {
     **publish.OPERATIONS,
     **schedule.OPERATIONS,
     **reserve.OPERATIONS,
+    **standing.OPERATIONS,
     **settle.OPERATIONS,
     **renew.OPERATIONS,
     **expire.OPERATIONS,

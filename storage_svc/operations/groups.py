@@ -146,10 +146,11 @@ async def move_group(commit: CommitContext, handle: Handle, group: Group, start:
     """Let a group, of which nothing is reserved, start over at another position."""
     state = handle.state
     base = await _find_base(commit, handle, start)
+    standing, group.standing = group.standing, None
     await _delete_group(commit, handle, group)
     moved = await new_group(commit, handle, group.name, base)
     moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
-    moved.has_waiters = group.has_waiters
+    moved.has_waiters, moved.standing = group.has_waiters, standing
     if moved.has_waiters and moved.ring:
         moved.has_waiters = False
         commit.journal.ready(state.record, moved)
@@ -203,6 +204,7 @@ async def _delete_group(commit: CommitContext, handle: Handle, group: Group) -> 
         commit.journal.delete_returned(record, group, offset, not_before_ms)
     for table in (Table.LANES, Table.RETURNED, Table.BURIED):
         await delete_rows(commit, table, prefix, prefix_end(prefix))
+    commit.end_standing(group)
     state.remove_group(group.name, commit.journal)
 
 

@@ -104,6 +104,8 @@ async def _unload(commit: CommitContext, lmq_name: str) -> UnloadOutcome:
     # What this commit changes is not in the engine yet: it could not be loaded again.
     if handle.queue_id in commit.journal.changed_queues:
         return UnloadOutcome.RACE_LOST
+    for group in handle.state.groups.values():
+        commit.end_standing(group, ask_again=True)
     await commit.forget_lanes(handle.state)
     handle.state.prepare_to_unload(commit.journal)
     commit.handles.drop(lmq_name)

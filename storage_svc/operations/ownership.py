@@ -56,6 +56,7 @@ class TakeOwnership(NamedTuple):
         owner = (group.owner_client_id, group.owner_epoch)
         if owner == (self.client_id, self.epoch):
             return Ownership(*owner, matched=False)
+        commit.end_standing(group)
         revoked = handle.state.revoke(group, commit.journal)
         if self.start is not None:
             group = await move_group(commit, handle, group, self.start)
@@ -111,6 +112,7 @@ class DropOwnership(NamedTuple):
         owner = (group.owner_client_id, group.owner_epoch)
         if owner != (self.client_id, self.epoch):
             return Ownership(*owner, matched=False)
+        commit.end_standing(group)
         revoked = handle.state.revoke(group, commit.journal)
         commit.counters.owner_epoch += 1
         group.owner_client_id = ""

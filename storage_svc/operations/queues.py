@@ -113,6 +113,7 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
     for group in handle.state.groups.values():
         for offset, (_, not_before_ms) in group.delayed.items():
             commit.journal.delete_returned(record, group, offset, not_before_ms)
+        commit.end_standing(group)
     await remove_all_scheduled(commit, record)
     for run in await commit.runs(handle.state):
         if run.dead_deadline_ms:

@@ -15,6 +15,7 @@ from storage_svc.queue import bodies
 from storage_svc.queue.group import PASSED_MAX, Group
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Slice
+from storage_svc.queue.standing import Standing
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, RecordUnreadable
@@ -73,12 +74,20 @@ class Reserved(NamedTuple):
 
     slices: tuple[ReservedSlice, ...]
     more: bool = False
+    standing_messages: int = 0  # that the reserve may still hand out; 0: it does not stand
+    standing_id: int = 0  # in a result that answers no operation
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
-        proto.reserve.SetInParent()
+        reserve = proto.reserve
+        reserve.SetInParent()
         for each in self.slices:
-            each.write_to(proto.reserve.slices.add())
-        proto.reserve.more = self.more
+            each.write_to(reserve.slices.add())
+        if self.more:
+            reserve.more = True
+        if self.standing_messages:
+            reserve.standing_messages = self.standing_messages
+        if self.standing_id:
+            reserve.standing_id = self.standing_id
 
 
 class Reserve(NamedTuple):
@@ -92,6 +101,10 @@ class Reserve(NamedTuple):
     owner_epoch: int = 0
     strict_bytes: bool = False  # whether a first message beyond the bytes stays where it is
     reports_hand_outs: bool = False  # whether it is reported what the application was given
+    standing_id: int = 0  # 0: it does not stand
+    standing_messages: int = 0
+    standing_bytes: int = 0
+    replaces: int = 0  # a standing reserve, whose messages are added
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.Reserve) -> "Reserve":
@@ -106,10 +119,18 @@ class Reserve(NamedTuple):
             proto.owner_epoch,
             proto.strict_bytes,
             proto.reports_hand_outs,
+            proto.standing_id,
+            proto.standing_messages,
+            min(proto.standing_bytes or RUN_BYTES_MAX, RUN_BYTES_MAX),
+            proto.replaces,
         )
 
     async def apply(self, commit: CommitContext) -> Reserved:
-        """Hand out messages; a hand-out that falls short makes the group wait for more."""
+        """Hand out messages; a hand-out that falls short makes the group wait for more.
+
+        It ends the reserve that stood before: all consumers of a group are those of one broker,
+        which decides whose turn it is.
+        """
         handle = await commit.queue(self.lmq_name)
         state = handle.state
         group = state.groups.get(self.group)
@@ -118,44 +139,71 @@ class Reserve(NamedTuple):
         if group is None:
             group = await new_group(commit, handle, self.group, 0)
         group.check_owner(self.owner_epoch)
-        commit.journal.cancel_ready(state.record, group)
-        taken, too_large = await _take(commit, handle, group, self)
-        taken, taken_bodies = await _readable(commit, handle, group, taken)
-        visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
-        counters = commit.counters
-        reservations = state.reserve(
-            group,
-            taken,
-            counters.reservation_id + 1,
-            commit.now_ms + visibility_ms,
-            commit.now_ms,
-            commit.journal,
-            broker_incarnation=commit.state.claim.incarnation,
-            given_messages=0 if self.reports_hand_outs else None,
+        bounds, before = self, group.standing
+        if before is not None and before.is_named(self.replaces, commit.counters.broker_epoch):
+            bounds = self._replace(messages_max=self.messages_max + before.messages_max)
+            group.standing = None
+        commit.end_standing(group)
+        reserved = await hand_out(commit, handle, group, bounds)
+        left = bounds.messages_max - sum(each.messages for each in reserved.slices)
+        messages_max = min(self.standing_messages, left)
+        if not self.standing_id or not messages_max or reserved.more:
+            return reserved
+        group.standing = Standing(
+            self.standing_id,
+            commit.counters.broker_epoch,
+            messages_max,
+            self.standing_bytes,
+            self.visibility_ms,
+            self.owner_epoch,
+            reports_hand_outs=self.reports_hand_outs,
         )
-        counters.reservation_id += len(reservations)
-        counters.delivered += sum(each.slice.messages for each in reservations)
-        # A key that is still active was held back only by the bounds of the request.
-        group.has_waiters = not group.ring or not (taken or too_large)
-        if len(group.lanes) > group.lanes_max:
-            await commit.forget_lanes(state)
-        slices = [
-            _reserved(commit, handle, reservation, visibility_ms, body)
-            for reservation, body in zip(reservations, taken_bodies, strict=True)
-        ]
-        commit.handed_out_bytes += sum(len(each.body) for each in slices)
-        return Reserved(tuple(slices), more=not group.has_waiters)
+        return reserved._replace(standing_messages=messages_max)
+
+
+async def hand_out(
+    commit: CommitContext, handle: Handle, group: Group, bounds: Reserve | Standing
+) -> Reserved:
+    """Reserve what is ready, within the bounds of a reserve."""
+    state = handle.state
+    commit.journal.cancel_ready(state.record, group)
+    taken, too_large = await _take(commit, handle, group, bounds)
+    taken, taken_bodies = await _readable(commit, handle, group, taken)
+    visibility_ms = bounds.visibility_ms or handle.topic.settings.visibility_timeout_ms
+    counters = commit.counters
+    reservations = state.reserve(
+        group,
+        taken,
+        counters.reservation_id + 1,
+        commit.now_ms + visibility_ms,
+        commit.now_ms,
+        commit.journal,
+        broker_incarnation=commit.state.claim.incarnation,
+        given_messages=0 if bounds.reports_hand_outs else None,
+    )
+    counters.reservation_id += len(reservations)
+    counters.delivered += sum(each.slice.messages for each in reservations)
+    # A key that is still active was held back only by the bounds of the request.
+    group.has_waiters = not group.ring or not (taken or too_large)
+    if len(group.lanes) > group.lanes_max:
+        await commit.forget_lanes(state)
+    slices = [
+        _reserved(commit, handle, reservation, visibility_ms, body)
+        for reservation, body in zip(reservations, taken_bodies, strict=True)
+    ]
+    commit.handed_out_bytes += sum(len(each.body) for each in slices)
+    return Reserved(tuple(slices), more=not group.has_waiters)
 
 
 async def _take(
-    commit: CommitContext, handle: Handle, group: Group, operation: Reserve
+    commit: CommitContext, handle: Handle, group: Group, bounds: Reserve | Standing
 ) -> tuple[list[Slice], bool]:
     """Take messages from the lanes, reading the next page where a lane has run dry.
 
     Also returns whether the bytes allowed for no more, though there was more.
     """
     taken: list[Slice] = []
-    messages_max, bytes_max = operation.messages_max, operation.bytes_max
+    messages_max, bytes_max = bounds.messages_max, bounds.bytes_max
     room_bytes, measured = ANSWER_BYTES_MAX, 0
     if len(group.delayed) + len(group.buried) >= RETURNED_SLICES_MAX:
         return taken, False  # what was returned must go first, or it would grow without end
@@ -167,7 +215,7 @@ async def _take(
             bytes_max,
             commit.now_ms,
             max_attempts=handle.state.rules.max_attempts,
-            at_least_one=not taken and not operation.strict_bytes,
+            at_least_one=not taken and not bounds.strict_bytes,
             room_bytes=room_bytes,
         )
         if found.passed:

@@ -62,6 +62,7 @@ class CommitContext:
         "counters",
         "deletions_refused",
         "disk_full",
+        "ended_standing",
         "engine",
         "handed_out_bytes",
         "handles",
@@ -99,12 +100,20 @@ class CommitContext:
         self.deletions_refused = deletions_refused
         self.handed_out_bytes = 0
         """Bodies that the answers of this commit carry."""
+        self.ended_standing: list[tuple[int, bool]] = []
+        """Standing reserves that this commit ends, and whether the broker must ask again."""
 
     def add_due(self, table: Table, due_ms: int) -> None:
         """An entry is added to an index that sweeps scan by time."""
         self.state.due.added(table, due_ms)
         # Once more after the commit: a scan in between may raise the mark past what it cannot see.
         self.journal.added_due.append((table, due_ms))
+
+    def end_standing(self, group: Group, *, ask_again: bool = False) -> None:
+        """End the standing reserve of a group; `ask_again` if its broker cannot know why."""
+        standing, group.standing = group.standing, None
+        if standing is not None and standing.broker_epoch == self.counters.broker_epoch:
+            self.ended_standing.append((standing.standing_id, ask_again))
 
     def count(self) -> None:
         """Bring the counters to their values once this commit is durable."""

@@ -3,10 +3,15 @@
 The writer records them after each commit; each exchange sends its own and clears them.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from storage_svc.operations.reserve import Reserved
 from storage_svc.partition.journal import QueueGroup
+
+HandedOut = Callable[[Sequence[Reserved]], None]
+"""Takes the results of standing reserves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -16,6 +21,7 @@ class ExchangeEvents:
     broker_epoch: int
     changed: Callable[[], None]
     """Called when there is something to send, or the broker is fenced."""
+    handed_out: HandedOut
     ready: dict[QueueGroup, None] = field(default_factory=dict)
     expired: list[int] = field(default_factory=list)
     next_deadline_changed: bool = True
@@ -55,8 +61,10 @@ class ConnectedExchanges:
     def __init__(self) -> None:
         self._events: set[ExchangeEvents] = set()
 
-    def connect(self, broker_epoch: int, changed: Callable[[], None]) -> ExchangeEvents:
-        events = ExchangeEvents(broker_epoch, changed)
+    def connect(
+        self, broker_epoch: int, changed: Callable[[], None], handed_out: HandedOut
+    ) -> ExchangeEvents:
+        events = ExchangeEvents(broker_epoch, changed, handed_out)
         self._events.add(events)
         return events
 
@@ -70,6 +78,7 @@ class ConnectedExchanges:
     def committed(
         self,
         broker_epoch: int,
+        handed_out: Sequence[Reserved],
         ready: Collection[QueueGroup],
         expired: Collection[int],
         earliest_ms: int | None,
@@ -77,6 +86,10 @@ class ConnectedExchanges:
     ) -> None:
         for events in self._events:
             if events.broker_epoch == broker_epoch:
+                if handed_out:
+                    # Behind the results of the commit, which are seen in the next turn: one of them
+                    # may be that of the very reserve.
+                    asyncio.get_running_loop().call_soon(events.handed_out, handed_out)
                 events.committed(ready, expired, earliest_ms, now_ms)
             else:
                 events.changed()  # it is fenced, and ends

@@ -22,7 +22,7 @@ from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.due_indexes import DueIndexes
-from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents
+from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, HandedOut
 from storage_svc.partition.health import FaultReason, Health
 from storage_svc.partition.state import PartitionState, open_state
 from storage_svc.partition.writer import Frame, Writer, check_broker_epoch
@@ -206,9 +206,14 @@ class Partition:
         state = self._state
         return state is not None and self._exchanges.includes(state.counters.broker_epoch)
 
-    def connect(self, broker_epoch: int, changed: Callable[[], None]) -> ExchangeEvents:
+    def connect(
+        self,
+        broker_epoch: int,
+        changed: Callable[[], None],
+        handed_out: HandedOut = lambda _: None,
+    ) -> ExchangeEvents:
         """The events for the exchange of a broker, until `disconnect`."""
-        return self._exchanges.connect(broker_epoch, changed)
+        return self._exchanges.connect(broker_epoch, changed, handed_out)
 
     def disconnect(self, events: ExchangeEvents) -> None:
         self._exchanges.disconnect(events)

@@ -14,6 +14,8 @@ from storage_svc.lifecycle.lifecycle_watch import LifecycleWatch
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.publish import Append
+from storage_svc.operations.reserve import Reserved
+from storage_svc.operations.standing import hand_out_standing
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.counters import put_counters
 from storage_svc.partition.exchange_events import ConnectedExchanges
@@ -142,6 +144,7 @@ class Writer:
             results = [await self._apply_frame(commit, frame, traced) for frame in frames]
             if self._expires_due(commit):
                 await ExpireDue().apply(commit)
+            handed_out = await self._hand_out(commit)
             batch = commit.journal.finish()
             commit.state.producers.write(batch)
             if len(batch):
@@ -156,7 +159,7 @@ class Writer:
         for frame, answer in zip(frames, results, strict=True):
             if not frame.results.done():
                 frame.results.set_result(answer)
-        self._committed(commit)
+        self._committed(commit, handed_out)
         if not len(batch):  # nothing was written: it would distort the figures of real commits
             return
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
@@ -167,6 +170,13 @@ class Writer:
         """Every commit expires what is due while a broker is connected; else sweeps do it (V1)."""
         connected = self._exchanges.includes(commit.counters.broker_epoch)
         return connected and commit.state.deadlines.is_due(commit.now_ms)
+
+    async def _hand_out(self, commit: CommitContext) -> list[Reserved]:
+        """Results of standing reserves, which only a connected broker can receive."""
+        if not commit.journal.ready_queues and not commit.ended_standing:
+            return []
+        connected = self._exchanges.includes(commit.counters.broker_epoch)
+        return await hand_out_standing(commit) if connected else []
 
     async def _apply_frame(
         self, commit: CommitContext, frame: Frame, traced: CommitSpans
@@ -184,7 +194,7 @@ class Writer:
                 refused(span, results[-1])
         return results
 
-    def _committed(self, commit: CommitContext) -> None:
+    def _committed(self, commit: CommitContext, handed_out: list[Reserved]) -> None:
         """The commit is durable: update the caches and report what is new."""
         state, journal = commit.state, commit.journal
         for key, body in journal.bodies.items():
@@ -201,6 +211,7 @@ class Writer:
             self._lifecycle.due(table, due_ms)
         self._exchanges.committed(
             state.counters.broker_epoch,
+            handed_out,
             journal.ready_queues,
             journal.expired,
             state.deadlines.earliest_ms(),

@@ -16,6 +16,7 @@ from storage_svc.queue.drr import Ring
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Run, Slice
+from storage_svc.queue.standing import Standing
 from tidemark.errors import Fenced
 
 PASSED_MAX = 1000
@@ -57,6 +58,7 @@ class Group:
         "owner_epoch",
         "ring",
         "settled",
+        "standing",
     )
 
     def __init__(self, name: str, base: int, weights: Mapping[str, int]) -> None:
@@ -82,6 +84,8 @@ class Group:
         self.owner_epoch = 0
         self.has_waiters = False
         """Whether the last hand-out fell short of the request, so that consumers wait for more."""
+        self.standing: Standing | None = None
+        """The consumer that gets messages as they become ready. It may be of an earlier broker."""
 
     @property
     def has_returned(self) -> bool:

@@ -34,6 +34,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     PartitionOperations,
     PartitionResponse,
     Reserve,
+    ReserveResult,
     SettleAction,
     SettleReservation,
     Unbind,
@@ -198,6 +199,8 @@ class ExchangeClient:
         self._last_request_id = 0
         self._waiting: dict[int, asyncio.Future[OperationResult]] = {}
         self.ready: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.handed_out: asyncio.Queue[ReserveResult] = asyncio.Queue()
+        """Results of standing reserves."""
         self.expired: asyncio.Queue[int] = asyncio.Queue()
         self.deadlines: asyncio.Queue[int | None] = asyncio.Queue()
         self.healths: asyncio.Queue[PartitionHealth] = asyncio.Queue()
@@ -251,7 +254,10 @@ class ExchangeClient:
     def take(self, response: PartitionResponse) -> None:
         self.frames += bool(response.results)
         for result in response.results:
-            self._waiting.pop(result.request_id).set_result(result)
+            if result.request_id:
+                self._waiting.pop(result.request_id).set_result(result)
+            else:
+                self.handed_out.put_nowait(result.reserve)
         for reservation_id in response.expired_reservation_ids:
             self.expired.put_nowait(reservation_id)
         for each in response.ready:

@@ -247,7 +247,7 @@ class PartitionResponse(_message.Message):
 
     @_builtins.property
     def ready(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueReady]:
-        """Queues with ready messages, whose last reserve was not filled."""
+        """Queues with ready messages, whose last reserve was not filled and does not stand."""
 
     @_builtins.property
     def next_deadline(self) -> Global___NextDeadline:
@@ -320,6 +320,7 @@ class Operation(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     REMOVE_DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     DROP_OUTBOX_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream for its partition."""
     traceparent: _builtins.str
@@ -404,6 +405,10 @@ class Operation(_message.Message):
     def drop_outbox(self) -> Global___DropOutbox:
         """Drop what waits in the outbox."""
 
+    @_builtins.property
+    def recall(self) -> Global___Recall:
+        """End a standing reserve."""
+
     def __init__(
         self,
         *,
@@ -429,12 +434,13 @@ class Operation(_message.Message):
         renew: Global___RenewReservations | None = ...,
         remove_dead_letters: Global___RemoveDeadLetters | None = ...,
         drop_outbox: Global___DropOutbox | None = ...,
+        recall: Global___Recall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -460,8 +466,11 @@ class OperationResult(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     APPLY_TOPIC_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """The request id of the operation."""
+    """The request id of the operation. 0: a standing reserve has handed out or ended, with the outcome
+    `reserve`.
+    """
     @_builtins.property
     def error(self) -> _status_pb2.Status:
         """The operation failed and changed nothing; with COMMIT_OUTCOME_UNKNOWN it may have."""
@@ -516,6 +525,10 @@ class OperationResult(_message.Message):
     def renew(self) -> Global___RenewReservationsResult:
         """Result of RenewReservations."""
 
+    @_builtins.property
+    def recall(self) -> Global___RecallResult:
+        """Result of Recall."""
+
     def __init__(
         self,
         *,
@@ -533,12 +546,13 @@ class OperationResult(_message.Message):
         action: _action_pb2.ActionResult | None = ...,
         apply_topic: Global___ApplyTopicResult | None = ...,
         renew: Global___RenewReservationsResult | None = ...,
+        recall: Global___RecallResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -743,8 +757,11 @@ Global___AppendResult: _TypeAlias = AppendResult  # noqa: Y015
 @_typing.final
 class Reserve(_message.Message):
     """Reserves messages of one queue for one group. A result without `more` registers an interest: a
-    QueueReady event follows once messages are ready. Errors: QUEUE_NOT_FOUND,
-    TOPIC_NOT_FOUND, FENCED (owner epoch), QUOTA_EXCEEDED (groups), PARTITION_FAULTY.
+    QueueReady event follows once messages are ready, or the reserve stands: then every commit that makes
+    messages ready hands them out at its end. A group has one standing reserve; the next reserve of the
+    group ends it. Storage forgets standing reserves with the bind under which they were made.
+    Errors: QUEUE_NOT_FOUND, TOPIC_NOT_FOUND, FENCED (owner epoch), QUOTA_EXCEEDED (groups),
+    PARTITION_FAULTY.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -757,6 +774,10 @@ class Reserve(_message.Message):
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     STRICT_BYTES_FIELD_NUMBER: _builtins.int
     REPORTS_HAND_OUTS_FIELD_NUMBER: _builtins.int
+    STANDING_ID_FIELD_NUMBER: _builtins.int
+    STANDING_MESSAGES_FIELD_NUMBER: _builtins.int
+    STANDING_BYTES_FIELD_NUMBER: _builtins.int
+    REPLACES_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue. It must exist."""
     group: _builtins.str
@@ -777,6 +798,22 @@ class Reserve(_message.Message):
     """True: what is given to the application is reported, by RenewReservations. An expiry costs an
     attempt only for that. Default false: everything counts as given.
     """
+    standing_id: _builtins.int
+    """Chosen by the broker, unique on the stream: the reserve stands if it leaves nothing ready. Default
+    0: it does not.
+    """
+    standing_messages: _builtins.int
+    """Messages that it may hand out while it stands, at most what `max_messages` leaves. 0: it does not
+    stand.
+    """
+    standing_bytes: _builtins.int
+    """Bytes that one commit may hand out to it while it stands. A first message that is larger stays
+    where it is, and ends it with `more`. 0 and more than a run may have: as much as a run.
+    """
+    replaces: _builtins.int
+    """A standing reserve of the same consumer, whose messages are added to `max_messages` if it stands.
+    Default 0: none.
+    """
     def __init__(
         self,
         *,
@@ -788,10 +825,14 @@ class Reserve(_message.Message):
         owner_epoch: _builtins.int = ...,
         strict_bytes: _builtins.bool = ...,
         reports_hand_outs: _builtins.bool = ...,
+        standing_id: _builtins.int = ...,
+        standing_messages: _builtins.int = ...,
+        standing_bytes: _builtins.int = ...,
+        replaces: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "reports_hand_outs", b"reports_hand_outs", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "owner_epoch", b"owner_epoch", "replaces", b"replaces", "reports_hand_outs", b"reports_hand_outs", "standing_bytes", b"standing_bytes", "standing_id", b"standing_id", "standing_messages", b"standing_messages", "strict_bytes", b"strict_bytes", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,10 +846,18 @@ class ReserveResult(_message.Message):
 
     SLICES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    STANDING_MESSAGES_FIELD_NUMBER: _builtins.int
+    STANDING_ID_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """True if more may be ready: the result was limited only by the bounds of the request or of one
-    commit. False registers an interest.
+    commit, or the queue or the group is gone. False registers an interest.
     """
+    standing_messages: _builtins.int
+    """The reserve stands and may still hand out so many messages. 0: it does not stand, or this is its
+    last result. One that is named by `replaces` gets none.
+    """
+    standing_id: _builtins.int
+    """The standing reserve, in a result without a request id. Default 0."""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReservedSlice]:
         """The reserved slices."""
@@ -818,14 +867,70 @@ class ReserveResult(_message.Message):
         *,
         slices: _abc.Iterable[Global___ReservedSlice] | None = ...,
         more: _builtins.bool = ...,
+        standing_messages: _builtins.int = ...,
+        standing_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "slices", b"slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "slices", b"slices", "standing_id", b"standing_id", "standing_messages", b"standing_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReserveResult: _TypeAlias = ReserveResult  # noqa: Y015
+
+@_typing.final
+class Recall(_message.Message):
+    """Ends a standing reserve, whose last result follows. The interest in the group stays registered. No
+    effect if it has ended.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    STANDING_ID_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The queue."""
+    group: _builtins.str
+    """The group."""
+    standing_id: _builtins.int
+    """Which."""
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        group: _builtins.str = ...,
+        standing_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name", "standing_id", b"standing_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recall: _TypeAlias = Recall  # noqa: Y015
+
+@_typing.final
+class RecallResult(_message.Message):
+    """The reserve stands no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STOOD_FIELD_NUMBER: _builtins.int
+    stood: _builtins.bool
+    """True if it stood until now."""
+    def __init__(
+        self,
+        *,
+        stood: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stood", b"stood"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallResult: _TypeAlias = RecallResult  # noqa: Y015
 
 @_typing.final
 class ReservedSlice(_message.Message):
