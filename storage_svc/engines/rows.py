@@ -55,6 +55,7 @@ _RESERVATION = Struct(">QQQQIIQQHHI")
 _SPAN = Struct(">QQ")
 _DONE = Struct(">QQB")
 _SETTLED = Struct(">QQIB")
+_ENDINGS = {ending.value: ending for ending in Ending}
 
 # --- catalog --------------------------------------------------------------------------------------
 
@@ -100,15 +101,14 @@ def queue_value(record: QueueRecord) -> bytes:
         len(groups),
         len(record.held),
     )
-    parts = [head]
+    parts = b""
     for group in groups:
         part = group_value(group)
-        parts += (text(group.name.encode()), u16(len(part)), part)
+        parts += text(group.name.encode()) + u16(len(part)) + part
     for reservation in record.held.values():
         part = reservation_value(reservation)
-        parts += (u64(reservation.reservation_id), u16(len(part)), part)
-    parts.append(record.settled)
-    return b"".join(parts)
+        parts += u64(reservation.reservation_id) + u16(len(part)) + part
+    return head + parts + record.settled
 
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
@@ -129,19 +129,19 @@ class Inline(NamedTuple):
 
 def read_inline(value: bytes) -> Inline:
     queue, at = value[:8], _QUEUE.size
-    *_, groups, held = _QUEUE.unpack_from(value)
-    inline = Inline([], [], b"")
-    for _ in range(groups):
+    groups: list[Row] = []
+    held: list[Row] = []
+    for _ in range(value[at - 2]):  # the counts end the fixed part
         name_at = at
         _, at = read_text(value, at)
         key = queue + value[name_at:at]
         part, at = _read_part(value, at)
-        inline.groups.append((key, part))
-    for _ in range(held):
+        groups.append((key, part))
+    for _ in range(value[_QUEUE.size - 1]):
         key = queue + value[at : at + 8]
         part, at = _read_part(value, at + 8)
-        inline.held.append((key, part))
-    return inline._replace(settled=value[at:])
+        held.append((key, part))
+    return Inline(groups, held, value[at:])
 
 
 def _read_part(value: bytes, at: int) -> tuple[bytes, int]:
@@ -415,8 +415,9 @@ def read_settled(value: bytes, run: Run) -> Iterator[Reservation]:
             group.decode(),
             Slice(start, end, run),
             deadline_ms=0,
+            given_messages=messages,
             open_spans=(),
-            done=((start, end, Ending(how)),),
+            done=((start, end, _ENDINGS[how]),),
         )
 
 
