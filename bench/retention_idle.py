@@ -54,11 +54,10 @@ async def _measure(cluster: LocalCluster, directory: Path, window_s: int) -> Fig
     try:
         await service.wait_healthy()
         await _until(lambda: "RetentionService: Cleaned up" in _log(service), "a first pass")
-        cpu_s = _cpu_s(service.pid)
-        await asyncio.sleep(window_s)
+        cpu_s = await _cpu_s(service.pid, window_s)
         figures = {
             "idle_mb": _memory_mb(service.pid),
-            "idle_cpu_percent": 100 * (_cpu_s(service.pid) - cpu_s) / window_s,
+            "idle_cpu_percent": 100 * cpu_s / window_s,
         }
         await _make_due(cluster)
         starts = _log(service).count("Spark runs")
@@ -89,7 +88,7 @@ def _service(storage_address: str, directory: Path) -> ServiceProcess:
         address=address,
         arguments=["serve"],
         environment={
-            "TIDEMARK_STORAGE_ADDRESS": storage_address,
+            "TIDEMARK_STORAGE_ADDRESSES": storage_address,
             "TIDEMARK_RETENTION_LISTEN": address,
             "TIDEMARK_SPARK_OPTIONS": "spark.ui.showConsoleProgress=false",
             "TIDEMARK_SPARK_IDLE_STOP_S": str(_IDLE_STOP_S),
@@ -153,10 +152,19 @@ def _memory_mb(pid: int) -> float:
     return pages * _PAGE_BYTES / 1e6
 
 
-def _cpu_s(pid: int) -> float:
-    """Processor time of the family; that of children which ended is counted by their parent."""
-    ticks = 0
+async def _cpu_s(pid: int, window_s: int) -> float:
+    """Processor time of the family in a time to come, with that of members that end in it."""
+    before = _ticks(pid)
+    after = dict(before)
+    for _ in range(window_s):
+        await asyncio.sleep(1)
+        after |= _ticks(pid)
+    return sum(ticks - before.get(each, 0) for each, ticks in after.items()) / _TICKS_PER_S
+
+
+def _ticks(pid: int) -> dict[int, int]:
+    ticks = {}
     for each in _family(pid):
         with suppress(OSError):
-            ticks += sum(map(int, _fields(Path(f"/proc/{each}/stat"))[11:15]))
-    return ticks / _TICKS_PER_S
+            ticks[each] = sum(map(int, _fields(Path(f"/proc/{each}/stat"))[11:13]))
+    return ticks
