@@ -99,7 +99,8 @@ TABLES: Final = {
         "executed_at",
     ),
     "messages_consumed": TableShape(
-        _queue_schema(group=_STRING, start=_LONG, end=_LONG, acked_at=_TIME), "acked_at"
+        _queue_schema(group=_STRING, start=_LONG, end=_LONG, publish_time=_TIME, acked_at=_TIME),
+        "acked_at",
     ),
     "system_metrics": TableShape(
         _schema(

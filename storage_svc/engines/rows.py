@@ -458,19 +458,22 @@ def outbox_partition(value: bytes) -> int:
 
 
 class Consumed(NamedTuple):
-    """A range of messages that a group has settled."""
+    """A range of messages of one run that a group has settled."""
 
     queue_id: int
     start: int
     end: int
+    publish_time_ms: int
     group: str
     lmq_name: str
 
 
-def consumed_entry(record: QueueRecord, group: str, start: int, end: int) -> bytes:
+def consumed_entry(
+    record: QueueRecord, group: str, start: int, end: int, publish_time_ms: int
+) -> bytes:
     """One settled range, as a part of a row."""
     names = text(group.encode()) + text(record.lmq_name.encode())
-    return u64x3(record.queue_id, start, end) + names
+    return u64x3(record.queue_id, start, end) + u64(publish_time_ms) + names
 
 
 def consumed_value(entries: Sequence[bytes]) -> bytes:
@@ -487,6 +490,7 @@ def read_consumed(value: bytes) -> Iterator[Consumed]:
     at = 4
     while at < len(value):
         queue_id, start, end = read_u64x3(value, at)
-        group, at = read_text(value, at + 24)
+        published_ms = read_u64(value, at + 24)
+        group, at = read_text(value, at + 32)
         lmq_name, at = read_text(value, at)
-        yield Consumed(queue_id, start, end, group.decode(), lmq_name.decode())
+        yield Consumed(queue_id, start, end, published_ms, group.decode(), lmq_name.decode())

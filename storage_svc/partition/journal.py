@@ -328,8 +328,8 @@ class BatchJournal:
 
     # --- records and events --------------------------------------------------------------------
 
-    def consumed(self, record: QueueRecord, group: str, span: Span) -> None:
-        self._consumed.append(rows.consumed_entry(record, group, *span))
+    def consumed(self, record: QueueRecord, group: str, span: Span, published_ms: int) -> None:
+        self._consumed.append(rows.consumed_entry(record, group, *span, published_ms))
 
     def record_key(self) -> bytes:
         """A key in time order for a row of history or consumption."""

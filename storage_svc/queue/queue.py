@@ -354,7 +354,7 @@ class QueueState:
 
     def _done(self, group: Group, run: Run, span: Span, journal: Journal) -> None:
         if self.rules.records_consumption:
-            journal.consumed(self.record, group.name, span)
+            journal.consumed(self.record, group.name, span, run.publish_time_ms)
         if group.settle(run, span[1] - span[0]):
             self._erase_if_done(run, journal)
 

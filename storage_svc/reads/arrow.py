@@ -74,6 +74,7 @@ SCHEMAS = {
             ("group", pa.string()),
             ("start", pa.int64()),
             ("end", pa.int64()),
+            ("publish_time", _TIME),
             ("acked_at", _TIME),
         ]
     ),

@@ -112,6 +112,7 @@ def _consumed(partition: int, key: bytes, value: bytes) -> Iterator[Row]:
             each.group,
             each.start,
             each.end,
+            1000 * each.publish_time_ms,
             acked_at_us,
         )
 

@@ -97,6 +97,46 @@ async def test_every_table_has_the_columns_that_storage_gives(
     assert (measured["instance"], measured["mean"]) == ("i", 1.0)
 
 
+async def test_the_documented_queries_answer_lag_and_waiting_time(
+    spark: SparkSession, storage: RunningStorage, read: Read, clock: ManualClock
+) -> None:
+    """R13, P1: as they stand in the documentation."""
+    queries = dict(re.findall(r"```sql\n-- (\w+)\n(.*?)```", RETENTION_MD.read_text(), re.S))
+    await storage.create_topic("jobs")
+    async with storage.exchange(0) as exchange:
+        for _ in range(3):
+            await exchange.ask(append("jobs/a", b"one", b"two"))
+            await clock.advance_ms(1_000)
+        taken = (await exchange.ask(reserve("jobs/a", 4))).slices
+        await exchange.ask_all(*(settle(each.receipt) for each in taken))
+        await clock.advance_ms(5_000)
+    for table in ("runs", "groups", "messages_consumed"):
+        read(table).createOrReplaceTempView(table)
+
+    found = {name: await rows(spark.sql(query)) for name, query in queries.items()}
+
+    assert found == {
+        "lag": [
+            {
+                "topic": "jobs",
+                "lmq_name": "jobs/a",
+                "group": "default",
+                "unsettled": 2,
+                "oldest_ms": 6_000,
+            }
+        ],
+        "wait_time": [
+            {
+                "topic": "jobs",
+                "group": "default",
+                "messages": 4,
+                "p50_ms": 2_500.0,
+                "p99_ms": 3_000.0,
+            }
+        ],
+    }
+
+
 async def fill(storage: RunningStorage, clock: ManualClock) -> int:
     """Two runs in each of three queues of two topics; returns the time of the second ones."""
     for topic in ("a", "b"):

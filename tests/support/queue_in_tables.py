@@ -119,7 +119,7 @@ class Tables:
         if not_before_ms:
             self.delays.remove((not_before_ms, group.name, start))
 
-    def consumed(self, record: QueueRecord, group: str, span: Span) -> None:
+    def consumed(self, record: QueueRecord, group: str, span: Span, published_ms: int) -> None:
         self.consumption.append((group, span))
 
     def ready(self, record: QueueRecord, group: Group) -> None:

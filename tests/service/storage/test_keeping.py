@@ -29,6 +29,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     Unschedule,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_SCHEDULES_DUE
+from tidemark.clock import ManualClock
 
 
 async def test_a_message_is_dropped_as_soon_as_every_group_has_settled_it(
@@ -93,7 +94,7 @@ async def test_settled_messages_go_when_retention_is_switched_off(
 
 
 async def test_each_settled_range_leaves_one_consumption_record(
-    storage: RunningStorage, exchange: ExchangeClient
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """R13: off by topic setting; a nack or a release is no consumption."""
     await storage.create_topic("unrecorded", consumption_records_disabled=True)
@@ -113,7 +114,7 @@ async def test_each_settled_range_leaves_one_consumption_record(
     await engine.close()
     ((_, value),) = found
     (consumed,) = rows.read_consumed(value)
-    assert consumed == rows.Consumed(got.queue_id, 0, 600, "default", "jobs")
+    assert consumed == rows.Consumed(got.queue_id, 0, 600, clock.wall_ms(), "default", "jobs")
 
 
 async def test_dead_letters_without_a_topic_for_them_are_deleted(

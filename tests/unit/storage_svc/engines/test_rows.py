@@ -264,17 +264,17 @@ def test_a_deadline_names_its_reservation_and_sorts_by_time(
     assert key == rows.deadline_key_of(*expected)
 
 
-@given(st.lists(st.tuples(RECORDS, TEXTS, OFFSETS, OFFSETS), max_size=4))
+@given(st.lists(st.tuples(RECORDS, TEXTS, OFFSETS, OFFSETS, OFFSETS), max_size=4))
 def test_a_consumption_row_names_queue_group_and_range_of_each_settlement(
-    settled: list[tuple[QueueRecord, str, int, int]],
+    settled: list[tuple[QueueRecord, str, int, int, int]],
 ) -> None:
     """R13: with the name, so that it outlives its queue."""
     value = rows.consumed_value([rows.consumed_entry(*each) for each in settled])
 
     assert rows.consumed_ranges(value) == len(settled)
     assert list(rows.read_consumed(value)) == [
-        rows.Consumed(record.queue_id, start, end, group, record.lmq_name)
-        for record, group, start, end in settled
+        rows.Consumed(record.queue_id, start, end, published_ms, group, record.lmq_name)
+        for record, group, start, end, published_ms in settled
     ]
 
 
