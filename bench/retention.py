@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from bench import retention_single
 from bench.harness.benchmark import Bench, benchmark, once
 from bench.harness.bodies import random_body
 from bench.harness.figures import percentile
@@ -78,17 +79,37 @@ async def retention(bench: Bench) -> None:
     rows = [once("quiet pass", quiet), once("pass beside publishing", busy)]
     rows.append(once("warm pass, one batch due", warm))
     rows += [once(f"publishing beside {name}", each) for name, each in latencies.items()]
-    deleted_per_s = await asyncio.to_thread(_postgres_rate, bench, due, len(body) // _RUN)
+    message_bytes = len(body) // _RUN
+    deleted_per_s = await asyncio.to_thread(_postgres_rate, bench, due, message_bytes, queues, _RUN)
     if deleted_per_s:
         rows.append(once("PostgreSQL, DELETE loops", {"messages_per_s": deleted_per_s}))
         ratio = quiet["apply_messages_per_s"] / deleted_per_s
         bench.at_least("apply / PostgreSQL, messages per second", ratio, RATIO_MIN)
     bench.tables.append(rows)
+    await _single_messages(bench)
     p99 = latencies["apply"]["p99_ms"] / latencies["plan"]["p99_ms"]
     bench.at_most("publish p99, beside apply / beside plan", p99, P99_RATIO_MAX)
     bench.at_most("worst publish beside apply, ms", latencies["apply"]["max_ms"], WRITER_MS_MAX)
     bench.at_most("warm pass with one batch due, median s", warm["median_s"], WARM_S_MAX)
     bench.at_most("memory of storage during the scan, MB more", quiet["grown_mb"], MEMORY_MB_MAX)
+
+
+async def _single_messages(bench: Bench) -> None:
+    queues = bench.queues or bench.size(full=100_000, quick=1_000)
+    data = bench.directory / "single"
+    await retention_single.fill(data, queues, bench)
+    async with _storage(data, bench.directory) as storage, _spark_jobs(storage) as jobs:
+
+        async def limit(topic: str, settings: TopicSettings) -> None:
+            await _limit(storage, topic, settings)
+
+        pid = storage.process.pid
+        rate = await retention_single.measure(bench, jobs, pid, queues, limit)
+    message_bytes = len(random_body(bench.random, 1))
+    postgres = await asyncio.to_thread(_postgres_rate, bench, queues, message_bytes, 2 * queues, 1)
+    if postgres:
+        figures = {"messages_per_s": postgres, "ratio": rate / postgres}
+        bench.tables.append([once("PostgreSQL, one message per queue", figures)])
 
 
 async def _fill(data: Path, queues: int, body: bytes) -> None:
@@ -142,16 +163,7 @@ Figures = dict[str, float]
 async def _passes(
     storage: Storage, due: int
 ) -> tuple[Figures, Figures, Figures, dict[str, Figures]]:
-    settings = RetentionSettings(
-        storage_addresses=(storage.process.address,),
-        spark_master="local[1]",
-        spark_options="spark.ui.showConsoleProgress=false",
-    )
-    spark = await asyncio.to_thread(start_session, settings)
-    from spark_batch.passes.jobs import Jobs  # the other benchmarks need no PySpark
-
-    try:
-        jobs = Jobs(spark, settings, SystemClock())
+    async with _spark_jobs(storage) as jobs:
         warm = await _warm_passes(storage, jobs)
         await _limit(storage, _QUIET)
         before = unshared_bytes(storage.process.pid)
@@ -182,6 +194,20 @@ async def _passes(
         }
         latencies = {"plan": _latency(while_planning), "apply": _latency(while_applying)}
         return quiet, busy, warm, latencies
+
+
+@asynccontextmanager
+async def _spark_jobs(storage: Storage) -> AsyncIterator["Jobs"]:
+    settings = RetentionSettings(
+        storage_addresses=(storage.process.address,),
+        spark_master="local[1]",
+        spark_options="spark.ui.showConsoleProgress=false",
+    )
+    spark = await asyncio.to_thread(start_session, settings)
+    from spark_batch.passes.jobs import Jobs  # the other benchmarks need no PySpark
+
+    try:
+        yield Jobs(spark, settings, SystemClock())
     finally:
         await asyncio.to_thread(spark.stop)
 
@@ -220,10 +246,10 @@ async def _warm_passes(storage: Storage, jobs: "Jobs") -> Figures:
     return {"median_s": median(seconds), "worst_s": max(seconds), "passes": len(seconds)}
 
 
-async def _limit(storage: Storage, name: str) -> None:
+async def _limit(storage: Storage, name: str, settings: TopicSettings = _LIMIT) -> None:
     """Make all messages of a topic too old."""
     await asyncio.sleep(1)
-    topic = TopicProto(name=name, settings=settings_to_proto(_LIMIT))
+    topic = TopicProto(name=name, settings=settings_to_proto(settings))
     await storage.stub.PutTopic(storage_pb2.PutTopicRequest(topic=topic))
 
 
@@ -295,7 +321,7 @@ def _latency(latencies_ns: list[int]) -> Figures:
     }
 
 
-def _postgres_rate(bench: Bench, due: int, message_bytes: int) -> float:
+def _postgres_rate(bench: Bench, due: int, message_bytes: int, queues: int, run: int) -> float:
     """Rows deleted per second; 0 without PostgreSQL, which is noted in the settings."""
     programs = find_postgres()
     if programs is None:
@@ -307,7 +333,7 @@ def _postgres_rate(bench: Bench, due: int, message_bytes: int) -> float:
         postgres.run(
             f"""
             insert into messages (topic, queue, publish_time_ms, body)
-              select n / {_RUN} % 2, n / {_RUN} % {bench.settings["queues"]}, n,
+              select n / {run} % 2, n / {run} % {queues}, n,
                 decode(repeat('ab', {message_bytes}), 'hex')
               from generate_series(0, {2 * due - 1}) n;
             """

@@ -23,9 +23,6 @@ from tidemark.names import LmqName
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-ROWS_PER_COMMIT_MAX = 32
-"""Planned rows that go into one commit: each may have to load a queue and remove many runs."""
-
 BATCH_ROWS_MAX = 65_536
 BATCH_ROWS_DEFAULT = 8_192
 MEASUREMENTS_MAX = 1_000
@@ -81,10 +78,8 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         )
         operation.check()
         response = retention_pb2.ApplyRetentionResponse()
-        step = 1 if operation.type is RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
-        for start in range(0, len(operation.rows), step):
-            # One after the other, so that other operations join the commits in between.
-            part = operation._replace(rows=operation.rows[start : start + step])
+        # One after the other, so that other operations join the commits in between.
+        for part in operation.split():
             applied = await partition.call(part)
             response.messages += applied.messages
             response.bytes += applied.body_bytes

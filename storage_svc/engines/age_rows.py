@@ -10,7 +10,8 @@ index; a row whose time has come is compared with its queue, and moved if it is 
     idle      "i", time, queue               queues without messages, by their last activity
 """
 
-from enum import Enum
+from enum import StrEnum
+from functools import lru_cache
 
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.keys import read_u64x2, text, u64, u64x2
@@ -18,7 +19,7 @@ from storage_svc.queue.record import QueueRecord
 from tidemark.names import topic_of
 
 
-class AgeKind(Enum):
+class AgeKind(StrEnum):
     """The kinds of rows; the values begin their keys."""
 
     WAITING = "w"
@@ -26,13 +27,16 @@ class AgeKind(Enum):
     IDLE = "i"
 
 
-AgeMark = tuple[AgeKind, str, int]
-"""Kind, topic ("" for idle queues) and time of a row."""
+_KINDS = tuple(AgeKind)  # in the order of the bounds in a record; an Enum is slow to walk over
+
+NewAges = dict[tuple[AgeKind, str], int]
+"""The earliest of the rows that were added, by kind and topic ("" for idle queues)."""
 
 
+@lru_cache(maxsize=4096)
 def age_prefix(kind: AgeKind, topic: str) -> bytes:
     """What the keys of a kind and topic begin with."""
-    begin = kind.value.encode()
+    begin = kind.encode()
     return begin if kind is AgeKind.IDLE else begin + text(topic.encode())
 
 
@@ -48,16 +52,15 @@ def read_age(key: bytes) -> tuple[int, int]:
     return time_ms, queue_id
 
 
-def write_ages(record: QueueRecord, batch: Batch) -> list[AgeMark]:
-    """Bring the rows of a queue to the bounds in its record; returns those that are new."""
+def write_ages(record: QueueRecord, batch: Batch, new: NewAges) -> None:
+    """Bring the rows of a queue to the bounds in its record; notes those that are new."""
     if not (record.messages or record.scheduled or record.idle_since_ms):
         record.idle_since_ms = max(1, record.last_activity_ms)
     bounds = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
     if bounds == record.indexed:
-        return []
+        return
     topic = topic_of(record.lmq_name)
-    new = []
-    for kind, before_ms, time_ms in zip(AgeKind, record.indexed, bounds, strict=True):
+    for kind, before_ms, time_ms in zip(_KINDS, record.indexed, bounds, strict=True):
         if before_ms == time_ms:
             continue
         prefix = age_prefix(kind, topic)
@@ -65,15 +68,15 @@ def write_ages(record: QueueRecord, batch: Batch) -> list[AgeMark]:
             batch.delete(Table.AGES, prefix + u64x2(before_ms, record.queue_id))
         if time_ms:
             batch.put(Table.AGES, prefix + u64x2(time_ms, record.queue_id), b"")
-            new.append((kind, "" if kind is AgeKind.IDLE else topic, time_ms))
+            place = (kind, "" if kind is AgeKind.IDLE else topic)
+            new[place] = min(time_ms, new.get(place, time_ms))
     record.indexed = bounds
-    return new
 
 
 def delete_ages(record: QueueRecord, batch: Batch) -> None:
     """Delete the rows of a queue that is removed."""
     topic = topic_of(record.lmq_name)
-    for kind, time_ms in zip(AgeKind, record.indexed, strict=True):
+    for kind, time_ms in zip(_KINDS, record.indexed, strict=True):
         if time_ms:
             batch.delete(Table.AGES, age_prefix(kind, topic) + u64x2(time_ms, record.queue_id))
     record.indexed = (0, 0, 0)

@@ -78,9 +78,11 @@ class Handles:
             self._engine, lmq_name, value, topic, SettledBudget(), ignore_orphan
         )
 
-    async def load(self, lmq_name: str, now_ms: int) -> Handle | None:
+    async def load(
+        self, lmq_name: str, now_ms: int, catalog_value: bytes | None = None
+    ) -> Handle | None:
         """Materialize a queue; None if the engine has none of that name."""
-        value = await self._catalog_value(lmq_name)
+        value = catalog_value or await self._catalog_value(lmq_name)
         if value is None:
             return None
         topic = self._topic_of(lmq_name)

@@ -25,7 +25,8 @@ reads it beside the writer."""
 POSTPONED_MS = 3_600_000
 """After how long an inactive queue in use is reviewed again."""
 
-_KINDS = {kind.value.encode(): kind for kind in AgeKind}
+_KINDS = {kind.encode(): kind for kind in AgeKind}
+_AT = {kind: at for at, kind in enumerate(AgeKind)}  # its bound in `QueueRecord.indexed`
 _PAGE = 64
 
 
@@ -46,6 +47,7 @@ class ReviewAges(NamedTuple):
 
     async def apply(self, commit: CommitContext) -> Reviewed:
         blocked = False
+        await commit.prefetch([read_age(key)[1] for key in self.keys])
         for key in self.keys:
             found = await _review(commit, key, self.last_ms)
             if found.due:
@@ -60,7 +62,7 @@ async def _review(commit: CommitContext, key: bytes, last_ms: int) -> Reviewed:
     if queue_id in commit.journal.changed_queues:
         return Reviewed(False, blocked=True)  # its rows are out of date until after this commit
     handle = await commit.queue_by_id(queue_id, briefly=True)
-    if handle is None or handle.state.record.indexed[list(AgeKind).index(kind)] != time_ms:
+    if handle is None or handle.state.record.indexed[_AT[kind]] != time_ms:
         commit.journal.batch.delete(Table.AGES, key)  # of no queue
         return Reviewed(False)
     if queue_id in commit.journal.changed_queues:

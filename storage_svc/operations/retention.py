@@ -5,6 +5,7 @@ alone; what is deleted is counted by the history row of its topic, type and pass
 commit. A pass may repeat itself: rows that are gone already count as stale, not twice.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from storage_svc.engines import rows
@@ -31,6 +32,14 @@ GATHERED_ROWS_MAX = 500
 """The same for rows of consumption and history, each of which holds what a commit has settled or
 removed."""
 
+ROWS_PER_COMMIT_MAX = 32
+"""Planned rows that go into one commit: each may have to load a queue and remove many runs."""
+
+SMALL_ROWS_PER_COMMIT_MAX = 128
+"""The same where every row has few messages."""
+
+SMALL_ROW_MESSAGES = 10
+
 RUNS_PER_ROW_MAX = 1_000
 """Runs that one planned row removes."""
 
@@ -53,6 +62,9 @@ _removed = counter(
 )
 _Removed = tuple[int, int]
 """Messages and bytes."""
+
+_Headers = Mapping[bytes, bytes]
+"""Headers that were read ahead, by their keys."""
 
 
 class RetentionApplied(NamedTuple):
@@ -77,6 +89,11 @@ class RetentionRow(NamedTuple):
     table: str = ""
     age_ms: int = 0
 
+    @property
+    def first_key(self) -> bytes:
+        """The key of the header of its first run."""
+        return rows.run_key_of(self.queue_id, self.fairness_key, self.first_offset)
+
 
 class ApplyRetention(NamedTuple):
     """Delete planned rows; each is checked again in the commit that deletes it (R9)."""
@@ -98,12 +115,22 @@ class ApplyRetention(NamedTuple):
             if self.type not in OF_MESSAGES and not row.age_ms:
                 raise InvalidArgument("a row of queues or records has an age", field="age_ms")
 
+    def split(self) -> Iterator["ApplyRetention"]:
+        """Parts that are not too much for one commit."""
+        step = 1 if self.type is RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
+        small = all(row.end_offset - row.first_offset <= SMALL_ROW_MESSAGES for row in self.rows)
+        if self.type in OF_MESSAGES and small:
+            step = SMALL_ROWS_PER_COMMIT_MAX
+        for start in range(0, len(self.rows), step):
+            yield self._replace(rows=self.rows[start : start + step])
+
     async def apply(self, commit: CommitContext) -> RetentionApplied:
         if commit.deletions_refused is not None:
             raise commit.deletions_refused
         messages = body_bytes = queues = stale = 0
         more = False
         totals: dict[str, _Removed] = {}
+        headers = await self._read_ahead(commit)
         for row in self.rows:
             match self.type:
                 case RetentionType.OLD_RECORDS:
@@ -113,7 +140,7 @@ class ApplyRetention(NamedTuple):
                     removed = await _inactive_queue(commit, row)
                     queues += removed is not None
                 case _:
-                    removed = await _runs(commit, row, self.type)
+                    removed = await _runs(commit, row, self.type, headers)
             if removed is None:
                 stale += 1
                 continue
@@ -127,8 +154,21 @@ class ApplyRetention(NamedTuple):
         _removed.add(messages + queues, {"type": self.type.value})
         return RetentionApplied(messages, body_bytes, queues, stale, more)
 
+    async def _read_ahead(self, commit: CommitContext) -> _Headers:
+        """Read queues, and the headers of first runs, for all rows at once."""
+        if self.type is RetentionType.OLD_RECORDS:
+            return {}
+        await commit.prefetch([row.queue_id for row in self.rows])
+        if self.type not in OF_MESSAGES:
+            return {}
+        keys = [row.first_key for row in self.rows]
+        found = await commit.engine.load(Table.RUN_HEADERS, keys)
+        return {key: value for key, value in zip(keys, found, strict=True) if value is not None}
 
-async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -> _Removed | None:
+
+async def _runs(
+    commit: CommitContext, row: RetentionRow, kind: RetentionType, headers: _Headers
+) -> _Removed | None:
     """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
     handle = await commit.queue_by_id(row.queue_id, briefly=True)
     if handle is None:
@@ -139,7 +179,9 @@ async def _runs(commit: CommitContext, row: RetentionRow, kind: RetentionType) -
         return None
     state = handle.state
     published_by_ms = commit.now_ms - limit_ms
-    due = [run for run in await _stored(commit, row) if run.publish_time_ms <= published_by_ms]
+    due = [
+        run for run in await _stored(commit, row, headers) if run.publish_time_ms <= published_by_ms
+    ]
     if state.has_inflight:
         due = [run for run in due if not state.is_held(run)]
     exhausted = state.exhausted_runs()
@@ -192,9 +234,14 @@ def _delete_runs(commit: CommitContext, handle: Handle, runs: list[Run]) -> None
         record.waiting_since_ms = record.settled_since_ms = 0
 
 
-async def _stored(commit: CommitContext, row: RetentionRow) -> list[Run]:
+async def _stored(commit: CommitContext, row: RetentionRow, headers: _Headers) -> list[Run]:
     """The runs that a row names, as far as they are there after the commit under way."""
-    start = rows.run_key_of(row.queue_id, row.fairness_key, row.first_offset)
+    start = row.first_key
+    header = headers.get(start)
+    if header is not None and start not in commit.journal.deleted:
+        run = rows.read_run(start, header)
+        if run.end >= row.end_offset:  # the only one, as in most queues
+            return [run]
     end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
     found = await commit.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
     gone = commit.journal.deleted

@@ -4,7 +4,7 @@ A mark is a lower bound: rows leave the index without changing it. Scans start a
 rows deleted before it cost nothing.
 """
 
-from storage_svc.engines.age_rows import AgeKind, AgeMark, age_prefix, age_range, read_age
+from storage_svc.engines.age_rows import AgeKind, age_prefix, age_range, read_age
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, read_u64, successor, u64
 
@@ -21,9 +21,8 @@ class AgeMarks:
         self._firsts: dict[tuple[AgeKind, str], int] = {}
         self._records: dict[Table, int] = {}
 
-    def added(self, mark: AgeMark) -> None:
+    def added(self, kind: AgeKind, topic: str, time_ms: int) -> None:
         """A row was added."""
-        kind, topic, time_ms = mark
         first_ms = self._firsts.get((kind, topic))
         if first_ms is not None and time_ms < first_ms:
             self._firsts[kind, topic] = time_ms

@@ -7,6 +7,7 @@ module of its own in `operations/`.
 """
 
 import logging
+from collections.abc import Sequence
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
@@ -59,6 +60,8 @@ class CommitContext:
     """One commit in the making."""
 
     __slots__ = (
+        "_catalog",
+        "_names",
         "counters",
         "deletions_refused",
         "disk_full",
@@ -98,6 +101,8 @@ class CommitContext:
         self.disk_full = disk_full
         self.publishes_refused = publishes_refused
         self.deletions_refused = deletions_refused
+        self._names: dict[int, str] = {}
+        self._catalog: dict[str, bytes] = {}
         self.handed_out_bytes = 0
         """Bodies that the answers of this commit carry."""
         self.ended_standing: list[tuple[int, bool]] = []
@@ -127,6 +132,24 @@ class CommitContext:
 
     # --- queues --------------------------------------------------------------------------------
 
+    async def prefetch(self, queue_ids: Sequence[int]) -> None:
+        """Read names and catalog rows of queues that are not loaded, all at once."""
+        wanted = [each for each in queue_ids if self.handles.loaded_name(each) is None]
+        if len(wanted) < 2:
+            return
+        names = await self.engine.load(Table.QUEUES, [u64(each) for each in wanted])
+        found = {
+            queue_id: name.decode()
+            for queue_id, name in zip(wanted, names, strict=True)
+            if name is not None
+        }
+        keys = [rows.catalog_key(name) for name in found.values()]
+        values = await self.engine.load(Table.CATALOG, keys)
+        self._names.update(found)
+        for name, value in zip(found.values(), values, strict=True):
+            if value is not None:
+                self._catalog[name] = value
+
     async def find_queue(self, lmq_name: str, *, briefly: bool = False) -> Handle | None:
         """The handle of a queue, loaded if need be; None if there is no such queue.
 
@@ -137,7 +160,8 @@ class CommitContext:
         if brief and not briefly:
             brief.discard(lmq_name)
         if handle is None and lmq_name not in self.journal.removed_names:
-            handle = await self.handles.load(lmq_name, self.now_ms)
+            value = self._catalog.pop(lmq_name, None)
+            handle = await self.handles.load(lmq_name, self.now_ms, value)
             if briefly and handle is not None:
                 brief.add(lmq_name)
         if handle is None:
@@ -163,7 +187,7 @@ class CommitContext:
         """The handle of a queue by its identity; None if that queue was deleted."""
         if queue_id in self.journal.removed_ids:
             return None
-        lmq_name = self.handles.loaded_name(queue_id)
+        lmq_name = self.handles.loaded_name(queue_id) or self._names.get(queue_id)
         if lmq_name is None:
             lmq_name = await self.handles.stored_name(queue_id)
         if lmq_name is None:

@@ -7,7 +7,7 @@ once, bodies that are not yet in the engine, and events to report once the commi
 from collections.abc import Sequence
 
 from storage_svc.engines import rows
-from storage_svc.engines.age_rows import AgeMark, delete_ages, write_ages
+from storage_svc.engines.age_rows import NewAges, delete_ages, write_ages
 from storage_svc.engines.engine import Batch, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
 from storage_svc.engines.keys import read_u64, u64, u64x2
@@ -53,7 +53,7 @@ class BatchJournal:
         self.removed_ids: set[int] = set()
         self.added_due: list[tuple[Table, int]] = []
         """Entries that this commit added to indexes which sweeps read, by the time they are due."""
-        self.new_ages: list[AgeMark] = []
+        self.new_ages: NewAges = {}
         """Rows that this commit added to the index of ages."""
         self.loaded_briefly: set[str] = set()
         """Queues that were loaded for this commit, and are unloaded after it."""
@@ -73,7 +73,7 @@ class BatchJournal:
     def finish(self) -> Batch:
         """The batch, with the records that changed."""
         for record in self._queues.values():
-            self.new_ages += write_ages(record, self.batch)
+            write_ages(record, self.batch, self.new_ages)
             self.batch.put(
                 Table.CATALOG, rows.catalog_key(record.lmq_name), rows.queue_value(record)
             )

@@ -202,8 +202,8 @@ class Writer:
         for key in journal.deleted_bodies:
             state.bodies.discard(key)
         state.producers.trim()
-        for mark in journal.new_ages:
-            state.ages.added(mark)
+        for (kind, topic), time_ms in journal.new_ages.items():
+            state.ages.added(kind, topic, time_ms)
         for lmq_name in journal.loaded_briefly:
             state.handles.drop_untracked(lmq_name)
         for table, due_ms in journal.added_due:

@@ -20,6 +20,8 @@ def test_the_retention_benchmark_runs_and_writes_its_report(tmp_path: Path) -> N
         "warm pass, one batch due",
         "publishing beside plan",
         "publishing beside apply",
+        "nothing due",
+        "one message per queue",
     }
     limits = dict(bars_of(report))
     assert limits["publish p99, beside apply / beside plan"] == 2

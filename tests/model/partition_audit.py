@@ -313,7 +313,7 @@ async def _compare_ages(
         if not queue.runs and not queue.scheduled:
             assert 0 < record.idle_since_ms <= max(1, record.last_activity_ms), record
         record.indexed = (0, 0, 0)
-        write_ages(record, expected)
+        write_ages(record, expected, {})
     assert await _keys(partition, Table.AGES) == {key for _, key, _, _ in expected.operations}
 
 

@@ -19,6 +19,7 @@ from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_ACK,
     SETTLE_ACTION_NACK,
+    Materialize,
     RemoveQueue,
 )
 from tidemark.api.storage.v1.retention_pb2 import (
@@ -27,6 +28,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_MAX_WAIT_TIME_EVICTION,
     RETENTION_TYPE_PURGE,
     RETENTION_TYPE_UNSPECIFIED,
+    SCAN_TABLE_NAME_QUEUES,
     SCAN_TABLE_NAME_RUNS,
     ApplyRetentionRequest,
     RetentionRow,
@@ -204,20 +206,46 @@ async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
     assert await history(storage) == [("kept", 3, RETENTION_TYPE_EXPIRED, "pass-1")]
 
 
+@pytest.mark.parametrize(("queues", "messages"), [(65, 11), (257, 1)])
 async def test_a_call_with_many_rows_is_done_in_several_commits(
-    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+    storage: RunningStorage,
+    exchange: ExchangeClient,
+    clock: ManualClock,
+    queues: int,
+    messages: int,
 ) -> None:
-    """R7: others get their turn at the writer in between."""
+    """R7: others get their turn at the writer in between; rows of few messages take less of it."""
     await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
-    appended = await exchange.ask_all(*(append(f"kept/{n}", b"x") for n in range(65)))
+    body = [b"x"] * messages
+    appended = await exchange.ask_all(*(append(f"kept/{n}", *body) for n in range(queues)))
     await clock.advance_ms(1000)
     commits = (await storage.info()).commits
 
-    rows = [run(each.queue_id, 0, 1, f"kept/{n}") for n, each in enumerate(appended)]
+    rows = [run(each.queue_id, 0, messages, f"kept/{n}") for n, each in enumerate(appended)]
     applied = await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
 
-    assert applied == (65, 0, 0)
+    assert applied == (queues * messages, 0, 0)
     assert (await storage.info()).commits == commits + 3
+
+
+async def test_queues_that_were_loaded_to_be_cleaned_are_unloaded(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """I9: with the commit, and not after an idle window; those that were loaded stay."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
+    names = [f"kept/{n}" for n in range(3)]
+    appended = await exchange.ask_all(*(append(name, b"x") for name in names))
+    await storage.restart()
+    await clock.advance_ms(1000)
+    async with storage.exchange() as after:
+        await after.ask(operation(materialize=Materialize(lmq_name=names[0])))
+        rows = [run(e.queue_id, 0, 1, name) for e, name in zip(appended, names, strict=True)]
+        applied = await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
+        found = await table(storage, SCAN_TABLE_NAME_QUEUES)
+
+    assert applied == (3, 0, 0)
+    loaded = {row["lmq_name"]: (row["materialized"], row["messages"]) for row in found}
+    assert loaded == {names[0]: (True, 0), names[1]: (False, 0), names[2]: (False, 0)}
 
 
 UNKNOWN_TYPE = RetentionType.ValueType(99)
