@@ -15,7 +15,8 @@ LANE_RUNS_MAX = 128
 """Headers of runs that one lane keeps in memory before they are handed out."""
 
 DROPPED_SINGLY_MAX = 16
-"""Deleted runs that are looked up one by one; for more, all returned slices are examined once."""
+"""Deleted runs that are looked up one by one; for more, the slices between the first and the last
+of them are examined once."""
 
 
 class Lane:
@@ -117,12 +118,12 @@ class Lane:
             return []
         if len(runs) <= DROPPED_SINGLY_MAX:
             return [start for run in runs for start in self._drop_returned(run)]
-        dropped = [each.start for each in self.returned if each.run.first_offset in first_offsets]
-        if dropped:
-            self.returned = [
-                each for each in self.returned if each.run.first_offset not in first_offsets
-            ]
-        return dropped
+        first, end = self._returned_range(min(runs)), self._returned_range(max(runs))
+        window = self.returned[first[0] : end[1]]
+        self.returned[first[0] : end[1]] = [
+            each for each in window if each.run.first_offset not in first_offsets
+        ]
+        return [each.start for each in window if each.run.first_offset in first_offsets]
 
     def _drop_returned(self, run: Run) -> list[int]:
         first, end = self._returned_range(run)

@@ -1,10 +1,13 @@
 """A lane hands out in order, keeps what came back first, and never more than its window."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_svc.queue.lane import LANE_RUNS_MAX, Lane
+from storage_svc.queue.lane import DROPPED_SINGLY_MAX, LANE_RUNS_MAX, Lane
 from storage_svc.queue.run import Run, Slice
 
 
@@ -253,3 +256,35 @@ def test_whatever_is_given_back_is_taken_again_once_and_in_order(
     assert [each.start for each in again] == list(range(12))
     assert [each.attempts for each in again] == attempts
     assert back.drained
+
+
+class Examined(list[Slice]):
+    """Slices that were given back, and how many of them were looked at."""
+
+    examined = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.examined += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Slice]:
+        self.examined += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("dropped", [1, DROPPED_SINGLY_MAX + 1, 200])
+def test_dropping_runs_costs_nothing_for_slices_that_lie_apart(dropped: int) -> None:
+    """L7: the cost follows what is dropped, not what was given back."""
+    costs = []
+    for stored in (1_000, 16_000):
+        lane = Lane("", stored)
+        runs = [Run(at, 1, 10, 1, 0, "", "") for at in range(stored)]
+        back = lane.returned = Examined(Slice(each.first_offset, each.end, each) for each in runs)
+
+        starts = lane.drop(runs[500 : 500 + dropped])
+
+        assert starts == list(range(500, 500 + dropped))
+        assert len(lane.returned) == stored - dropped
+        costs.append(back.examined)
+    assert costs[1] <= 1.5 * costs[0] + 50
