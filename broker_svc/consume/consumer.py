@@ -35,11 +35,13 @@ Deliver = Callable[["Consumer", "Feed", Slices], None]
 class Room:
     """Bytes that a connection can still take. Unsent deliveries and pending reserves both count."""
 
-    __slots__ = ("bytes_max", "standing", "taken_bytes", "waiting")
+    __slots__ = ("bytes_max", "pending_bytes", "standing", "taken_bytes", "waiting")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.taken_bytes = 0
+        self.pending_bytes = 0
+        """How much of that pending reserves take: they bring less, as a rule."""
         self.standing = 0
         """Standing reserves of the connection."""
         self.waiting: dict[Consumer, None] = {}
@@ -49,6 +51,11 @@ class Room:
     def left_bytes(self) -> int:
         """What may still be reserved; at 0, the client must read its deliveries first."""
         return self.bytes_max - self.taken_bytes
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether unsent deliveries alone take all of it."""
+        return self.taken_bytes - self.pending_bytes >= self.bytes_max
 
 
 class Feed:

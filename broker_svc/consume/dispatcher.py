@@ -213,6 +213,7 @@ class Dispatcher:
             bytes_max = min(feed.reserve_bytes, room.left_bytes)
             # Charged whole: one message may come that is larger than what is left.
             room.taken_bytes += feed.reserve_bytes
+            room.pending_bytes += feed.reserve_bytes
             consumer.reserving += 1
             consumer.quiet.clear()
             operation = _reserve_operation(consumer, feed, messages, bytes_max)
@@ -256,6 +257,7 @@ class Dispatcher:
 
     def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
         consumer.room.taken_bytes -= asked.charged_bytes
+        consumer.room.pending_bytes -= asked.charged_bytes
         consumer.reserving -= 1
         self._answered(consumer, feed, asked, answer)
         self.room_made(consumer.room)
@@ -322,7 +324,7 @@ class Dispatcher:
                 feed.learn(sum(len(each.body) for each in slices), more=True)
                 self.queue_ready(feed.key)
             self.reserve_for(consumer)  # its other feeds may have waited for the credit
-        elif consumer.room.left_bytes <= 0:
+        elif consumer.room.is_unread:
             self.standing.recall_all(consumer)  # its client must read first
 
     def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:

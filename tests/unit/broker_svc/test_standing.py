@@ -1,0 +1,128 @@
+"""Standing reserves as the broker keeps them: when they are recalled, and what they hold."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+import pytest
+
+from broker_svc.consume.consumer import RESERVE_BYTES_MIN, Consumer, Feed, Room, Slices
+from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.idle.activity_leases import Lease
+from broker_svc.idle.tracking import TrackedQueue
+from broker_svc.links.partition_link import PartitionLink
+from tests.unit.broker_svc.test_partition_link import Offers, health, link
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.api.storage.v1.exchange_pb2 import (
+    Operation,
+    OperationResult,
+    PartitionOperations,
+    PartitionResponse,
+    ReservedSlice,
+    ReserveResult,
+)
+
+__all__ = ["link"]
+
+CREDIT = 1000
+MANY_BYTES = 1 << 30
+
+
+class Passed(Offers):
+    """Passes on what standing reserves hand out."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()
+        self._dispatcher = dispatcher
+
+    def handed_out(self, partition: int, reserved: ReserveResult) -> None:
+        self._dispatcher.handed_out(partition, reserved)
+
+
+class Waiting(NamedTuple):
+    """A consumer of two queues; what it has asked is answered by the test."""
+
+    link: PartitionLink
+    dispatcher: Dispatcher
+    consumer: Consumer
+    delivered: list[Slices]
+
+    def subscribe(self, lmq_name: str) -> None:
+        leases: Any = None  # released by no test
+        lease = Lease(leases, (TrackedQueue(0, lmq_name, 1000, 0),))
+        self.dispatcher.subscribe(self.consumer, lease)
+
+    def asked(self) -> list[Operation]:
+        """The operations since the last time, which are under way now."""
+        part = PartitionOperations()
+        self.link.move_to(part, MANY_BYTES, MANY_BYTES)
+        return list(part.operations)
+
+    async def answer(self, *results: OperationResult) -> None:
+        self.link.take(PartitionResponse(results=results))
+        await asyncio.sleep(0)  # noqa: TID251 - results are seen in the next turn
+
+    async def stand(self, lmq_name: str) -> Operation:
+        self.subscribe(lmq_name)
+        (asked,) = self.asked()
+        left = asked.reserve.standing_messages
+        await self.answer(_reserved(asked.request_id, standing_messages=left))
+        return asked
+
+
+def _reserved(request_id: int = 0, **fields: Any) -> OperationResult:
+    return OperationResult(request_id=request_id, reserve=ReserveResult(**fields))
+
+
+@pytest.fixture
+async def waiting(link: PartitionLink) -> Waiting:
+    delivered: list[Slices] = []
+
+    def deliver(consumer: Consumer, feed: Feed, slices: Slices) -> None:
+        delivered.append(slices)
+        consumer.room.taken_bytes += sum(len(each.body) for each in slices)
+
+    dispatcher = Dispatcher({0: link}, lambda *_: None)
+    link.listen(Passed(dispatcher))
+    link.take(health(1, topic_pb2.PARTITION_STATE_SERVING))
+    room = Room(RESERVE_BYTES_MIN)
+    consumer = Consumer(1, "default", 0, deliver, lambda _: None, room)
+    consumer.credit = CREDIT
+    return Waiting(link, dispatcher, consumer, delivered)
+
+
+async def test_room_that_pending_reserves_take_recalls_nothing(waiting: Waiting) -> None:
+    """A reserve takes room for far more than it brings: only unread deliveries are a reason."""
+    stood = await waiting.stand("orders/a")
+    waiting.subscribe("orders/b")
+    (pending,) = waiting.asked()
+    no_room = waiting.consumer.room.left_bytes <= 0
+
+    few = _reserved(
+        standing_id=stood.reserve.standing_id,
+        standing_messages=stood.reserve.standing_messages - 1,
+        slices=[ReservedSlice(count=1, body=bytes(100))],
+    )
+    await waiting.answer(few)
+
+    assert no_room
+    assert pending.HasField("reserve")
+    assert len(waiting.delivered) == 1
+    assert waiting.asked() == []
+
+
+async def test_a_client_that_does_not_read_has_its_consumer_recalled(waiting: Waiting) -> None:
+    """The credit comes back with the last result, and is all there is."""
+    stood = await waiting.stand("orders/a")
+    standing_id = stood.reserve.standing_id
+    left = stood.reserve.standing_messages - 1
+
+    large = [ReservedSlice(count=1, body=bytes(RESERVE_BYTES_MIN))]
+    await waiting.answer(_reserved(standing_id=standing_id, standing_messages=left, slices=large))
+    (recalled,) = waiting.asked()
+    held = waiting.consumer.standing_credit
+    await waiting.answer(_reserved(standing_id=standing_id))
+
+    assert recalled.recall.standing_id == standing_id
+    assert (held, waiting.consumer.standing_credit) == (left, 0)
+    assert waiting.consumer.credit == CREDIT - 1
+    assert len(waiting.dispatcher.standing) == 0
