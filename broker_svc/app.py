@@ -11,6 +11,8 @@ import grpc
 from broker_svc import metrics
 from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.delegation_service import DelegationService
+from broker_svc.api.forwarding import ForwardingService
+from broker_svc.api.holder_service import HolderService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.components import BrokerComponents
@@ -28,20 +30,27 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
+from broker_svc.links.assignment import Member, assign
 from broker_svc.links.expiry_timer import ExpiryTimer
+from broker_svc.links.holders import Holders
 from broker_svc.links.link_events import LinkEvents
 from broker_svc.links.partition_link import LinkState, PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
-from tidemark.api.broker.v1.broker_pb2_grpc import add_BrokerServiceServicer_to_server
+from tidemark.api.broker.v1.broker_pb2_grpc import (
+    BrokerServiceServicer,
+    add_BrokerServiceServicer_to_server,
+)
 from tidemark.api.broker.v1.topic_pb2_grpc import add_TopicServiceServicer_to_server
 from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
+from tidemark.api.storage.v1.holder_pb2_grpc import add_HolderServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.rpc.channel import open_channel
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import BrokerSettings
 from tidemark.system_metrics.sampler import Sampler, recorder
@@ -68,12 +77,17 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
             for address, channel in zip(settings.storage_addresses, channels, strict=True)
         ]
         components, timers = build_components(settings, nodes, clock)
+        stack.push_async_callback(components.holders.close)
         clients = UnaryClients(
             components.directory, components.settlements, components.subscriptions
         )
         # Ids issued before a restart of this broker must not be valid after it.
         service = BrokerService(components, clients, first_session_id=random.getrandbits(48) << 12)
-        server.add(add_BrokerServiceServicer_to_server, service)
+        api: BrokerServiceServicer = service
+        if settings.brokers:
+            api = ForwardingService(service, components, components.holders)
+        server.add(add_BrokerServiceServicer_to_server, api)
+        server.add(add_HolderServiceServicer_to_server, HolderService(components))
         server.add(add_TopicServiceServicer_to_server, TopicService(components))
         server.add(add_DelegationServiceServicer_to_server, DelegationService(components.links))
         server.set_serving(_BROKER_SERVICE, False)
@@ -83,8 +97,9 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         link_tasks: list[asyncio.Task[None]] = []
         try:
             await server.start()
+            listed = dict(settings.brokers).get(settings.broker_id)
             for link in links:
-                link.address = settings.advertise or server.address
+                link.address = listed or settings.advertise or server.address
             _log.info("broker listens", extra={"address": server.address})
             running = [
                 *(timer.run() for timer in timers),
@@ -123,8 +138,14 @@ def build_components(
         )
         for number in range(settings.partitions)
     }
+    members = [Member(*each) for each in settings.brokers]
+    for number, member in assign(settings.partitions, members).items() if members else ():
+        if member.broker_id != settings.broker_id:
+            links[number].assign_to(*member)
+    others = [each.address for each in members if each.broker_id != settings.broker_id]
+    holders = Holders(links, ChannelPool(), others)
     tracking = Tracking()
-    topics = TopicCache(storage_nodes, links)
+    topics = TopicCache(storage_nodes, links, holders, clock)
     leases = ActivityLeases(links, topics, tracking, clock)
     directory = DeliveryDirectory()
     # A refused reserve may mean that an owner has lost its queue.
@@ -141,6 +162,7 @@ def build_components(
         clock=clock,
         storage_nodes=storage_nodes,
         links=links,
+        holders=holders,
         links_changed=links_changed,
         topics=topics,
         tracking=tracking,
@@ -197,14 +219,15 @@ async def _report_health(
     A faulty partition, or one that another broker holds, does not keep clients from the others. A
     link that is reconnecting will be up soon, and calls would fail until then: not ready. A storage
     node that is away concerns its own partitions only (C1): a broker starts without it, and stays
-    ready while the links to another node are up.
+    ready while the links to another node are up. So is a broker without partitions.
     """
     was_ready = False
     while True:
         links_changed.clear()
-        down = [link for link in links if link.state is LinkState.DOWN]
+        own = [link for link in links if link.state is not LinkState.MOVED]
+        down = [link for link in own if link.state is LinkState.DOWN]
         incomplete = {link.node for link in down}
-        whole = not links or any(link.node not in incomplete for link in links)
+        whole = not own or any(link.node not in incomplete for link in own)
         is_ready = whole and (was_ready or all(link.is_away for link in down))
         server.set_serving(_BROKER_SERVICE, is_ready)
         if is_ready != was_ready:

@@ -13,6 +13,7 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
+from broker_svc.links.holders import Holders
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNodes
 from broker_svc.links.topic_cache import TopicCache
@@ -30,6 +31,7 @@ class BrokerComponents:
     clock: Clock
     storage_nodes: StorageNodes
     links: Mapping[int, PartitionLink]
+    holders: Holders
     links_changed: asyncio.Event
     """Set whenever the state of a link has changed."""
     topics: TopicCache

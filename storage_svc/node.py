@@ -32,8 +32,14 @@ class StorageNode:
 
     async def open(self, numbers: Collection[int]) -> None:
         """Raises the first refusal, after all have ended: they share one database."""
-        opening = [self._add(number) for number in numbers]
-        outcomes = await asyncio.gather(*(each.open() for each in opening), return_exceptions=True)
+        opening = [self._partition(number) for number in numbers]
+        try:
+            outcomes = await asyncio.gather(
+                *(each.open() for each in opening), return_exceptions=True
+            )
+        finally:
+            # Only now: brokers would take a partition that is being created for a faulty one.
+            self._held.update((each.number, each) for each in opening)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -47,7 +53,7 @@ class StorageNode:
         """Hold a partition without data, which only reports why."""
         if partition not in self._held:
             self._lost.add(partition)
-            lost = self._add(partition)
+            lost = self._held[partition] = self._partition(partition)
             lost.health.add(FaultReason.DATA_LOST, detail, self._clock.wall_ms())
 
     def forget_lost(self, partition: int) -> None:
@@ -68,9 +74,9 @@ class StorageNode:
         await asyncio.gather(*self._announcing, return_exceptions=True)
         await asyncio.gather(*(partition.close() for partition in self._held.values()))
 
-    def _add(self, number: int) -> Partition:
+    def _partition(self, number: int) -> Partition:
         settings = self._settings
-        partition = self._held[number] = Partition(
+        return Partition(
             self._engines,
             Identity(settings.cluster_id, number, settings.partitions),
             self._clock,
@@ -78,7 +84,6 @@ class StorageNode:
             disk_free_bytes_min=settings.disk_free_bytes_min,
             silence=_silence(settings),
         )
-        return partition
 
     def _announce(self, partition: Partition) -> None:
         if self._address and self._settings.await_sweep and partition.number not in self._lost:

@@ -119,7 +119,7 @@ def _variables_table(variables: Iterable[Variable[object]]) -> str:
 
 
 def _default(value: object) -> str:
-    if value == "":
+    if value in ("", ()):
         return "(empty)"
     if isinstance(value, tuple):
         value = ",".join(value)

@@ -5,10 +5,10 @@ the queue is skipped, as long as another one has it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.holders import Holders
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.storage_nodes import StorageNodes
 from broker_svc.links.topic_cache import TopicCache
@@ -24,24 +24,26 @@ class QueuePartitions:
 
     def __init__(
         self,
-        links: Mapping[int, PartitionLink],
+        cluster_partitions: int,
+        holders: Holders,
         topics: TopicCache,
         nodes: StorageNodes,
     ) -> None:
-        self._links = links
+        self._cluster_partitions = cluster_partitions
+        self._holders = holders
         self._topics = topics
         self._nodes = nodes
 
     async def of(self, lmq_name: str) -> Sequence[int]:
         """The partitions that a queue spans."""
         topic = await self._topics.get(LmqName.parse(lmq_name).topic)
-        return partitions_of(lmq_name, topic, len(self._links))
+        return partitions_of(lmq_name, topic, self._cluster_partitions)
 
     async def call(
         self, partition: int, operation: exchange_pb2.Operation
     ) -> exchange_pb2.OperationResult:
-        """Carry out an operation in one partition."""
-        return await self._links[partition].call(operation)
+        """Carry out an operation in one partition, whichever broker holds it."""
+        return await self._holders.call(partition, operation)
 
     async def read(self, lmq_name: str) -> Sequence[storage_pb2.GetQueueResponse]:
         """The queue as each partition has it; raises QueueNotFound if none has."""

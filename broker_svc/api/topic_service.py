@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 
-from broker_svc.api import queue_totals
+from broker_svc.api import cluster_members, queue_totals
 from broker_svc.api.dead_letters import DeadLetters
 from broker_svc.api.peek import Peek
 from broker_svc.api.queue_partitions import QueuePartitions
 from broker_svc.api.topic_deletion import TopicDeletion
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
+from broker_svc.links.holders import FORWARDED, is_forwarded
 from broker_svc.links.partition_link import LinkState
 from broker_svc.links.placement import TOPIC_HOME
 from tidemark import topics
@@ -55,7 +56,9 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     def __init__(self, components: BrokerComponents) -> None:
         self._components = components
         self._nodes = components.storage_nodes
-        self._partitions = QueuePartitions(components.links, components.topics, self._nodes)
+        self._partitions = QueuePartitions(
+            components.settings.partitions, components.holders, components.topics, self._nodes
+        )
         self._dead_letters = DeadLetters(
             self._partitions, self._nodes, components.settings.partitions
         )
@@ -324,14 +327,26 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def TryEvictInactiveQueue(
         self, request: topic_pb2.TryEvictInactiveQueueRequest, context: Context
     ) -> topic_pb2.TryEvictInactiveQueueResponse:
-        response = topic_pb2.TryEvictInactiveQueueResponse()
-        overall = EvictionOutcome.EVICTED
-        for partition in await self._partitions.of(request.lmq_name):
+        evictions: dict[int, topic_pb2.EvictionOutcome.ValueType] = {}
+        partitions = await self._partitions.of(request.lmq_name)
+        holders = self._components.holders
+        here = [number for number in partitions if not holders.address(number)]
+        for partition in here:
             outcome = await self._components.cleanup.evict((partition, request.lmq_name))
-            response.partitions.add(partition=partition, outcome=_outcome(outcome))
-            if overall is EvictionOutcome.EVICTED:
-                overall = outcome
-        response.outcome = _outcome(overall)
+            evictions[partition] = _outcome(outcome)
+        others = {holders.address(number) for number in partitions} - {""}
+        for address in () if is_forwarded(context) else others:
+            stub = await holders.topics(address)
+            answer = await stub.TryEvictInactiveQueue(request, metadata=FORWARDED)
+            evictions |= {each.partition: each.outcome for each in answer.partitions}
+        response = topic_pb2.TryEvictInactiveQueueResponse()
+        overall = evicted = _outcome(EvictionOutcome.EVICTED)
+        for partition in partitions:
+            if partition in evictions:
+                outcome_there = evictions[partition]
+                response.partitions.add(partition=partition, outcome=outcome_there)
+                overall = outcome_there if overall == evicted else overall
+        response.outcome = overall
         return response
 
     async def ListPartitions(
@@ -353,6 +368,11 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             info.link_detail = link.detail
         ordered = [infos[number] for number in sorted(infos)]
         return topic_pb2.ListPartitionsResponse(partitions=ordered)
+
+    async def DescribeCluster(
+        self, request: topic_pb2.DescribeClusterRequest, context: Context
+    ) -> topic_pb2.DescribeClusterResponse:
+        return await cluster_members.describe(self._components)
 
     async def ConfirmPartitionTime(
         self, request: topic_pb2.ConfirmPartitionTimeRequest, context: Context

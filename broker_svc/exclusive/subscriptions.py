@@ -207,6 +207,8 @@ class Subscriptions:
             # Completed even if the client disconnects: half a takeover would block others.
             changing = asyncio.ensure_future(change(subscriber, group, entry, consumer, topic))
             result.state, result.epoch = await asyncio.shield(changing)
+            if result.state == ACTIVE:
+                result.other_holders.extend(self._other_holders(entry.lmq_name, topic))
         except TidemarkError as error:
             if isinstance(error, _NOT_HERE):
                 self._subscribers.end(subscriber, (group, entry.lmq_name))
@@ -336,6 +338,12 @@ class Subscriptions:
                     if isinstance(error, Unavailable) and not ignore_unavailable:
                         raise
                     self._subscribers.end(subscriber, (group, lmq_name))
+
+    def _other_holders(self, lmq_name: str, topic: Topic) -> Iterable[str]:
+        """The brokers that hold partitions of a queue which this one does not hold."""
+        partitions = partitions_of(lmq_name, topic, self._settings.partitions)
+        moved = [self._links[each] for each in partitions if self._links[each].fenced]
+        return dict.fromkeys(link.owner_address for link in moved if link.owner_address)
 
     # --- helpers -------------------------------------------------------------------------------
 

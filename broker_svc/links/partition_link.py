@@ -128,6 +128,11 @@ class PartitionLink:
     def listen(self, listener: Listener) -> None:
         self._listener = listener
 
+    def assign_to(self, broker_id: str, address: str) -> None:
+        """Another broker holds the partition by the assignment: this one never claims it."""
+        self.fenced, self.owner_address = True, address
+        self._state, self._detail = LinkState.MOVED, f"assigned to {broker_id} at {address}"
+
     @property
     def state(self) -> LinkState:
         return self._state

@@ -9,16 +9,22 @@ the broker: every partition is compared with the home whenever its link comes up
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
+from broker_svc.links.holders import Holders
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import TOPIC_HOME
 from broker_svc.links.storage_nodes import StorageNodes
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
+from tidemark.clock import Clock
 from tidemark.errors import TidemarkError, TopicNotFound
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.topics import Topic
+
+_RETRY_MS_MIN = 500
+_RETRY_MS_MAX = 10_000
 
 _log = logging.getLogger(__name__)
 
@@ -30,9 +36,14 @@ class TopicCache:
         self,
         nodes: StorageNodes,
         links: Mapping[int, PartitionLink],
+        holders: Holders,
+        clock: Clock,
     ) -> None:
         self._nodes = nodes
         self._links = links
+        self._holders = holders
+        self._clock = clock
+        self._retries: dict[int, asyncio.Task[None]] = {}
         self._topics: dict[str, Topic] = {}
         self._behind: set[int] = set()
         """Partitions that are to be compared with the home."""
@@ -68,10 +79,26 @@ class TopicCache:
             *(self._bring_now_or_later(number, topic, deleted) for number in self._links)
         )
 
+    def learned(self, topic: Topic, *, deleted: bool) -> bool:
+        """Another broker has changed a topic; returns whether that is news here."""
+        known = self._topics.get(topic.name)
+        if known is not None and known.version >= topic.version:
+            return False
+        if deleted:
+            self._topics.pop(topic.name, None)
+        else:
+            self._topics[topic.name] = topic
+        return True
+
     async def _bring_now_or_later(self, partition: int, topic: Topic, deleted: bool) -> None:
         try:
             await self.bring(partition, topic, deleted=deleted)
         except TidemarkError as error:
+            if self._holders.address(partition) and partition not in self._retries:
+                # Its broker may not notice; that of this broker does when its link is up again.
+                retry = asyncio.create_task(self._compare_later(partition))
+                self._retries[partition] = retry
+                retry.add_done_callback(lambda _: self._retries.pop(partition, None))
             _log.warning(
                 "a topic change reaches a partition later",
                 extra={"partition": partition, "topic": topic.name, "reason": error.reason},
@@ -80,7 +107,7 @@ class TopicCache:
     async def bring(self, partition: int, topic: Topic, *, deleted: bool = False) -> None:
         """Bring a version to one partition, which ignores it if it has a newer one."""
         apply_topic = exchange_pb2.ApplyTopic(topic=topic_to_proto(topic), deleted=deleted)
-        await self._links[partition].call(exchange_pb2.Operation(apply_topic=apply_topic))
+        await self._holders.call(partition, exchange_pb2.Operation(apply_topic=apply_topic))
 
     # --- partitions that were away -------------------------------------------------------------
 
@@ -101,6 +128,21 @@ class TopicCache:
                     await self._bring_missing(partition, stored)
         except TidemarkError as error:
             _log.info("topics are not compared", extra={"reason": error.reason})
+
+    async def _compare_later(self, partition: int) -> None:
+        """Until the broker that holds the partition has what it lacks."""
+        wait_ms = _RETRY_MS_MIN
+        while True:
+            await self._clock.sleep_ms(wait_ms)
+            wait_ms = min(2 * wait_ms, _RETRY_MS_MAX)
+            with suppress(TidemarkError):
+                if not await self._missing(partition, await self._list(TOPIC_HOME)):
+                    return
+                await self._bring_missing(partition, await self._list(TOPIC_HOME))
+
+    async def _missing(self, partition: int, stored: Mapping[str, Topic]) -> bool:
+        found = await self._list(partition)
+        return {k: v.version for k, v in found.items()} != {k: v.version for k, v in stored.items()}
 
     async def _bring_missing(self, partition: int, stored: Mapping[str, Topic]) -> None:
         """A partition whose link breaks meanwhile is compared when it is up again."""

@@ -1,4 +1,4 @@
-"""A cluster of several storage nodes as processes: used as one, also while a node is gone."""
+"""A cluster of several brokers and storage nodes as processes, also while a node is gone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +21,7 @@ PARTITIONS = 4
 
 @pytest.fixture
 async def cluster(start_cluster: StartCluster) -> LocalCluster:
-    started: LocalCluster = await start_cluster(storages=3, partitions=PARTITIONS)
+    started: LocalCluster = await start_cluster(brokers=3, storages=3, partitions=PARTITIONS)
     return started
 
 
@@ -71,14 +71,27 @@ async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
     late = asyncio.create_task(publishers[lost].publish(b"late"))
     shown = Cli.of(cluster).ok("partitions", "--json").json
     listing = Cli.of(cluster).run("queue", "list", "jobs")
+    members = Cli.of(cluster).ok("cluster", "--json").json["members"]
+    text = Cli.of(cluster).ok("cluster").out
+    moved = Cli.of(cluster).run("cluster", "move", "0", "broker-1")
+    drained = Cli.of(cluster).run("cluster", "drain", cluster.address("storage"))
+    unknown = Cli.of(cluster).run("cluster", "drain", "nobody")
     await cluster.restart("storage-2")
     await in_time(late)
 
     assert {each.payload for each in dead} == {b"work"}
     assert len(set(held.values())) == 3
-    assert [each["link_state"] for each in shown if each["partition"] in others] == (
-        ["UP"] * len(others)
-    )
+    assert {each["state"] for each in shown if each["partition"] in others} == {"SERVING"}
+    assert [each["id"] for each in members if each["kind"] == "BROKER"] == [
+        "broker-0",
+        "broker-1",
+        "broker-2",
+    ]
+    assert [each["address"] for each in members if each["error"]] == [cluster.address("storage-2")]
+    assert "broker-2" in text
+    assert (moved.code, drained.code, unknown.code) == (1, 1, 1)
+    assert "static" in moved.err
+    assert "rocksdb" in drained.err
     assert listing.code == 3
     assert "UNAVAILABLE" in listing.err
     async with client.subscribe([queues[lost]]) as deliveries:
@@ -88,7 +101,7 @@ async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
 
 async def test_up_runs_several_storage_nodes(tmp_path: Path) -> None:
     """S6, C1: each with its own part of the partitions, and data of its own."""
-    async with UpProcess(tmp_path / "data", "--storages=3", "--partitions=4") as up:
+    async with UpProcess(tmp_path / "data", "--brokers=3", "--storages=3", "--partitions=4") as up:
         await up.ready()
         shown = next(line.split()[1:] for line in up.output if line.split()[0] == "storage")
         async with tidemark.connect(up.address("broker")) as client:
@@ -98,8 +111,8 @@ async def test_up_runs_several_storage_nodes(tmp_path: Path) -> None:
                     listed = await client.admin.list_partitions()
                 except TidemarkError:
                     return False
-                held = {each.storage_address for each in listed if each.link_state == "UP"}
-                return held == {address.strip(",") for address in shown}
+                held = {each.storage_address for each in listed if each.state == "SERVING"}
+                return held == set(shown)
 
             await until(is_held)
 

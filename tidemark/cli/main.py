@@ -7,7 +7,7 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from tidemark import __version__
-from tidemark.cli.commands import dead, group, outbox, partitions, queue, retention, topic
+from tidemark.cli.commands import cluster, dead, group, outbox, partitions, queue, retention, topic
 from tidemark.cli.commands.completion import completion
 from tidemark.cli.commands.consume import consume
 from tidemark.cli.commands.publish import publish
@@ -32,6 +32,7 @@ app.add_typer(dead.app, name="dead")
 app.command()(dead.redrive)
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(partitions.app, name="partitions")
+app.add_typer(cluster.app, name="cluster")
 app.command()(top)
 app.add_typer(retention.app, name="retention")
 app.command()(completion)

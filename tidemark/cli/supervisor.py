@@ -59,6 +59,7 @@ class Options:
     log_dir: Path | None
     """None shows logs on stderr."""
     storages: int = 1
+    brokers: int = 1
     retention: bool = True
     retention_setup: str = ""
     """A shell command that installs PySpark and Java; empty to install nothing."""
@@ -85,6 +86,7 @@ def run(options: Options) -> int:
                 stop_timeout_ms=settings.shutdown_grace_ms + _STOP_SLACK_MS,
                 retention=not no_retention,
                 storages=options.storages,
+                brokers=options.brokers,
             )
             clock = SystemClock()
             living = _live(cluster, options, no_retention, settings.java_home, clock)
@@ -256,7 +258,7 @@ def _print_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None
     broker = cluster.address("broker")
     default = broker == ClientSettings().address
     facts = [
-        (kind, ", ".join(cluster.address(each) for each in cluster.services_of(kind)))
+        (kind, " ".join(cluster.address(each) for each in cluster.services_of(kind)))
         for kind in ("broker", "storage", "lifecycle")
     ]
     if no_retention:

@@ -54,6 +54,10 @@ def names_of(kind: str, count: int) -> list[ServiceName]:
     return [kind if number == 1 else f"{kind}-{number}" for number in range(1, count + 1)]
 
 
+def _broker_id(place: int) -> str:
+    return f"broker-{place}"
+
+
 def kind_of(name: ServiceName) -> str:
     return name.partition("-")[0]
 
@@ -88,6 +92,7 @@ class LocalCluster:
         clock: Clock | None = None,
         retention: bool = False,
         storages: int = 1,
+        brokers: int = 1,
     ) -> None:
         """A missing port, or port 0, is chosen. Without `log_dir`, logs go to stderr.
 
@@ -100,7 +105,12 @@ class LocalCluster:
         self.data_dir = data_dir
         self.log_dir = log_dir
         self._stop_timeout_ms = stop_timeout_ms
-        counts = {"storage": storages, "broker": 1, "lifecycle": 1, "retention": int(retention)}
+        counts = {
+            "storage": storages,
+            "broker": brokers,
+            "lifecycle": 1,
+            "retention": int(retention),
+        }
         names = [name for kind, count in counts.items() for name in names_of(kind, count)]
         ports = {name: port for name, port in ports.items() if name in names}
         unset = [name for name in names if not ports.get(name)]
@@ -109,7 +119,12 @@ class LocalCluster:
             name: join_address(reached_at(host), port) for name, port in chosen.items()
         }
         nodes = [self._addresses[name] for name in names if kind_of(name) == "storage"]
+        members = [
+            f"{_broker_id(place)}={self._addresses[name]}"
+            for place, name in enumerate(names_of("broker", brokers))
+        ]
         variables = {
+            "TIDEMARK_BROKERS": ",".join(members) if brokers > 1 else "",
             "TIDEMARK_STORAGE_ADDRESSES": ",".join(nodes),
             "TIDEMARK_LIFECYCLE_ADDRESS": self._addresses["lifecycle"],
         }
@@ -141,6 +156,8 @@ class LocalCluster:
         if kind_of(name) == "storage":
             below = self.data_dir if name == "storage" else self.data_dir / name
             own |= {f"{prefix}_DATA_DIR": str(below), f"{prefix}_ADVERTISE": self._addresses[name]}
+        if kind_of(name) == "broker" and "broker-2" in self._addresses:
+            own[f"{prefix}_ID"] = _broker_id(int(name.partition("-")[2] or 1) - 1)
         return own
 
     async def __aenter__(self) -> Self:

@@ -42,6 +42,9 @@ class ChannelPool:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         while self._channels:
             _, channel = self._channels.popitem()
             await channel.close()

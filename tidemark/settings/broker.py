@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from tidemark.settings.declaration import setting
 from tidemark.settings.service import ServiceSettings, addresses_of_storage
-from tidemark.settings.variables import LISTEN, Address, Choice, Identifier, Integer
+from tidemark.settings.variables import (
+    LISTEN,
+    Address,
+    Choice,
+    Identifier,
+    Integer,
+    Members,
+    SettingsError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +36,14 @@ class BrokerSettings(ServiceSettings):
         Address(),
         default="",
         doc="Address at which services and brokers reach this broker; empty: the listen address.",
+    )
+    brokers: tuple[tuple[str, str], ...] = setting(
+        "TIDEMARK_BROKERS",
+        Members(),
+        default=(),
+        doc="All brokers of the cluster with the addresses at which clients and brokers reach "
+        "them, the same for all brokers: `broker-0=host:port,broker-1=host:port`. Each holds a "
+        "share of the partitions. Empty: this broker alone.",
     )
     storage_addresses: tuple[str, ...] = addresses_of_storage()
     client_timeout_ms: int = setting(
@@ -72,3 +88,11 @@ class BrokerSettings(ServiceSettings):
         default=300_000,
         doc="Idle time after which a publisher of unary calls is dropped.",
     )
+
+    def __post_init__(self) -> None:
+        if self.brokers and self.broker_id not in dict(self.brokers):
+            ids = ", ".join(dict(self.brokers))
+            raise SettingsError(
+                f"TIDEMARK_BROKERS: must contain this broker, {self.broker_id} "
+                f"(TIDEMARK_BROKER_ID), and has {ids}"
+            )

@@ -135,6 +135,25 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """Ids and addresses of processes, all different."""
+
+    allowed: str = "id=host:port pairs, separated by commas, each id and each address once"
+
+    def parse(self, text: str) -> tuple[tuple[str, str], ...]:
+        members = []
+        for member in text.split(","):
+            member_id, equals, address = member.strip().partition("=")
+            if not equals:
+                raise ValueError(text)
+            members.append((Identifier().parse(member_id), Address().parse(address)))
+        ids, addresses = zip(*members, strict=True)
+        if len(set(ids)) < len(ids) or len(set(addresses)) < len(addresses):
+            raise ValueError(text)
+        return tuple(members)
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
     allowed: str = "the path of a directory"
 

@@ -33,6 +33,14 @@ def up(
             help="Number of partitions, fixed once data is stored.",
         ),
     ] = None,
+    brokers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=NODES_MAX,
+            help="Number of brokers. Those after the first use the next ports.",
+        ),
+    ] = 1,
     storages: Annotated[
         int,
         typer.Option(
@@ -84,12 +92,13 @@ def up(
                 partitions=partitions,
                 host=host,
                 ports={
-                    "broker": broker_port,
+                    **following_ports("broker", brokers, broker_port),
                     **following_ports("storage", storages, storage_port),
                     "lifecycle": lifecycle_port,
                     "retention": retention_port,
                 },
                 storages=storages,
+                brokers=brokers,
                 retention=retention,
                 retention_setup=retention_setup,
                 log_dir=None if verbose else log_dir or data_dir / "logs",

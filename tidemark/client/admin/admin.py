@@ -16,6 +16,7 @@ from tidemark.client.admin.values import (
     Eviction,
     Fault,
     Group,
+    Member,
     Partition,
     Queue,
     QueueStats,
@@ -225,6 +226,21 @@ class Admin(DeadLetterCalls):
         request = topic_pb2.ListPartitionsRequest()
         answer = await self._repeat(lambda topics: topics.ListPartitions, request)
         return [_partition(each) for each in answer.partitions]
+
+    async def list_members(self) -> list[Member]:
+        """The brokers and storage nodes of the cluster, and the partitions that each holds."""
+        request = topic_pb2.DescribeClusterRequest()
+        answer = await self._repeat(lambda topics: topics.DescribeCluster, request)
+        return [
+            Member(
+                kind=word_of(topic_pb2.MemberKind, each.kind, "MEMBER_KIND_"),
+                id=each.id,
+                address=each.address,
+                partitions=tuple(each.partitions),
+                error=each.error,
+            )
+            for each in answer.members
+        ]
 
     async def confirm_partition_time(self, partition: int, *, to_wall_clock: bool = False) -> int:
         """End the suspension of deletions after a jump of the clock; returns partition time.

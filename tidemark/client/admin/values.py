@@ -123,6 +123,19 @@ class OutboxEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A broker or a storage node of the cluster."""
+
+    kind: str
+    """BROKER or STORAGE."""
+    id: str
+    address: str
+    partitions: tuple[int, ...]
+    error: str
+    """Why the called broker cannot use it; "" if it answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Why a partition does not serve."""
 

@@ -47,6 +47,7 @@ class FeedHost(Protocol):
     def interrupted(self, feed: "Feed") -> None: ...
     def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
     def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
+    def also_held(self, lmq_name: str, owners: Iterable[str]) -> None: ...
     def feed_of(self, owner: str) -> "Feed | None": ...
     def failed(self, error: TidemarkError) -> None: ...
 
@@ -113,6 +114,7 @@ class Feed(SessionPart):
                     refused[result.lmq_name] = from_status(result.error)
                 else:
                     self.epochs[result.lmq_name] = result.epoch
+                    self._host.also_held(result.lmq_name, result.other_holders)
         return refused
 
     def stop(self) -> None:
@@ -191,6 +193,8 @@ class Feed(SessionPart):
                     self._host.failed(error)
             elif result.state != _ACTIVE:
                 self._lose(result.lmq_name, result.epoch, result.state)
+            else:
+                self._host.also_held(result.lmq_name, result.other_holders)
         return again
 
     def take_over(self, lmq_name: str, epoch: int) -> None:

@@ -6,7 +6,7 @@ takes a queue. It has one feed for each broker that serves some of the queues, u
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Final, Self
 
@@ -328,6 +328,16 @@ class Subscription:
 
     def moved(self, feed: Feed, lmq_name: str, epoch: int, owner: str) -> None:
         self._feed(owner).take_over(lmq_name, epoch)
+
+    def also_held(self, lmq_name: str, owners: Iterable[str]) -> None:
+        """Other brokers hold partitions of the queue: each has a feed of its own."""
+        for owner in owners:
+            home = self._feeds.get("")
+            at_home = home is not None and home.connection.address == owner
+            if not self._closed and not (at_home and home and lmq_name in home.epochs):
+                feed = self._feed(owner)
+                if lmq_name not in feed.epochs:
+                    feed.take_over(lmq_name, 0)
 
     def feed_of(self, owner: str) -> Feed | None:
         """The feed of a broker that serves a partition now; None if it cannot be reached."""

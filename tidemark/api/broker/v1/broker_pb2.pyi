@@ -753,13 +753,10 @@ class PublishRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Name of the client. Default "": an anonymous publisher. At most 256 bytes."""
     producer_id: _builtins.str
     """Producer of the idempotent runs. At most 128 bytes. Default "": `client_id`."""
-    forwarded: _builtins.bool
-    """Reserved for calls between brokers. Not read yet."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.PublishRun]:
         """The runs. 1 to 10 000, at most 16 MiB together."""
@@ -770,11 +767,10 @@ class PublishRequest(_message.Message):
         client_id: _builtins.str = ...,
         producer_id: _builtins.str = ...,
         runs: _abc.Iterable[_message_pb2.PublishRun] | None = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "forwarded", b"forwarded", "producer_id", b"producer_id", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "producer_id", b"producer_id", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -817,7 +813,6 @@ class PullRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     VISIBILITY_MS_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Name of the client. Required."""
     group: _builtins.str
@@ -832,8 +827,6 @@ class PullRequest(_message.Message):
     """Time to wait for messages, in milliseconds. 0 to 60 000. Default 0: respond at once."""
     visibility_ms: _builtins.int
     """Reservation time, in milliseconds. 50 to 43 200 000. Default 0: the topic's."""
-    forwarded: _builtins.bool
-    """Reserved for calls between brokers. Not read yet."""
     def __init__(
         self,
         *,
@@ -844,11 +837,10 @@ class PullRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
         visibility_ms: _builtins.int = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "forwarded", b"forwarded", "group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "visibility_ms", b"visibility_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "lmq_name", b"lmq_name", "max_bytes", b"max_bytes", "max_messages", b"max_messages", "visibility_ms", b"visibility_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -890,11 +882,8 @@ class SettleRequest(_message.Message):
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Name of the client. Required. On exclusive topics the owner's: any other is FENCED."""
-    forwarded: _builtins.bool
-    """Reserved for calls between brokers. Not read yet."""
     @_builtins.property
     def settlements(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Settlement]:
         """The settlements, by receipt. 1 to 10 000."""
@@ -904,11 +893,10 @@ class SettleRequest(_message.Message):
         *,
         client_id: _builtins.str = ...,
         settlements: _abc.Iterable[_message_pb2.Settlement] | None = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "forwarded", b"forwarded", "settlements", b"settlements"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "settlements", b"settlements"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -946,11 +934,8 @@ class SyncSubscriptionsRequest(_message.Message):
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SYNC_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Name of the client. Required."""
-    forwarded: _builtins.bool
-    """Reserved for calls between brokers. Not read yet."""
     @_builtins.property
     def sync(self) -> _subscription_pb2.SubscriptionSync:
         """The change."""
@@ -960,11 +945,10 @@ class SyncSubscriptionsRequest(_message.Message):
         *,
         client_id: _builtins.str = ...,
         sync: _subscription_pb2.SubscriptionSync | None = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sync", b"sync"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "forwarded", b"forwarded", "sync", b"sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "sync", b"sync"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

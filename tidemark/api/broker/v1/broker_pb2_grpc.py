@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class BrokerServiceStub:
-    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
-    holder's address. Unary calls are not forwarded yet.
+    """Publishing and consuming. On a session, a broker that does not hold the partition answers with
+    NOT_OWNER and the holder's address. Unary calls are forwarded to the holder, one hop.
     """
 
     def __init__(self, channel):
@@ -74,8 +74,8 @@ class BrokerServiceStub:
 
 
 class BrokerServiceServicer:
-    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
-    holder's address. Unary calls are not forwarded yet.
+    """Publishing and consuming. On a session, a broker that does not hold the partition answers with
+    NOT_OWNER and the holder's address. Unary calls are forwarded to the holder, one hop.
     """
 
     def Session(self, request_iterator, context):
@@ -188,8 +188,8 @@ def add_BrokerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BrokerService:
-    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
-    holder's address. Unary calls are not forwarded yet.
+    """Publishing and consuming. On a session, a broker that does not hold the partition answers with
+    NOT_OWNER and the holder's address. Unary calls are forwarded to the holder, one hop.
     """
 
     @staticmethod

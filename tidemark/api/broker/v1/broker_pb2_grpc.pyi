@@ -12,8 +12,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class BrokerServiceStub:
-    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
-    holder's address. Unary calls are not forwarded yet.
+    """Publishing and consuming. On a session, a broker that does not hold the partition answers with
+    NOT_OWNER and the holder's address. Unary calls are forwarded to the holder, one hop.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -53,8 +53,8 @@ class BrokerServiceStub:
     """Destroys a publisher at once instead of by its idle timeout. Fails with PUBLISHER_NOT_FOUND."""
 
 class BrokerServiceServicer:
-    """Publishing and consuming. A broker that does not hold the partition answers with NOT_OWNER and the
-    holder's address. Unary calls are not forwarded yet.
+    """Publishing and consuming. On a session, a broker that does not hold the partition answers with
+    NOT_OWNER and the holder's address. Unary calls are forwarded to the holder, one hop.
     """
 
     def Session(

@@ -26,17 +26,17 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidemark/api/broker/v1/subscription.proto\x12\x16tidemark.api.broker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\x8f\x01\n\rStartPosition\x12\x12\n\x08\x65\x61rliest\x18\x01 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04last\x18\x03 \x01(\x04H\x00\x12\x10\n\x06offset\x18\x04 \x01(\x04H\x00\x12*\n\x04time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x42\n\n\x08position\"j\n\x11SubscriptionEntry\x12\x10\n\x08lmq_name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x34\n\x05start\x18\x03 \x01(\x0b\x32%.tidemark.api.broker.v1.StartPosition\"\xb6\x01\n\x10SubscriptionSync\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12.\n\x04mode\x18\x03 \x01(\x0e\x32 .tidemark.api.broker.v1.SyncMode\x12:\n\x07\x65ntries\x18\x04 \x03(\x0b\x32).tidemark.api.broker.v1.SubscriptionEntry\x12\x13\n\x0b\x63onsumer_id\x18\x05 \x01(\x04\"\x92\x01\n\x12SubscriptionResult\x12\x10\n\x08lmq_name\x18\x01 \x01(\t\x12\x38\n\x05state\x18\x02 \x01(\x0e\x32).tidemark.api.broker.v1.SubscriptionState\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\"i\n\x16SubscriptionSyncResult\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12;\n\x07results\x18\x02 \x03(\x0b\x32*.tidemark.api.broker.v1.SubscriptionResult\"}\n\x11UnsubscribeNotice\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x38\n\x05state\x18\x03 \x01(\x0e\x32).tidemark.api.broker.v1.SubscriptionState\x12\r\n\x05\x65poch\x18\x04 \x01(\x04*\x99\x01\n\x08SyncMode\x12\x19\n\x15SYNC_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SYNC_MODE_PARTIAL_ADD\x10\x01\x12\x1c\n\x18SYNC_MODE_PARTIAL_REMOVE\x10\x02\x12\x1a\n\x16SYNC_MODE_COMPLETE_ADD\x10\x03\x12\x1d\n\x19SYNC_MODE_COMPLETE_REMOVE\x10\x04*\x8b\x02\n\x11SubscriptionState\x12\"\n\x1eSUBSCRIPTION_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19SUBSCRIPTION_STATE_ACTIVE\x10\x01\x12\x1e\n\x1aSUBSCRIPTION_STATE_EVICTED\x10\x02\x12%\n!SUBSCRIPTION_STATE_NOT_SUBSCRIBED\x10\x03\x12&\n\"SUBSCRIPTION_STATE_RESYNC_REQUIRED\x10\x04\x12#\n\x1fSUBSCRIPTION_STATE_TRANSFERRING\x10\x05\x12\x1f\n\x1bSUBSCRIPTION_STATE_REPLACED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tidemark/api/broker/v1/subscription.proto\x12\x16tidemark.api.broker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\x8f\x01\n\rStartPosition\x12\x12\n\x08\x65\x61rliest\x18\x01 \x01(\x08H\x00\x12\x10\n\x06latest\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04last\x18\x03 \x01(\x04H\x00\x12\x10\n\x06offset\x18\x04 \x01(\x04H\x00\x12*\n\x04time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x42\n\n\x08position\"j\n\x11SubscriptionEntry\x12\x10\n\x08lmq_name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x34\n\x05start\x18\x03 \x01(\x0b\x32%.tidemark.api.broker.v1.StartPosition\"\xb6\x01\n\x10SubscriptionSync\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05group\x18\x02 \x01(\t\x12.\n\x04mode\x18\x03 \x01(\x0e\x32 .tidemark.api.broker.v1.SyncMode\x12:\n\x07\x65ntries\x18\x04 \x03(\x0b\x32).tidemark.api.broker.v1.SubscriptionEntry\x12\x13\n\x0b\x63onsumer_id\x18\x05 \x01(\x04\"\xa9\x01\n\x12SubscriptionResult\x12\x10\n\x08lmq_name\x18\x01 \x01(\t\x12\x38\n\x05state\x18\x02 \x01(\x0e\x32).tidemark.api.broker.v1.SubscriptionState\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.google.rpc.Status\x12\x15\n\rother_holders\x18\x05 \x03(\t\"i\n\x16SubscriptionSyncResult\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12;\n\x07results\x18\x02 \x03(\x0b\x32*.tidemark.api.broker.v1.SubscriptionResult\"}\n\x11UnsubscribeNotice\x12\r\n\x05group\x18\x01 \x01(\t\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x38\n\x05state\x18\x03 \x01(\x0e\x32).tidemark.api.broker.v1.SubscriptionState\x12\r\n\x05\x65poch\x18\x04 \x01(\x04*\x99\x01\n\x08SyncMode\x12\x19\n\x15SYNC_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15SYNC_MODE_PARTIAL_ADD\x10\x01\x12\x1c\n\x18SYNC_MODE_PARTIAL_REMOVE\x10\x02\x12\x1a\n\x16SYNC_MODE_COMPLETE_ADD\x10\x03\x12\x1d\n\x19SYNC_MODE_COMPLETE_REMOVE\x10\x04*\x8b\x02\n\x11SubscriptionState\x12\"\n\x1eSUBSCRIPTION_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19SUBSCRIPTION_STATE_ACTIVE\x10\x01\x12\x1e\n\x1aSUBSCRIPTION_STATE_EVICTED\x10\x02\x12%\n!SUBSCRIPTION_STATE_NOT_SUBSCRIBED\x10\x03\x12&\n\"SUBSCRIPTION_STATE_RESYNC_REQUIRED\x10\x04\x12#\n\x1fSUBSCRIPTION_STATE_TRANSFERRING\x10\x05\x12\x1f\n\x1bSUBSCRIPTION_STATE_REPLACED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.api.broker.v1.subscription_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SYNCMODE']._serialized_start=950
-  _globals['_SYNCMODE']._serialized_end=1103
-  _globals['_SUBSCRIPTIONSTATE']._serialized_start=1106
-  _globals['_SUBSCRIPTIONSTATE']._serialized_end=1373
+  _globals['_SYNCMODE']._serialized_start=973
+  _globals['_SYNCMODE']._serialized_end=1126
+  _globals['_SUBSCRIPTIONSTATE']._serialized_start=1129
+  _globals['_SUBSCRIPTIONSTATE']._serialized_end=1396
   _globals['_STARTPOSITION']._serialized_start=128
   _globals['_STARTPOSITION']._serialized_end=271
   _globals['_SUBSCRIPTIONENTRY']._serialized_start=273
@@ -44,9 +44,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBSCRIPTIONSYNC']._serialized_start=382
   _globals['_SUBSCRIPTIONSYNC']._serialized_end=564
   _globals['_SUBSCRIPTIONRESULT']._serialized_start=567
-  _globals['_SUBSCRIPTIONRESULT']._serialized_end=713
-  _globals['_SUBSCRIPTIONSYNCRESULT']._serialized_start=715
-  _globals['_SUBSCRIPTIONSYNCRESULT']._serialized_end=820
-  _globals['_UNSUBSCRIBENOTICE']._serialized_start=822
-  _globals['_UNSUBSCRIBENOTICE']._serialized_end=947
+  _globals['_SUBSCRIPTIONRESULT']._serialized_end=736
+  _globals['_SUBSCRIPTIONSYNCRESULT']._serialized_start=738
+  _globals['_SUBSCRIPTIONSYNCRESULT']._serialized_end=843
+  _globals['_UNSUBSCRIBENOTICE']._serialized_start=845
+  _globals['_UNSUBSCRIBENOTICE']._serialized_end=970
 # @@protoc_insertion_point(module_scope)

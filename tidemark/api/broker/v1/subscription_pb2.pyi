@@ -238,6 +238,7 @@ class SubscriptionResult(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    OTHER_HOLDERS_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue."""
     state: Global___SubscriptionState.ValueType
@@ -250,6 +251,12 @@ class SubscriptionResult(_message.Message):
         PARTITION_FAULTY, UNAVAILABLE.
         """
 
+    @_builtins.property
+    def other_holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of other brokers that hold partitions of the queue: a session subscribes there as
+        well, to receive the messages of all partitions. Default empty.
+        """
+
     def __init__(
         self,
         *,
@@ -257,10 +264,11 @@ class SubscriptionResult(_message.Message):
         state: Global___SubscriptionState.ValueType = ...,
         epoch: _builtins.int = ...,
         error: _status_pb2.Status | None = ...,
+        other_holders: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "lmq_name", b"lmq_name", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "lmq_name", b"lmq_name", "other_holders", b"other_holders", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -211,6 +211,30 @@ LINK_STATE_MOVED: LinkState.ValueType  # 4
 """Another broker holds the partition. Calls fail with NOT_OWNER and its address."""
 Global___LinkState: _TypeAlias = LinkState  # noqa: Y015
 
+class _MemberKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemberKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMBER_KIND_UNSPECIFIED: _MemberKind.ValueType  # 0
+    """Not used."""
+    MEMBER_KIND_BROKER: _MemberKind.ValueType  # 1
+    """A broker."""
+    MEMBER_KIND_STORAGE: _MemberKind.ValueType  # 2
+    """A storage node."""
+
+class MemberKind(_MemberKind, metaclass=_MemberKindEnumTypeWrapper):
+    """The kind of a member. Closed."""
+
+MEMBER_KIND_UNSPECIFIED: MemberKind.ValueType  # 0
+"""Not used."""
+MEMBER_KIND_BROKER: MemberKind.ValueType  # 1
+"""A broker."""
+MEMBER_KIND_STORAGE: MemberKind.ValueType  # 2
+"""A storage node."""
+Global___MemberKind: _TypeAlias = MemberKind  # noqa: Y015
+
 @_typing.final
 class TopicSettings(_message.Message):
     """Settings of a topic. Set at creation or by update, returned by get. Zero means the default of the
@@ -1967,6 +1991,97 @@ class ListPartitionsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPartitionsResponse: _TypeAlias = ListPartitionsResponse  # noqa: Y015
+
+@_typing.final
+class ClusterMember(_message.Message):
+    """A broker or a storage node of the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    kind: Global___MemberKind.ValueType
+    """What it is."""
+    id: _builtins.str
+    """Its id: of a broker from the settings, of a storage node from its data. Default "": a storage
+    node that does not answer, or is the only one.
+    """
+    address: _builtins.str
+    """Where it is reached, host:port."""
+    error: _builtins.str
+    """Why the called broker cannot use it. Default "": it answers."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Partitions that a broker has claimed, or that a storage node holds."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___MemberKind.ValueType = ...,
+        id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "error", b"error", "id", b"id", "kind", b"kind", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterMember: _TypeAlias = ClusterMember  # noqa: Y015
+
+@_typing.final
+class DescribeClusterRequest(_message.Message):
+    """Requests the description of the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeClusterRequest: _TypeAlias = DescribeClusterRequest  # noqa: Y015
+
+@_typing.final
+class DescribeClusterResponse(_message.Message):
+    """The description of the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """The cluster."""
+    partitions: _builtins.int
+    """Number of partitions."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterMember]:
+        """Brokers by id, then storage nodes by address."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        partitions: _builtins.int = ...,
+        members: _abc.Iterable[Global___ClusterMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "members", b"members", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
 
 @_typing.final
 class ConfirmPartitionTimeRequest(_message.Message):

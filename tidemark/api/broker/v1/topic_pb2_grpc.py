@@ -140,6 +140,11 @@ class TopicServiceStub:
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsResponse.FromString,
                 _registered_method=True)
+        self.DescribeCluster = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/DescribeCluster',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterResponse.FromString,
+                _registered_method=True)
         self.ConfirmPartitionTime = channel.unary_unary(
                 '/tidemark.api.broker.v1.TopicService/ConfirmPartitionTime',
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.SerializeToString,
@@ -316,6 +321,13 @@ class TopicServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeCluster(self, request, context):
+        """Describes the members of the cluster and what each holds, as the called broker knows them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmPartitionTime(self, request, context):
         """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
         CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
@@ -431,6 +443,11 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     servicer.ListPartitions,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsResponse.SerializeToString,
+            ),
+            'DescribeCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCluster,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterResponse.SerializeToString,
             ),
             'ConfirmPartitionTime': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmPartitionTime,
@@ -1006,6 +1023,33 @@ class TopicService:
             '/tidemark.api.broker.v1.TopicService/ListPartitions',
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsRequest.SerializeToString,
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListPartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/DescribeCluster',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

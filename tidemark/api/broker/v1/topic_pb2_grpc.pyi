@@ -91,6 +91,8 @@ class TopicServiceStub:
     """
     ListPartitions: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListPartitionsRequest, _topic_pb2.ListPartitionsResponse]
     """Lists partitions with health, broker and counts. Fails with UNAVAILABLE."""
+    DescribeCluster: _aio.UnaryUnaryMultiCallable[_topic_pb2.DescribeClusterRequest, _topic_pb2.DescribeClusterResponse]
+    """Describes the members of the cluster and what each holds, as the called broker knows them."""
     ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmPartitionTimeRequest, _topic_pb2.ConfirmPartitionTimeResponse]
     """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
     CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
@@ -279,6 +281,13 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.ListPartitionsRequest, _abc.Awaitable[_topic_pb2.ListPartitionsResponse]],
     ) -> _abc.Awaitable[_topic_pb2.ListPartitionsResponse]:
         """Lists partitions with health, broker and counts. Fails with UNAVAILABLE."""
+
+    def DescribeCluster(
+        self,
+        request: _topic_pb2.DescribeClusterRequest,
+        context: _aio.ServicerContext[_topic_pb2.DescribeClusterRequest, _abc.Awaitable[_topic_pb2.DescribeClusterResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.DescribeClusterResponse]:
+        """Describes the members of the cluster and what each holds, as the called broker knows them."""
 
     def ConfirmPartitionTime(
         self,
