@@ -119,7 +119,8 @@ GROUPS_PER_QUEUE_MAX: Final = 1_000
 
 RETURNED_SLICES_MAX: Final = 10_000
 """Delayed or buried slices of one group on one queue. At the limit, the group gets no more
-messages until delays end or a sweep removes some."""
+messages until delays end or a sweep removes some. Also the retries of one fairness key that wait
+behind what is ready; at the limit, they go first."""
 
 PRODUCER_SEQUENCES_MAX: Final = 1024
 """Runs of one producer that a partition remembers, to answer repeats with the first result."""
@@ -151,7 +152,10 @@ MAX_LEASE_MS_MAX: Final = 30 * _DAY_MS
 """Longest time for which a client renews the reservation of a message that is being handled."""
 
 NACK_DELAY_MS_MAX: Final = 12 * _HOUR_MS
-"""Longest delay of a nack, equal to the longest visibility timeout."""
+"""Longest delay of a nack or a retry, equal to the longest visibility timeout."""
+
+RETRY_MULTIPLIER_MAX: Final = 100
+"""Highest factor by which the delay of a retry grows with each failed attempt."""
 
 DELAY_MS_MAX: Final = 365 * _DAY_MS
 """How far ahead a message can be scheduled."""

@@ -5,7 +5,7 @@ elsewhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from tidemark import limits
@@ -25,6 +25,17 @@ class MaxWaitAction(StrEnum):
 
     DELETE = "delete"
     DEAD_LETTER = "dead_letter"
+
+
+class RetryPlace(StrEnum):
+    """Where a message goes whose delivery failed."""
+
+    DEFAULT = "default"
+    """First in exclusive topics, behind in shared ones."""
+    FIRST = "first"
+    """Before what is ready, which waits until it is: keeps the order."""
+    BEHIND = "behind"
+    """Behind what is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +58,27 @@ class TopicSettings:
     fairness_weights: Mapping[str, int] = field(default_factory=dict)
     default_ttl_ms: int = 0
     consumption_records_disabled: bool = False
+    retry_delay_ms: int = 0
+    retry_delay_ms_max: int = 0
+    retry_multiplier: float = 1.0
+    retry_jitter: float = 0.0
+    retry_place: RetryPlace = RetryPlace.DEFAULT
 
     @property
     def exclusive(self) -> bool:
         return self.subscription is Subscription.EXCLUSIVE
+
+    @property
+    def retries_first(self) -> bool:
+        """Whether a message whose delivery failed goes before what is ready (V9)."""
+        if self.retry_place is RetryPlace.DEFAULT:
+            return self.exclusive
+        return self.retry_place is RetryPlace.FIRST
+
+    def filled_in(self) -> "TopicSettings":
+        """With the defaults that depend on other settings."""
+        place = RetryPlace.FIRST if self.retries_first else RetryPlace.BEHIND
+        return replace(self, retry_place=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +103,16 @@ SETTING_RANGES: Mapping[str, tuple[int, int]] = {
     "queue_messages_max": (0, 2**64 - 1),
     "queue_bytes_max": (0, 2**64 - 1),
     "default_ttl_ms": (0, limits.TTL_MS_MAX),
+    "retry_delay_ms": (0, limits.NACK_DELAY_MS_MAX),
+    "retry_delay_ms_max": (0, limits.NACK_DELAY_MS_MAX),
 }
-"""Every setting that is a number, with its range."""
+"""Every setting that is a whole number, with its range."""
+
+FRACTION_RANGES: Mapping[str, tuple[float, float]] = {
+    "retry_multiplier": (1.0, limits.RETRY_MULTIPLIER_MAX),
+    "retry_jitter": (0.0, 1.0),
+}
+"""Every setting that may be a fraction, with its range."""
 
 
 def validate(topic: Topic, cluster_partitions: int) -> None:
@@ -86,6 +122,10 @@ def validate(topic: Topic, cluster_partitions: int) -> None:
     _check("partitions", settings.partitions, 1, cluster_partitions)
     for name, (low, high) in SETTING_RANGES.items():
         _check(name, getattr(settings, name), low, high)
+    for name, bounds in FRACTION_RANGES.items():
+        _check(name, getattr(settings, name), *bounds)
+    if 0 < settings.retry_delay_ms_max < settings.retry_delay_ms:
+        _refuse("retry_delay_ms_max", "retry_delay_ms_max is 0 or at least retry_delay_ms")
     if settings.dead_letter_topic:
         validate_topic(settings.dead_letter_topic)
         if settings.dead_letter_topic == topic.name:
@@ -110,7 +150,7 @@ SETTING_NAMES = tuple(each.name for each in fields(TopicSettings))
 """All settings, in declaration order."""
 
 
-def _check(name: str, value: int, low: int, high: int) -> None:
+def _check(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         _refuse(name, f"{name} must be {low} to {high}, not {value}")
 

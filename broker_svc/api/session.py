@@ -212,9 +212,6 @@ class Session:
             )
         for sync in request.syncs:
             self._start(self._sync(sync))
-        for credit in request.credits:
-            give_credit = partial(self._consumers.give_credit, self._subscriber)
-            self._guard(give_credit, credit, consumer_id=credit.consumer_id)
         for settlement in request.settlements:
             size = settlement.ByteSize() + OVERHEAD_BYTES
             self._unanswered += 1
@@ -222,6 +219,9 @@ class Session:
             self._components.settlements.submit(
                 settlement, self.client_id, self._consumers.deliveries, partial(self._settled, size)
             )
+        for credit in request.credits:
+            give_credit = partial(self._consumers.give_credit, self._subscriber)
+            self._guard(give_credit, credit, consumer_id=credit.consumer_id)
         if request.HasField("heartbeat"):
             self._heartbeat(request.heartbeat)
         for report in request.hand_outs:

@@ -68,7 +68,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def CreateTopic(
         self, request: topic_pb2.CreateTopicRequest, context: Context
     ) -> topic_pb2.CreateTopicResponse:
-        topic = Topic(request.name, settings_from_proto(request.settings))
+        topic = Topic(request.name, settings_from_proto(request.settings).filled_in())
         topics.validate(topic, self._components.settings.partitions)
         missing = await self._missing_dead_letter_topic(topic.settings)
         stored = await self._put(topic, create=True)
@@ -90,7 +90,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         named = topic_pb2.TopicSettings()
         request.update_mask.MergeMessage(request.settings, named)
         merged.MergeFrom(named)
-        changed = replace(topic, settings=settings_from_proto(merged))
+        changed = replace(topic, settings=settings_from_proto(merged).filled_in())
         if changed.settings.partitions < topic.settings.partitions:
             raise InvalidArgument("a queue keeps the partitions it spans", field="partitions")
         if changed.settings.subscription is not topic.settings.subscription:

@@ -24,10 +24,11 @@ from storage_svc.engines.keys import (
     u64x2,
     u64x3,
 )
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned, ReturnPlace
 from storage_svc.queue.lane import Lane
-from storage_svc.queue.record import QueueRecord, Returned
+from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.retry import Turn
 from storage_svc.queue.run import Run, Slice
 
 BODY_INLINE_BYTES_MAX = 512
@@ -50,12 +51,11 @@ SETTLED_INLINE_MAX = 16
 _QUEUE = Struct(">QQQQQQQQQQ???????BB")
 _RUN = Struct(">IQQQHH")
 _GROUP = Struct(">QQQQQ")
-_RETURNED = Struct(">QQIIQB")
+_RETURNED = Struct(">QQIIQBQQ")
 _RESERVATION = Struct(">QQQQIIQQHHI")
 _SPAN = Struct(">QQ")
 _DONE = Struct(">QQB")
 _SETTLED = Struct(">QQIB")
-_ENDINGS = {ending.value: ending for ending in Ending}
 
 # --- catalog --------------------------------------------------------------------------------------
 
@@ -101,14 +101,15 @@ def queue_value(record: QueueRecord) -> bytes:
         len(groups),
         len(record.held),
     )
-    parts = b""
+    parts = [head]
     for group in groups:
         part = group_value(group)
-        parts += text(group.name.encode()) + u16(len(part)) + part
+        parts += (text(group.name.encode()), u16(len(part)), part)
     for reservation in record.held.values():
         part = reservation_value(reservation)
-        parts += u64(reservation.reservation_id) + u16(len(part)) + part
-    return head + parts + record.settled
+        parts += (u64(reservation.reservation_id), u16(len(part)), part)
+    parts.append(record.settled)
+    return b"".join(parts)
 
 
 def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
@@ -129,19 +130,19 @@ class Inline(NamedTuple):
 
 def read_inline(value: bytes) -> Inline:
     queue, at = value[:8], _QUEUE.size
-    groups: list[Row] = []
-    held: list[Row] = []
-    for _ in range(value[at - 2]):  # the counts end the fixed part
+    *_, groups, held = _QUEUE.unpack_from(value)
+    inline = Inline([], [], b"")
+    for _ in range(groups):
         name_at = at
         _, at = read_text(value, at)
         key = queue + value[name_at:at]
         part, at = _read_part(value, at)
-        groups.append((key, part))
-    for _ in range(value[_QUEUE.size - 1]):
+        inline.groups.append((key, part))
+    for _ in range(held):
         key = queue + value[at : at + 8]
         part, at = _read_part(value, at + 8)
-        held.append((key, part))
-    return Inline(groups, held, value[at:])
+        inline.held.append((key, part))
+    return inline._replace(settled=value[at:])
 
 
 def _read_part(value: bytes, at: int) -> tuple[bytes, int]:
@@ -286,7 +287,8 @@ def returned_value(returned: Returned) -> bytes:
             slice_.attempts,
             slice_.deliveries,
             returned.not_before_ms,
-            returned.buried,
+            returned.place,
+            *returned.turn,
         )
         + slice_.run.fairness_key.encode()
     )
@@ -300,9 +302,9 @@ def returned_run_key(key: bytes, value: bytes) -> bytes:
 def read_returned(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
     """Group, and the returned slice."""
     group, at = read_text(key, 8)
-    end, _, attempts, deliveries, not_before_ms, buried = _RETURNED.unpack_from(value)
+    end, _, attempts, deliveries, not_before_ms, place, *turn = _RETURNED.unpack_from(value)
     slice_ = Slice(read_u64(key, at), end, run, attempts, deliveries)
-    return group.decode(), Returned(slice_, not_before_ms, bool(buried))
+    return group.decode(), Returned(slice_, not_before_ms, ReturnPlace(place), Turn(*turn))
 
 
 def returned_facts(value: bytes) -> tuple[int, str]:
@@ -415,9 +417,8 @@ def read_settled(value: bytes, run: Run) -> Iterator[Reservation]:
             group.decode(),
             Slice(start, end, run),
             deadline_ms=0,
-            given_messages=messages,
             open_spans=(),
-            done=((start, end, _ENDINGS[how]),),
+            done=((start, end, Ending(how)),),
         )
 
 

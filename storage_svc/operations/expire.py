@@ -69,7 +69,12 @@ class ExpireReservation(NamedTuple):
         if not reservation.live or reservation.deadline_ms != self.expected_deadline_ms:
             return STALE
         changed = handle.state.settle(
-            reservation, (), Ending.EXPIRED, commit.now_ms, commit.journal
+            reservation,
+            (),
+            Ending.EXPIRED,
+            commit.now_ms,
+            commit.journal,
+            chance=commit.chance(),
         )
         commit.journal.expired.append(reservation.reservation_id)
         _expired.add(1)
@@ -121,7 +126,7 @@ class ReadyDelayed(NamedTuple):
             key = rows.delay_key(self.queue_id, self.group, self.start, not_before_ms)
             await _remove_orphan(commit, Table.DELAYS, key, not_before_ms)
             return STALE
-        if delayed[1] != not_before_ms:
+        if delayed.not_before_ms != not_before_ms:
             return STALE
         messages = handle.state.ready_delayed(group, self.start, commit.journal)
         return Acted(ActionOutcome.DONE, messages)

@@ -200,8 +200,8 @@ async def _delete_group(commit: CommitContext, handle: Handle, group: Group) -> 
     state = handle.state
     record = state.record
     prefix = rows.group_key(record.queue_id, group.name)
-    for offset, (_, not_before_ms) in group.delayed.items():
-        commit.journal.delete_returned(record, group, offset, not_before_ms)
+    for offset, delayed in group.delayed.items():
+        commit.journal.delete_returned(record, group, offset, delayed.not_before_ms)
     for table in (Table.LANES, Table.RETURNED, Table.BURIED):
         await delete_rows(commit, table, prefix, prefix_end(prefix))
     commit.end_standing(group)

@@ -111,8 +111,8 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
             commit.journal.delete_deadline(record, reservation)
             commit.journal.expired.append(reservation.reservation_id)
     for group in handle.state.groups.values():
-        for offset, (_, not_before_ms) in group.delayed.items():
-            commit.journal.delete_returned(record, group, offset, not_before_ms)
+        for offset, delayed in group.delayed.items():
+            commit.journal.delete_returned(record, group, offset, delayed.not_before_ms)
         commit.end_standing(group)
     await remove_all_scheduled(commit, record)
     for run in await commit.runs(handle.state):

@@ -74,7 +74,6 @@ class Settle(NamedTuple):
         """End the messages, or repeat the answer that was given before (V6)."""
         by_broker = self.ending in _BY_BROKER and not self.client_id
         handle, reservation = await find_by_receipt(commit, self, by_broker=by_broker)
-        not_before_ms = commit.now_ms + self.delay_ms if self.delay_ms else 0
         dead = self.ending is Ending.DEAD_LETTER and reservation.live
         queue_id = handle.state.record.queue_id
         # Read before the settlement, which may be the last and erase the run.
@@ -88,7 +87,8 @@ class Settle(NamedTuple):
             self.ending,
             commit.now_ms,
             commit.journal,
-            not_before_ms=not_before_ms,
+            delay_ms=self.delay_ms,
+            chance=commit.chance(),
         )
         if dead:
             for start, end in changed:

@@ -7,7 +7,7 @@ module of its own in `operations/`.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from storage_svc.engines import rows
 from storage_svc.engines.engine import Table
@@ -62,6 +62,7 @@ class CommitContext:
     __slots__ = (
         "_catalog",
         "_names",
+        "chance",
         "counters",
         "deletions_refused",
         "disk_full",
@@ -88,6 +89,7 @@ class CommitContext:
         disk_full: bool = False,
         publishes_refused: TidemarkError | None = None,
         deletions_refused: TidemarkError | None = None,
+        chance: Callable[[], float],
     ) -> None:
         self.state = state
         self.engine = state.engine
@@ -103,6 +105,8 @@ class CommitContext:
         self.deletions_refused = deletions_refused
         self._names: dict[int, str] = {}
         self._catalog: dict[str, bytes] = {}
+        self.chance = chance
+        """A random number from 0 up to 1, for the jitter of retries."""
         self.handed_out_bytes = 0
         """Bodies that the answers of this commit carry."""
         self.ended_standing: list[tuple[int, bool]] = []

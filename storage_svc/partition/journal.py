@@ -12,9 +12,9 @@ from storage_svc.engines.engine import Batch, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
 from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.partition.deadlines import Deadlines
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned, ReturnPlace
 from storage_svc.queue.lane import Lane
-from storage_svc.queue.record import QueueRecord, Returned
+from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.run import Run
 
@@ -305,7 +305,7 @@ class BatchJournal:
         start = returned.slice.start
         key = rows.returned_key(record.queue_id, group.name, start)
         self.batch.put(Table.RETURNED, key, rows.returned_value(returned))
-        if returned.buried:
+        if returned.place is ReturnPlace.BURIED:
             self.batch.put(Table.BURIED, key, b"")
             self.added_due.append((Table.BURIED, self.now_ms))
         elif returned.not_before_ms:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from random import random
 from typing import TypeVar
 
 from storage_svc.engines.engine import REFUSALS, Engine, Engines, Identity, Reader, Table
@@ -60,6 +61,7 @@ class Partition:
         await_sweep: bool = False,
         disk_free_bytes_min: int = 0,
         silence: SilencePolicy = NEVER_SILENT,
+        chance: Callable[[], float] = random,
     ) -> None:
         self.identity = identity
         self.number = identity.partition
@@ -70,6 +72,7 @@ class Partition:
         """How long the earliest deadline was past at the last housekeeping."""
         self._engines = engines
         self._clock = clock
+        self._chance = chance
         self._await_sweep = await_sweep
         self._exchanges = ConnectedExchanges()
         self._writer = Writer(self.number, clock, self._exchanges, self.lifecycle)
@@ -274,6 +277,7 @@ class Partition:
             disk_full=self.disk.full,
             publishes_refused=self.health.refusal(self.number),
             deletions_refused=self._time_refusal(),
+            chance=self._chance,
         )
 
     def _time_refusal(self) -> TidemarkError | None:

@@ -8,13 +8,14 @@ of its own, and the cost of progress is that of what is in flight (ADR 0004).
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 from storage_svc.queue.drr import Ring
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation
+from storage_svc.queue.retry import Turn, starts_within
 from storage_svc.queue.run import Run, Slice
 from storage_svc.queue.standing import Standing
 from tidemark.errors import Fenced
@@ -24,6 +25,24 @@ PASSED_MAX = 1000
 
 IDLE_LANES_MAX = 1024
 """Unused lanes that a group may have before it is checked for those that can be forgotten."""
+
+
+class ReturnPlace(IntEnum):
+    """Where messages that came back go, or wait for their delay to end. The numbers are stored."""
+
+    IN_PLACE = 0
+    BURIED = 1
+    BEHIND = 2
+    HOLDING = 3  # in place; what comes after them waits while they are delayed
+
+
+class Returned(NamedTuple):
+    """Messages that were given back, and when they may be handed out again."""
+
+    slice: Slice
+    not_before_ms: int = 0  # 0: ready now
+    place: ReturnPlace = ReturnPlace.IN_PLACE
+    turn: Turn = Turn()  # of those that go behind; its offset is known once they are ready
 
 
 class Taken(NamedTuple):
@@ -76,8 +95,8 @@ class Group:
         self.live: dict[int, Reservation] = {}
         self.held: dict[int, int] = {}
         """Live reservations by the first offset of their run: how many hold messages of it."""
-        self.delayed: dict[int, tuple[Slice, int]] = {}
-        """Nacked slices by their start, each with the time at which it is ready again."""
+        self.delayed: dict[int, Returned] = {}
+        """Slices by their start that are ready again at a time."""
         self.buried: dict[int, Slice] = {}
         """Slices by their start that are not handed out again."""
         self.owner_client_id = ""
@@ -91,7 +110,7 @@ class Group:
     def has_returned(self) -> bool:
         """Whether any message that was handed out is ready again, delayed or buried."""
         return bool(
-            self.delayed or self.buried or any(lane.returned for lane in self.lanes.values())
+            self.delayed or self.buried or any(lane.all_returned for lane in self.lanes.values())
         )
 
     def add_lane(self, key: str, position: int, read_from: int | None) -> None:
@@ -206,8 +225,9 @@ class Group:
             return True
         if lane is None or offset >= lane.position:
             return False
-        spans = [(each.start, each.end) for each in (*lane.returned, *self.buried.values())]
-        spans += ((each.start, each.end) for each, _ in self.delayed.values())
+        slices = [*lane.all_returned, *self.buried.values()]
+        slices += (each.slice for each in self.delayed.values())
+        spans = [(each.start, each.end) for each in slices]
         spans += (span for each in self.live.values() for span in each.open)
         return not any(start <= offset < end for start, end in spans)
 
@@ -243,8 +263,8 @@ class Group:
         position = max(self.base, self.base if lane is None else lane.position, run.first_offset)
         slices = [
             *([] if lane is None else lane.returned_of(run)),
-            *(self.delayed[start][0] for start in _within([run], self.delayed)),
-            *(self.buried[start] for start in _within([run], self.buried)),
+            *(self.delayed[start].slice for start in starts_within([run], self.delayed)),
+            *(self.buried[start] for start in starts_within([run], self.buried)),
         ]
         if position < run.end:
             slices.append(Slice(position, run.end, run))
@@ -272,12 +292,29 @@ class Group:
         self.settled += sum(self.outstanding.pop(first) for first in handed_out)
         came_back = [run for run in runs if run.first_offset in handed_out]
         delayed = [
-            (start, self.delayed.pop(start)[1]) for start in _within(came_back, self.delayed)
+            (start, self.end_delay(start).not_before_ms)
+            for start in starts_within(came_back, self.delayed)
         ]
-        buried = _within(came_back, self.buried)
+        buried = starts_within(came_back, self.buried)
         for start in buried:
             del self.buried[start]
         return [(start, 0) for start in returned + buried] + delayed
+
+    def delay(self, returned: Returned) -> None:
+        """Messages that came back are ready again later."""
+        slice_ = returned.slice
+        self.delayed[slice_.start] = returned
+        if returned.place is ReturnPlace.HOLDING:
+            self.lanes[slice_.run.fairness_key].hold_back(slice_.start)
+
+    def end_delay(self, start: int) -> Returned:
+        """Delayed messages are ready or gone; what they held back may be handed out."""
+        returned = self.delayed.pop(start)
+        if returned.place is ReturnPlace.HOLDING:
+            key = returned.slice.run.fairness_key
+            self.lanes[key].let_pass(start)
+            self.ring.activate(key)
+        return returned
 
     def settle_rest(self, run: Run) -> tuple[Lane, list[tuple[int, int]]]:
         """Settle what is left of a run of which a message was handed out or precedes the group.
@@ -295,7 +332,7 @@ class Group:
         yield from (each.run.first_offset for each in self.buried.values())
         if max_attempts:
             for lane in self.lanes.values():
-                for each in lane.returned:
+                for each in lane.all_returned:
                     if each.attempts >= max_attempts:
                         yield each.run.first_offset
 
@@ -321,13 +358,3 @@ class Group:
         marks += (lane.next_offset for lane in self.lanes.values() if not lane.drained)
         marks += (each.open[0][0] for each in self.live.values())
         return min(marks)
-
-
-def _within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:
-    """Those of `starts` that lie in runs; the cost follows the smaller of the two."""
-    if sum(run.messages for run in runs) < len(starts):
-        return [at for run in runs for at in range(run.first_offset, run.end) if at in starts]
-    runs = sorted(runs)
-    first_offsets = [run.first_offset for run in runs]
-    found = ((start, bisect_right(first_offsets, start) - 1) for start in starts)
-    return [start for start, at in found if at >= 0 and start < runs[at].end]

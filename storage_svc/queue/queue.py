@@ -7,10 +7,11 @@ Works in runs and slices: a thousand messages that share their history are one r
 
 from collections.abc import Iterable, Sequence
 
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned, ReturnPlace
 from storage_svc.queue.lane import Lane
-from storage_svc.queue.record import Journal, QueueRecord, Returned, Rules
+from storage_svc.queue.record import Journal, QueueRecord, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
+from storage_svc.queue.retry import Turn
 from storage_svc.queue.run import Run, Slice
 from storage_svc.queue.settled import SettledBudget, SettledReservations
 from tidemark.errors import GroupNotFound, ReservationNotFound
@@ -189,7 +190,7 @@ class QueueState:
         for slice_ in slices:
             self._leave_lane(group, slice_, lanes, journal)
             group.buried[slice_.start] = slice_
-            journal.put_returned(self.record, group, Returned(slice_, buried=True))
+            journal.put_returned(self.record, group, Returned(slice_, place=ReturnPlace.BURIED))
         for lane in lanes.values():
             journal.lane_moved(self.record, group, lane)
 
@@ -204,8 +205,9 @@ class QueueState:
             self._leave_lane(group, slice_, lanes, journal)
             # Counts as a hand-out: what was never handed out has no record of its own.
             slice_ = slice_._replace(deliveries=max(1, slice_.deliveries))
-            group.delayed[slice_.start] = (slice_, not_before_ms)
-            journal.put_returned(self.record, group, Returned(slice_, not_before_ms))
+            returned = Returned(slice_, not_before_ms)
+            group.delay(returned)
+            journal.put_returned(self.record, group, returned)
         for lane in lanes.values():
             journal.lane_moved(self.record, group, lane)
 
@@ -223,13 +225,16 @@ class QueueState:
         now_ms: int,
         journal: Journal,
         *,
-        not_before_ms: int = 0,
+        delay_ms: int = 0,
+        chance: float = 0.0,
     ) -> list[Span]:
         """End messages of a reservation; returns those that were open until now.
 
         ACK and DEAD_LETTER settle them; the caller stores what is dead-lettered. All others give
         them back: with one attempt more, except after RELEASE and REVOKED. DISCONNECT and EXPIRED
-        count only for what the application was given (K1).
+        count only for what the application was given (K1). An attempt that failed by EXPIRED, or by
+        NACK without a delay of its own, follows the retry policy of the topic (V9); `chance` is its
+        randomness.
         """
         changed = reservation.finish(spans, ending)
         if not changed:
@@ -246,7 +251,15 @@ class QueueState:
                 self._done(group, reservation.slice.run, (start, end), journal)
             else:
                 for part, counted in reservation.charged((start, end), ending):
-                    self._back(group, reservation.slice, part, counted, not_before_ms, journal)
+                    attempts = reservation.slice.attempts + counted
+                    slice_ = reservation.slice._replace(
+                        start=part[0], end=part[1], attempts=attempts
+                    )
+                    returned = Returned(slice_, now_ms + delay_ms if delay_ms else 0)
+                    if counted and not delay_ms and ending in (Ending.NACK, Ending.EXPIRED):
+                        turn = Turn(reservation_id=reservation.reservation_id)
+                        returned = self._as_retry(slice_, turn, now_ms, chance)
+                    self._return(group, returned, journal)
         record.last_activity_ms = now_ms
         journal.queue_changed(record)
         journal.group_changed(record, group)
@@ -269,10 +282,12 @@ class QueueState:
 
     def ready_delayed(self, group: Group, start: int, journal: Journal) -> int:
         """End the delay of nacked messages; returns how many became ready."""
-        slice_, not_before_ms = group.delayed.pop(start)
-        journal.delete_returned(self.record, group, start, not_before_ms)
-        self._return(group, Returned(slice_), journal)
-        return slice_.messages
+        returned = group.end_delay(start)
+        journal.delete_returned(self.record, group, start, returned.not_before_ms)
+        self._return(group, returned._replace(not_before_ms=0), journal)
+        if returned.place is ReturnPlace.HOLDING:
+            self._notify_waiters(group, journal)  # others waited for it, also if it is buried now
+        return returned.slice.messages
 
     def settle_buried(self, group: Group, start: int, journal: Journal) -> Slice:
         """Settle messages that were buried; the caller stores what is dead-lettered."""
@@ -316,13 +331,12 @@ class QueueState:
     def recover_returned(self, group: Group, returned: Returned) -> None:
         """Add messages that had been given back, as read from the engine."""
         slice_ = returned.slice
-        if returned.buried:
+        if returned.place is ReturnPlace.BURIED:
             group.buried[slice_.start] = slice_
         elif returned.not_before_ms:
-            group.delayed[slice_.start] = (slice_, returned.not_before_ms)
+            group.delay(returned)
         else:
-            group.lanes[slice_.run.fairness_key].give_back(slice_)
-            group.ring.activate(slice_.run.fairness_key)
+            self._join_lane(group, returned)
 
     def prepare_to_unload(self, journal: Journal) -> None:
         """Drop what was kept for repeated settlements, and note which tables hold nothing of it."""
@@ -346,8 +360,9 @@ class QueueState:
         lane = group.lanes[slice_.run.fairness_key]
         if slice_.deliveries:
             journal.delete_returned(self.record, group, slice_.start)
-            if lane.returned and lane.returned[0].start == slice_.end:
-                journal.put_returned(self.record, group, Returned(lane.returned[0]))
+            rest = lane.record_at(slice_.end)
+            if rest is not None:
+                journal.put_returned(self.record, group, _ready(*rest))
         else:
             lanes[lane.key] = lane
         group.hand_out(slice_)
@@ -358,18 +373,14 @@ class QueueState:
         if group.settle(run, span[1] - span[0]):
             self._erase_if_done(run, journal)
 
-    def _back(
-        self,
-        group: Group,
-        slice_: Slice,
-        span: Span,
-        counted: int,
-        not_before_ms: int,
-        journal: Journal,
-    ) -> None:
-        attempts = slice_.attempts + counted
-        slice_ = slice_._replace(start=span[0], end=span[1], attempts=attempts)
-        self._return(group, Returned(slice_, not_before_ms), journal)
+    def _as_retry(self, slice_: Slice, turn: Turn, now_ms: int, chance: float) -> Returned:
+        """Messages whose delivery failed, with the delay and the place of the topic."""
+        policy = self.rules.retry
+        delay_ms = policy.delay_after_ms(slice_.attempts, chance)
+        not_before_ms = now_ms + delay_ms if delay_ms else 0
+        if policy.first:
+            return Returned(slice_, not_before_ms, ReturnPlace.HOLDING)
+        return Returned(slice_, not_before_ms, ReturnPlace.BEHIND, turn)
 
     def _return(self, group: Group, returned: Returned, journal: Journal) -> None:
         """Messages are given back: ready, delayed, or buried if their attempts are exhausted."""
@@ -377,20 +388,28 @@ class QueueState:
         self.record.returned = True
         if 0 < self.rules.max_attempts <= slice_.attempts:
             group.buried[slice_.start] = slice_
-            journal.put_returned(self.record, group, Returned(slice_, buried=True))
+            journal.put_returned(self.record, group, Returned(slice_, place=ReturnPlace.BURIED))
         elif returned.not_before_ms:
-            group.delayed[slice_.start] = (slice_, returned.not_before_ms)
+            group.delay(returned)
             journal.put_returned(self.record, group, returned)
         else:
-            self._make_ready(group, slice_, journal)
+            if returned.place is ReturnPlace.BEHIND:
+                turn = returned.turn._replace(after_offset=self.record.next_offset)
+                returned = returned._replace(turn=turn)
+            merged, swallowed = self._join_lane(group, returned)
+            for start in swallowed:
+                journal.delete_returned(self.record, group, start)
+            journal.put_returned(self.record, group, merged)
+            self._notify_waiters(group, journal)
 
-    def _make_ready(self, group: Group, slice_: Slice, journal: Journal) -> None:
-        merged, swallowed = group.lanes[slice_.run.fairness_key].give_back(slice_)
-        for start in swallowed:
-            journal.delete_returned(self.record, group, start)
-        journal.put_returned(self.record, group, Returned(merged))
-        group.ring.activate(slice_.run.fairness_key)
-        self._notify_waiters(group, journal)
+    def _join_lane(self, group: Group, returned: Returned) -> tuple[Returned, list[int]]:
+        """Messages are ready again; returns them merged, and the starts of what was merged."""
+        slice_ = returned.slice
+        lane = group.lanes[slice_.run.fairness_key]
+        turn = returned.turn if returned.place is ReturnPlace.BEHIND else None
+        merged, swallowed = lane.give_back(slice_) if turn is None else lane.retry(slice_, turn)
+        group.ring.activate(lane.key)
+        return _ready(merged, turn), swallowed
 
     def _notify_waiters(self, group: Group, journal: Journal) -> None:
         if group.has_waiters:
@@ -442,3 +461,9 @@ class QueueState:
     def _forget(self, reservation_id: int) -> None:
         del self.reservations[reservation_id]
         self._settled.discard(reservation_id)
+
+
+def _ready(slice_: Slice, turn: Turn | None) -> Returned:
+    if turn is None:
+        return Returned(slice_)
+    return Returned(slice_, place=ReturnPlace.BEHIND, turn=turn)

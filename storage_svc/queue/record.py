@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation, Span
-from storage_svc.queue.run import Run, Slice
+from storage_svc.queue.retry import RetryPolicy
+from storage_svc.queue.run import Run
 from tidemark.topics import TopicSettings
 
 
@@ -62,14 +63,6 @@ class QueueRecord:
             self.settled_since_ms = max(1, published_ms)
 
 
-class Returned(NamedTuple):
-    """Messages that were given back, and when they may be handed out again."""
-
-    slice: Slice
-    not_before_ms: int = 0  # 0: ready now
-    buried: bool = False
-
-
 class Journal(Protocol):
     """Records the changes of one commit."""
 
@@ -102,6 +95,7 @@ class Rules(NamedTuple):
     keeps_settled: bool = False
     weights: Mapping[str, int] = {}
     records_consumption: bool = True
+    retry: RetryPolicy = RetryPolicy()
 
     @classmethod
     def of(cls, settings: TopicSettings) -> "Rules":
@@ -110,4 +104,5 @@ class Rules(NamedTuple):
             settings.retention_enabled,
             settings.fairness_weights,
             not settings.consumption_records_disabled,
+            RetryPolicy.of(settings),
         )

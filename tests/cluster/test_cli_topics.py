@@ -282,3 +282,31 @@ def test_a_topic_gets_a_dead_letter_topic_of_the_usual_name(cli: Cli) -> None:
     assert created["settings"]["dead_letter_topic"] == "c-jobs.dead"
     assert cli.ok("topic", "get", "c-jobs.dead", "--json").json["name"] == "c-jobs.dead"
     assert (both.code, "not both" in both.err) == (2, True)
+
+
+def test_the_retry_policy_of_a_topic_is_set_shown_and_checked(cli: Cli) -> None:
+    """V9, S7."""
+    cli.ok(
+        *("topic", "create", "t-retry", "--retry-delay", "1s", "--retry-delay-max", "1m"),
+        *("--retry-multiplier", "1.5", "--retry-jitter", "0.2"),
+    )
+
+    shown = dict(
+        line.split(maxsplit=1) for line in cli.ok("topic", "get", "t-retry").out.splitlines()
+    )
+    changed = cli.ok("topic", "update", "t-retry", "--retry-place", "first", "--json").json
+    refused = cli.run("topic", "update", "t-retry", "--retry-delay", "2m")
+    no_number = cli.run("topic", "update", "t-retry", "--retry-multiplier", "nan")
+
+    assert {name: value for name, value in shown.items() if name.startswith("retry")} == {
+        "retry_delay_ms": "1s",
+        "retry_delay_ms_max": "1m",
+        "retry_multiplier": "1.5",
+        "retry_jitter": "0.2",
+        "retry_place": "behind",
+    }
+    assert changed["settings"]["retry_place"] == "first"
+    assert refused.code == 1
+    assert "retry_delay_ms_max is 0 or at least retry_delay_ms" in refused.err
+    assert no_number.code == 2
+    assert "'nan' is not a number" in no_number.err

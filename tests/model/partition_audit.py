@@ -138,6 +138,20 @@ def _compare_group(
     assert group.cursor(queue.next_offset) <= min([queue.next_offset, *model.unsettled]), where
     for run in queue.runs.values():
         _compare_run(group, run, model, where)
+    for key, lane in group.lanes.items():
+        line = [] if lane.retries is None else [each.start for each in lane.retries.slices]
+        assert line == _retries(model, key), f"{where}: retries of {key!r} in another order"
+
+
+def _retries(model: ModelGroup, key: str) -> list[int]:
+    """Starts of the slices of a key that go behind what is ready, in their order."""
+    offsets = [
+        offset
+        for offset in model.in_place(Place.READY)
+        if model.standings[offset].retry_of and model.standings[offset].run.fairness_key == key
+    ]
+    starts = [start for start, _ in model.slices(offsets)]
+    return sorted(starts, key=lambda start: model.standings[start].rank(start))
 
 
 def _compare_run(group: Group, published: Published, model: ModelGroup, where: str) -> None:
@@ -171,14 +185,14 @@ def _standings(group: Group, queue: QueueModel, where: str) -> Standings:
     for reservation in group.live.values():
         for start, end in reservation.open:
             put(Place.RESERVED, reservation.slice, start, end)
-    for slice_, _ in group.delayed.values():
-        put(Place.DELAYED, slice_, slice_.start, slice_.end)
+    for delayed in group.delayed.values():
+        put(Place.DELAYED, delayed.slice, delayed.slice.start, delayed.slice.end)
     for slice_ in group.buried.values():
         put(Place.BURIED, slice_, slice_.start, slice_.end)
     for key, lane in group.lanes.items():
-        for slice_ in lane.returned:
+        for slice_ in lane.all_returned:
             put(Place.READY, slice_, slice_.start, slice_.end)
-        if not lane.drained:
+        if not lane.drained and not lane.holding:
             assert key in group.ring, f"{where}: lane {key!r} has messages and no turn"
     for run in queue.runs.values():
         fresh = group.lanes.get(run.fairness_key)

@@ -21,8 +21,19 @@ from tidemark.topics import Subscription, Topic, TopicSettings
 TOPICS = {
     "dead": TopicSettings(),
     "jobs": TopicSettings(dead_letter_topic="dead", max_attempts=3, visibility_timeout_ms=1000),
-    "kept": TopicSettings(retention_enabled=True, fairness_weights={"b": 3}),
-    "own": TopicSettings(subscription=Subscription.EXCLUSIVE),
+    "kept": TopicSettings(
+        retention_enabled=True,
+        fairness_weights={"b": 3},
+        retry_delay_ms=250,
+        retry_delay_ms_max=900,
+        retry_multiplier=2,
+    ),
+    "own": TopicSettings(
+        subscription=Subscription.EXCLUSIVE,
+        retry_delay_ms=400,
+        retry_delay_ms_max=800,
+        retry_multiplier=2,
+    ),
 }
 RUN_MESSAGES_MAX = 20
 """A bound that a short example reaches."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from storage_svc.queue import lane as lanes
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.queue import QueueState
-from storage_svc.queue.record import QueueRecord, Returned, Rules
+from storage_svc.queue.record import QueueRecord, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
 from storage_svc.queue.run import Run, Slice
 from tidemark.limits import RUN_MESSAGES_MAX
@@ -241,10 +241,17 @@ class Queue:
         reservation: Reservation,
         ending: Ending,
         *spans: Span,
-        not_before_ms: int = 0,
+        delay_ms: int = 0,
+        chance: float = 0.0,
     ) -> list[Span]:
         changed = self.state.settle(
-            reservation, spans, ending, self.now_ms, self.tables, not_before_ms=not_before_ms
+            reservation,
+            spans,
+            ending,
+            self.now_ms,
+            self.tables,
+            delay_ms=delay_ms,
+            chance=chance,
         )
         self.tables.commit()
         return changed
@@ -253,7 +260,8 @@ class Queue:
         """As an operator does: with every record of the group, and what only it had kept."""
         group = self.state.group(name)
         self.state.revoke(group, self.tables)
-        for start, (_, not_before_ms) in group.delayed.items():
+        for start, delayed in group.delayed.items():
+            not_before_ms = delayed.not_before_ms
             self.tables.delete_returned(self.state.record, group, start, not_before_ms)
         self.tables.forget(name)
         self.state.remove_group(name, self.tables)

@@ -22,7 +22,7 @@ from tidemark.clock import Clock
 from tidemark.errors import HeadersTooLarge, InvalidArgument, MessageTooLarge
 from tidemark.names import LmqName, validate_fairness_key, validate_group, validate_topic
 from tidemark.settings.variables import split_address
-from tidemark.topics import SETTING_NAMES, SETTING_RANGES, TopicSettings
+from tidemark.topics import FRACTION_RANGES, SETTING_NAMES, SETTING_RANGES, TopicSettings
 
 Duration: TypeAlias = int | timedelta
 """Whole milliseconds, or a timedelta."""
@@ -215,6 +215,8 @@ def _setting(name: Any, value: Any) -> Any:
         low, high = SETTING_RANGES[name]
         number = _amount(name, value)
         return number if number == 0 else check_int(name, number, low, high)
+    if name in FRACTION_RANGES:
+        return _fraction(name, value, *FRACTION_RANGES[name])
     default = getattr(_DEFAULTS, name)
     if isinstance(default, StrEnum):
         try:
@@ -229,9 +231,17 @@ def _setting(name: Any, value: Any) -> Any:
     return _weights(name, value)
 
 
+def _fraction(name: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong_type(name, value, "a number")
+    if value != 0 and not low <= value <= high:
+        raise InvalidArgument(f"{name} is {low:g} to {high:g}, not {value!r:.80}", field=name)
+    return float(value)
+
+
 def _amount(name: str, value: Any) -> int:
     """A number in the unit with which the name of the setting ends."""
-    if name.endswith("_ms"):
+    if name.endswith(("_ms", "_ms_max")):
         return _milliseconds(name, value)
     if name.endswith("_seconds") and isinstance(value, timedelta):
         return _rounded_up(value, _SECOND)

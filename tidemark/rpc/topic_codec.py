@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import InvalidArgument
-from tidemark.topics import MaxWaitAction, Subscription, Topic, TopicSettings
+from tidemark.topics import MaxWaitAction, RetryPlace, Subscription, Topic, TopicSettings
 
 _SUBSCRIPTIONS = {
     Subscription.SHARED: topic_pb2.SUBSCRIPTION_KIND_SHARED,
@@ -18,6 +18,11 @@ _MAX_WAIT_ACTIONS = {
     MaxWaitAction.DELETE: topic_pb2.MAX_WAIT_ACTION_DELETE,
     MaxWaitAction.DEAD_LETTER: topic_pb2.MAX_WAIT_ACTION_DEAD_LETTER,
 }
+_RETRY_PLACES = {
+    RetryPlace.DEFAULT: topic_pb2.RETRY_PLACE_UNSPECIFIED,
+    RetryPlace.FIRST: topic_pb2.RETRY_PLACE_FIRST,
+    RetryPlace.BEHIND: topic_pb2.RETRY_PLACE_BEHIND,
+}
 _DEFAULTS = TopicSettings()
 _SUBSCRIPTION_OF = {0: _DEFAULTS.subscription} | {
     int(value): key for key, value in _SUBSCRIPTIONS.items()
@@ -25,6 +30,7 @@ _SUBSCRIPTION_OF = {0: _DEFAULTS.subscription} | {
 _MAX_WAIT_ACTION_OF = {0: _DEFAULTS.max_wait_action} | {
     int(value): key for key, value in _MAX_WAIT_ACTIONS.items()
 }
+_RETRY_PLACE_OF = {int(value): key for key, value in _RETRY_PLACES.items()}
 
 
 def topic_to_proto(topic: Topic) -> topic_pb2.Topic:
@@ -64,6 +70,11 @@ def settings_to_proto(settings: TopicSettings) -> topic_pb2.TopicSettings:
         fairness_weights=dict(settings.fairness_weights),
         default_ttl_ms=settings.default_ttl_ms,
         consumption_records_disabled=settings.consumption_records_disabled,
+        retry_delay_ms=settings.retry_delay_ms,
+        retry_delay_ms_max=settings.retry_delay_ms_max,
+        retry_multiplier=settings.retry_multiplier,
+        retry_jitter=settings.retry_jitter,
+        retry_place=_RETRY_PLACES[settings.retry_place],
     )
 
 
@@ -73,6 +84,8 @@ def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
         raise InvalidArgument("unknown kind of subscription", field="subscription")
     if proto.max_wait_action not in _MAX_WAIT_ACTION_OF:
         raise InvalidArgument("unknown action", field="max_wait_action")
+    if proto.retry_place not in _RETRY_PLACE_OF:
+        raise InvalidArgument("unknown place", field="retry_place")
     return TopicSettings(
         subscription=_SUBSCRIPTION_OF[proto.subscription],
         partitions=proto.partitions or _DEFAULTS.partitions,
@@ -90,4 +103,9 @@ def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
         fairness_weights=dict(proto.fairness_weights),
         default_ttl_ms=proto.default_ttl_ms,
         consumption_records_disabled=proto.consumption_records_disabled,
+        retry_delay_ms=proto.retry_delay_ms,
+        retry_delay_ms_max=proto.retry_delay_ms_max,
+        retry_multiplier=proto.retry_multiplier or _DEFAULTS.retry_multiplier,
+        retry_jitter=proto.retry_jitter,
+        retry_place=_RETRY_PLACE_OF[proto.retry_place],
     )

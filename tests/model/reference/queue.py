@@ -61,13 +61,27 @@ class Standing:
     place: Place = Place.READY
     attempts: int = 0
     deliveries: int = 0
+    retry_of: int = 0
+    """The reservation that it came back from, if it goes behind what is ready; 0 otherwise."""
+    after: int = 0
+    """Once ready again: the messages before it go first."""
+    holds: bool = False
+    """Whether it keeps what comes after it waiting while it is delayed."""
 
     def undeliverable(self, now_ms: int, max_attempts: int) -> bool:
         return 0 < self.run.dead_deadline_ms <= now_ms or 0 < max_attempts <= self.attempts
 
     @property
-    def history(self) -> tuple[int, int, int]:
-        return self.run.first_offset, self.attempts, self.deliveries
+    def history(self) -> tuple[int, ...]:
+        turn = self.after, self.retry_of
+        return self.run.first_offset, self.attempts, self.deliveries, *turn
+
+    def rank(self, offset: int) -> tuple[int, ...]:
+        """What is handed out first: what came back in place, then what never left in the order of
+        offsets, with retries before what was published after they were ready (S2, V9)."""
+        if self.retry_of:
+            return 1, self.after, 0, self.retry_of, offset
+        return int(self.deliveries == 0), offset, 1
 
 
 @dataclass(slots=True)
@@ -139,10 +153,22 @@ class ModelGroup:
             if offset in self.standings
         )
 
-    def deliverable(self, now_ms: int, max_attempts: int) -> list[int]:
+    def reachable(self) -> list[int]:
+        """What is ready and not held back by a delayed message before it, of the same key."""
+        held_from: dict[str, int] = {}
+        for offset in self.in_place(Place.DELAYED):
+            if self.standings[offset].holds:
+                held_from.setdefault(self.standings[offset].run.fairness_key, offset)
         return [
             offset
             for offset in self.in_place(Place.READY)
+            if offset < held_from.get(self.standings[offset].run.fairness_key, offset + 1)
+        ]
+
+    def deliverable(self, now_ms: int, max_attempts: int) -> list[int]:
+        return [
+            offset
+            for offset in self.reachable()
             if not self.standings[offset].undeliverable(now_ms, max_attempts)
         ]
 

@@ -52,7 +52,7 @@ def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
         model.touched.add(queue.queue_id)
     check_owner(group, asked.owner_epoch)
     assert isinstance(answer, Reserved), f"{asked}: {answer!r}"
-    if answer.slices or len(group.in_place(Place.READY)) > len(_deliverable(model, queue, group)):
+    if answer.slices or len(group.reachable()) > len(_deliverable(model, queue, group)):
         model.touched.add(queue.queue_id)
     messages = handed_bytes = 0
     for slice_ in answer.slices:
@@ -98,8 +98,7 @@ def _hand_out(
         for offset in _deliverable(model, queue, group)
         if group.standings[offset].run.fairness_key == slice_.fairness_key
     ]
-    # What came back goes first, then what never left, each in the order of offsets (S2).
-    ready.sort(key=lambda offset: (group.standings[offset].deliveries == 0, offset))
+    ready.sort(key=lambda offset: group.standings[offset].rank(offset))
     assert ready[: end - first] == list(range(first, end)), f"{slice_} out of turn: {ready}"
     run = group.standings[first].run
     for offset in range(first, end):
@@ -111,6 +110,8 @@ def _hand_out(
         standing.deliveries += 1
         assert standing.deliveries == slice_.delivery_count, f"{slice_}: {standing}"
         standing.place = Place.RESERVED
+        standing.retry_of = standing.after = 0
+        standing.holds = False
     if slice_.body:
         body = MessageBatch.FromString(slice_.body)
         assert tuple(each.payload for each in body.messages) == run.payloads_of(first, end)
@@ -331,13 +332,30 @@ def _end(
             charged = min(max(start, reservation.given), end)
         for offset in range(start, charged):
             group.standings[offset].attempts += 1
-        for part in ((start, charged), (charged, end)):
+        retried = ending in (Ending.NACK, Ending.EXPIRED) and not not_before_ms
+        for part, is_retry in (((start, charged), retried), ((charged, end), False)):
             if part[0] < part[1]:
-                _return(model, queue, group, part, not_before_ms)
+                at_ms = not_before_ms
+                if is_retry:
+                    at_ms = _plan_retry(model, queue, group, part, reservation.reservation_id)
+                _return(model, queue, group, part, at_ms)
     if spans:
         model.delete_settled(queue, [reservation.run])
     if sum(not each.live for each in queue.reservations.values()) > model.remembered_max:
         queue.fade_settled()
+
+
+def _plan_retry(
+    model: ModelState, queue: QueueModel, group: ModelGroup, span: Span, reservation_id: int
+) -> int:
+    """Where messages go whose delivery failed, and when: 0 for at once (V9)."""
+    settings = model.settings(queue)
+    delay_ms = settings.retry_delay_ms * 2 ** (group.standings[span[0]].attempts - 1)
+    delay_ms = min(delay_ms, settings.retry_delay_ms_max)
+    for offset in range(*span):
+        group.standings[offset].holds = settings.retries_first
+        group.standings[offset].retry_of = 0 if settings.retries_first else reservation_id
+    return model.now_ms + delay_ms if delay_ms else 0
 
 
 def _return(
@@ -351,4 +369,7 @@ def _return(
     elif not_before_ms:
         group.delayed[start] = (end, not_before_ms)
     for offset in range(start, end):
-        group.standings[offset].place = place
+        standing = group.standings[offset]
+        standing.place = place
+        if place is Place.READY and standing.retry_of:
+            standing.after = queue.next_offset

@@ -35,6 +35,11 @@ ALL_SETTINGS: dict[str, Any] = {
     "fairness_weights": {"gold": 10, "silver": 5},
     "default_ttl_ms": 86_400_000,
     "consumption_records_disabled": True,
+    "retry_delay_ms": 250,
+    "retry_delay_ms_max": 60_000,
+    "retry_multiplier": 1.5,
+    "retry_jitter": 0.25,
+    "retry_place": topic_pb2.RETRY_PLACE_FIRST,
 }
 
 
@@ -89,6 +94,8 @@ async def test_settings_that_are_not_named_have_their_defaults(local: LocalBroke
         visibility_timeout_ms=30_000,
         max_wait_action=topic_pb2.MAX_WAIT_ACTION_DELETE,
         idle_after_ms=600_000,
+        retry_multiplier=1,
+        retry_place=topic_pb2.RETRY_PLACE_BEHIND,
     )
     assert topic.version > 0
     assert topic.create_time == topic.update_time

@@ -221,6 +221,7 @@ async def test_a_frozen_client_is_not_given_what_has_run_out_meanwhile(
     client: tidemark.Client, connect: Connect, clock: ManualClock
 ) -> None:
     """K1, V2: its own clock does not show it. What it gets was delivered again."""
+    await client.admin.update_topic("orders", {"retry_place": "first"})
     frozen = await connect("frozen", clock=ManualClock())
     await publish(client, QUEUE, *PAYLOADS)
 

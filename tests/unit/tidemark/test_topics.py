@@ -19,6 +19,7 @@ from tidemark.rpc.topic_codec import (
 from tidemark.topics import (
     SETTING_NAMES,
     MaxWaitAction,
+    RetryPlace,
     Subscription,
     Topic,
     TopicSettings,
@@ -35,6 +36,8 @@ RANGES = {
     "max_wait_time_seconds": (0, limits.RETENTION_SECONDS_MAX),
     "idle_after_ms": (limits.IDLE_AFTER_MS_MIN, limits.IDLE_AFTER_MS_MAX),
     "default_ttl_ms": (0, limits.TTL_MS_MAX),
+    "retry_delay_ms": (0, limits.NACK_DELAY_MS_MAX),
+    "retry_delay_ms_max": (0, limits.NACK_DELAY_MS_MAX),
 }
 TIMES = st.integers(0, 2**42)
 SETTINGS = st.builds(
@@ -55,6 +58,11 @@ SETTINGS = st.builds(
     fairness_weights=st.dictionaries(st.text("ab", max_size=2), st.integers(1, 100)),
     default_ttl_ms=st.integers(0, 2**31),
     consumption_records_disabled=st.booleans(),
+    retry_delay_ms=st.integers(0, 2**31),
+    retry_delay_ms_max=st.integers(0, 2**31),
+    retry_multiplier=st.floats(1, 100),
+    retry_jitter=st.floats(0, 1),
+    retry_place=st.sampled_from(RetryPlace),
 )
 
 
@@ -191,3 +199,44 @@ def test_what_leaves_has_its_defaults_filled_in() -> None:
 def test_every_setting_has_its_field_on_the_wire() -> None:
     """S7: a setting that is added is not forgotten there."""
     assert set(SETTING_NAMES) == {each.name for each in topic_pb2.TopicSettings.DESCRIPTOR.fields}
+
+
+@pytest.mark.parametrize("value", [0.99, 100.5, float("nan"), float("inf"), -1.0])
+def test_a_retry_multiplier_has_a_range(value: float) -> None:
+    """V9: 1 to 100; no delay shrinks, and none is unknown."""
+    assert refused_field(with_settings(retry_multiplier=value)) == "retry_multiplier"
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf")])
+def test_retry_jitter_is_a_share(value: float) -> None:
+    """V9."""
+    assert refused_field(with_settings(retry_jitter=value)) == "retry_jitter"
+
+
+def test_the_longest_retry_delay_is_off_or_at_least_the_first() -> None:
+    """V9."""
+    validate(with_settings(retry_delay_ms=500, retry_delay_ms_max=0), PARTITIONS)
+    validate(with_settings(retry_delay_ms=500, retry_delay_ms_max=500), PARTITIONS)
+
+    too_short = with_settings(retry_delay_ms=500, retry_delay_ms_max=499)
+
+    assert refused_field(too_short) == "retry_delay_ms_max"
+
+
+def test_a_failed_delivery_goes_first_in_exclusive_topics_and_behind_in_shared_ones() -> None:
+    """V9: unless the topic sets its place."""
+    shared, exclusive = TopicSettings(), TopicSettings(subscription=Subscription.EXCLUSIVE)
+
+    assert shared.filled_in().retry_place is RetryPlace.BEHIND
+    assert exclusive.filled_in().retry_place is RetryPlace.FIRST
+    for place in (RetryPlace.FIRST, RetryPlace.BEHIND):
+        for settings in (shared, exclusive):
+            assert replace(settings, retry_place=place).filled_in().retry_place is place
+
+
+def test_an_unknown_retry_place_is_refused() -> None:
+    """S3, V9."""
+    with pytest.raises(InvalidArgument) as refused:
+        settings_from_proto(topic_pb2.TopicSettings(retry_place=9))  # type: ignore[arg-type]
+
+    assert refused.value.metadata["field"] == "retry_place"

@@ -1,5 +1,6 @@
 """`tidemark topic ...`: create, show, list, change and delete topics."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,12 +127,16 @@ def _named_dead_letter_topic(
 
 def _typed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the types of `tidemark.topics`."""
-    from tidemark.topics import MaxWaitAction, Subscription
+    from tidemark.topics import MaxWaitAction, RetryPlace, Subscription
 
     typed = dict(settings)
-    for name, kind in (("subscription", Subscription), ("max_wait_action", MaxWaitAction)):
-        if name in typed:
-            typed[name] = kind(typed[name])
+    kinds: dict[str, Callable[[str], Any]] = {
+        "subscription": Subscription,
+        "max_wait_action": MaxWaitAction,
+        "retry_place": RetryPlace,
+    }
+    for name in kinds.keys() & typed.keys():
+        typed[name] = kinds[name](typed[name])
     return typed
 
 

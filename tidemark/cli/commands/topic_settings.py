@@ -5,6 +5,7 @@
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -43,6 +44,16 @@ def _weight(text: str) -> tuple[str, int]:
     if not value.isdecimal():
         raise ValueError(f"{text!r}: a weight is a number")
     return key, int(value)
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is not a number")
+    return number
 
 
 def _off_or(show: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -181,6 +192,50 @@ SETTINGS: Final = (
         "Do not record each settlement.",
         bool,
         show=_YES_NO.__getitem__,
+    ),
+    Setting(
+        "retry_delay_ms",
+        "--retry-delay",
+        "Delay after a failed delivery; 0 for none.",
+        int,
+        duration_ms,
+        _DURATION,
+        _off_or(units.duration),
+    ),
+    Setting(
+        "retry_delay_ms_max",
+        "--retry-delay-max",
+        "Longest delay after failed deliveries; 0 for 12h.",
+        int,
+        duration_ms,
+        _DURATION,
+        _off_or(units.duration),
+    ),
+    Setting(
+        "retry_multiplier",
+        "--retry-multiplier",
+        "Factor by which --retry-delay grows with each failure, 1 to 100.",
+        float,
+        parser_of(_number),
+        "NUMBER",
+        "{:g}".format,
+    ),
+    Setting(
+        "retry_jitter",
+        "--retry-jitter",
+        "Share of the delay that chance may take off, 0 to 1.",
+        float,
+        parser_of(_number),
+        "SHARE",
+        _off_or("{:g}".format),
+    ),
+    Setting(
+        "retry_place",
+        "--retry-place",
+        "Where a message goes after a failed delivery: first, behind or default.",
+        str,
+        _choice("first", "behind", "default"),
+        "PLACE",
     ),
 )
 

@@ -7,13 +7,14 @@ from storage_svc.engines import rows
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.operations import outbox
 from storage_svc.operations.outbox import DeadReason, OutboxEntry
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned, ReturnPlace
 from storage_svc.queue.lane import Lane
-from storage_svc.queue.record import QueueRecord, Returned
+from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.retry import Turn
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (7, "ccb56c7b0a136e49")
+LAYOUT = (7, "452816299afd215a")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -60,6 +61,7 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         rows.lane_value(Lane("tenant", 3)),
         rows.returned_key(1, "g", 7),
         rows.returned_value(Returned(SLICE, 3_000)),
+        rows.returned_value(Returned(SLICE, 0, ReturnPlace.BEHIND, Turn(9, 4))),
         rows.delay_key(1, "g", 7, 3_000),
         rows.reservation_key(1, 4),
         rows.reservation_value(reservation),

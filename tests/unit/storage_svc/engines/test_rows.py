@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from storage_svc.engines import rows
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned, ReturnPlace
 from storage_svc.queue.lane import Lane
-from storage_svc.queue.record import QueueRecord, Returned
+from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.retry import Turn
 from storage_svc.queue.run import Run, Slice
 
 U64 = st.integers(0, 2**64 - 1)
@@ -25,7 +26,9 @@ BOOLEANS = [st.booleans()] * 7
 RECORDS = st.builds(QueueRecord, U64, LMQ_NAMES, *[U64] * 9, *BOOLEANS)
 RUNS = st.builds(Run, OFFSETS, st.integers(1, 2**32 - 1), U64, U64, U64, TEXTS, TEXTS)
 SLICES = st.builds(Slice, OFFSETS, OFFSETS, RUNS, U32, U32)
-RETURNED = st.builds(Returned, SLICES, U64, st.booleans())
+RETURNED = st.builds(
+    Returned, SLICES, U64, st.sampled_from(ReturnPlace), st.builds(Turn, OFFSETS, U64)
+)
 
 
 @st.composite
@@ -203,7 +206,7 @@ def test_a_lane_survives_its_row(queue_id: int, group: str, key: str, position: 
 
 
 @given(U64, TEXTS, RETURNED)
-@example(7, "g", Returned(Slice(1, 2, Run(1, 1, 1, 0, 0, "a\0b", ""), 3, 4), 5, True))
+@example(7, "g", Returned(Slice(1, 2, Run(1, 1, 1, 0, 0, "a\0b", ""), 3, 4), 5, ReturnPlace.BURIED))
 def test_messages_that_came_back_survive_their_row(
     queue_id: int, group: str, returned: Returned
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_svc.queue.drr import QUANTUM_BYTES, Ring
-from storage_svc.queue.group import Group
+from storage_svc.queue.group import Group, Returned
 from storage_svc.queue.lane import LANE_RUNS_MAX
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Run, Slice
@@ -322,7 +322,7 @@ def test_the_cursor_stands_at_the_first_message_that_is_not_settled() -> None:
     whole = run(4, 4, "a")
     mixed.buried[7] = Slice(7, 8, whole, 1, 1)
     assert mixed.cursor(12) == 7
-    mixed.delayed[6] = (Slice(6, 7, whole, 1, 1), 9_000)
+    mixed.delayed[6] = Returned(Slice(6, 7, whole, 1, 1), 9_000)
     assert mixed.cursor(12) == 6
     mixed.hold(Reservation(1, "default", Slice(5, 6, whole, 0, 1), 5_000))
     assert mixed.cursor(12) == 5

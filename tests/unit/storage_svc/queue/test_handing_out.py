@@ -2,8 +2,10 @@
 
 import pytest
 
+from storage_svc.queue.group import ReturnPlace
 from storage_svc.queue.record import Rules
 from storage_svc.queue.reservation import Ending
+from storage_svc.queue.retry import RetryPolicy
 from storage_svc.queue.run import Slice
 from tests.support.queue_in_tables import Queue, spans_of
 
@@ -34,7 +36,7 @@ def test_messages_that_come_back_count_an_attempt_where_one_was_made(
 
 def test_messages_that_came_back_are_handed_out_before_new_ones() -> None:
     """S2."""
-    queue = Queue()
+    queue = Queue(Rules(retry=RetryPolicy(first=True)))
     queue.add_group()
     queue.append(4)
     queue.append(4)
@@ -53,7 +55,7 @@ def test_a_delayed_nack_is_ready_when_its_delay_ends_and_not_before() -> None:
     queue.append(2)
     (reservation,) = queue.reserve()
 
-    queue.settle(reservation, Ending.NACK, not_before_ms=5_000)
+    queue.settle(reservation, Ending.NACK, delay_ms=4_000)
     assert queue.reserve() == []
     assert queue.tables.delays == {(5_000, "default", 0)}
 
@@ -69,7 +71,7 @@ def test_messages_are_handed_out_until_their_attempts_are_exhausted() -> None:
     run = queue.append(2)
 
     queue.settle(queue.reserve()[0], Ending.EXPIRED)
-    queue.settle(queue.reserve()[0], Ending.NACK, not_before_ms=9_000)
+    queue.settle(queue.reserve()[0], Ending.NACK, delay_ms=8_000)
 
     assert queue.reserve() == []
     assert group.buried == {0: Slice(0, 2, run, 2, 2)}
@@ -100,14 +102,14 @@ def test_a_lower_limit_of_attempts_holds_for_what_came_back_before_it() -> None:
     queue.append(1)
     first, second = queue.reserve()
     queue.settle(first, Ending.NACK)
-    queue.settle(second, Ending.NACK, not_before_ms=5_000)
+    queue.settle(second, Ending.NACK, delay_ms=4_000)
 
     queue.obey(Rules(max_attempts=1))
     queue.state.ready_delayed(group, 1, queue.tables)
 
     assert queue.reserve() == []
     assert sorted(group.buried) == [0, 1]
-    assert all(each.buried for each in queue.tables.returned.values())
+    assert all(each.place is ReturnPlace.BURIED for each in queue.tables.returned.values())
 
 
 def test_a_message_whose_time_to_live_has_passed_is_not_handed_out() -> None:

@@ -116,7 +116,7 @@ def test_a_run_that_is_deleted_is_gone_in_every_place_it_can_be() -> None:
     groups = [queue.add_group(name) for name in ("fresh", "ready", "delayed", "buried")]
     run = queue.append(2)
     queue.settle(queue.reserve("ready")[0], Ending.RELEASE)
-    queue.settle(queue.reserve("delayed")[0], Ending.NACK, not_before_ms=9_000)
+    queue.settle(queue.reserve("delayed")[0], Ending.NACK, delay_ms=8_000)
     queue.settle(queue.reserve("buried")[0], Ending.NACK)
     queue.settle(queue.reserve("buried")[0], Ending.NACK)
     (held,) = queue.reserve("fresh", 1)

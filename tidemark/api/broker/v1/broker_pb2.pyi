@@ -519,8 +519,8 @@ class SessionRequest(_message.Message):
     OPEN_PUBLISHERS_FIELD_NUMBER: _builtins.int
     DESTROY_PUBLISHERS_FIELD_NUMBER: _builtins.int
     SYNCS_FIELD_NUMBER: _builtins.int
-    CREDITS_FIELD_NUMBER: _builtins.int
     SETTLEMENTS_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     HAND_OUTS_FIELD_NUMBER: _builtins.int
@@ -546,12 +546,14 @@ class SessionRequest(_message.Message):
         """Changes of subscriptions."""
 
     @_builtins.property
-    def credits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConsumerCredit]:
-        """Credit to add, consumers to close."""
+    def settlements(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Settlement]:
+        """Settlements. Before the credit, so that a message that goes back first is the next to be
+        delivered.
+        """
 
     @_builtins.property
-    def settlements(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Settlement]:
-        """Settlements."""
+    def credits(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConsumerCredit]:
+        """Credit to add, consumers to close."""
 
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.PublishRun]:
@@ -577,8 +579,8 @@ class SessionRequest(_message.Message):
         open_publishers: _abc.Iterable[Global___OpenPublisher] | None = ...,
         destroy_publishers: _abc.Iterable[_builtins.int] | None = ...,
         syncs: _abc.Iterable[_subscription_pb2.SubscriptionSync] | None = ...,
-        credits: _abc.Iterable[Global___ConsumerCredit] | None = ...,
         settlements: _abc.Iterable[_message_pb2.Settlement] | None = ...,
+        credits: _abc.Iterable[Global___ConsumerCredit] | None = ...,
         runs: _abc.Iterable[_message_pb2.PublishRun] | None = ...,
         heartbeat: Global___HeartbeatFrame | None = ...,
         hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,

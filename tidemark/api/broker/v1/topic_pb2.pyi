@@ -71,6 +71,36 @@ MAX_WAIT_ACTION_DEAD_LETTER: MaxWaitAction.ValueType  # 2
 """Move them to the dead-letter topic."""
 Global___MaxWaitAction: _TypeAlias = MaxWaitAction  # noqa: Y015
 
+class _RetryPlace:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RetryPlaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RetryPlace.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RETRY_PLACE_UNSPECIFIED: _RetryPlace.ValueType  # 0
+    """Treated as first in exclusive topics and as behind in shared ones."""
+    RETRY_PLACE_FIRST: _RetryPlace.ValueType  # 1
+    """Before what is ready. While it is delayed, it holds back what comes after it in its queue and
+    fairness key, and nothing else: keeps the order.
+    """
+    RETRY_PLACE_BEHIND: _RetryPlace.ValueType  # 2
+    """Behind what is ready when it comes back, or when its delay ends."""
+
+class RetryPlace(_RetryPlace, metaclass=_RetryPlaceEnumTypeWrapper):
+    """Where a message goes whose delivery failed: its reservation expired, or it was nacked without a
+    delay of its own.
+    """
+
+RETRY_PLACE_UNSPECIFIED: RetryPlace.ValueType  # 0
+"""Treated as first in exclusive topics and as behind in shared ones."""
+RETRY_PLACE_FIRST: RetryPlace.ValueType  # 1
+"""Before what is ready. While it is delayed, it holds back what comes after it in its queue and
+fairness key, and nothing else: keeps the order.
+"""
+RETRY_PLACE_BEHIND: RetryPlace.ValueType  # 2
+"""Behind what is ready when it comes back, or when its delay ends."""
+Global___RetryPlace: _TypeAlias = RetryPlace  # noqa: Y015
+
 class _QueueActivity:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -279,6 +309,11 @@ class TopicSettings(_message.Message):
     FAIRNESS_WEIGHTS_FIELD_NUMBER: _builtins.int
     DEFAULT_TTL_MS_FIELD_NUMBER: _builtins.int
     CONSUMPTION_RECORDS_DISABLED_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_MS_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_MS_MAX_FIELD_NUMBER: _builtins.int
+    RETRY_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    RETRY_JITTER_FIELD_NUMBER: _builtins.int
+    RETRY_PLACE_FIELD_NUMBER: _builtins.int
     subscription: Global___SubscriptionKind.ValueType
     """Who may consume. Default shared. It cannot be changed by an update."""
     partitions: _builtins.int
@@ -317,6 +352,22 @@ class TopicSettings(_message.Message):
     """Default time to live of runs, in milliseconds. Default 0: no limit."""
     consumption_records_disabled: _builtins.bool
     """True writes no consumption records. Default false."""
+    retry_delay_ms: _builtins.int
+    """Delay of a message after its first failed delivery, in milliseconds: a reservation that expired,
+    or a nack without a delay of its own. 0 to 43 200 000. Default 0: ready at once.
+    """
+    retry_delay_ms_max: _builtins.int
+    """Longest such delay, in milliseconds. 0, or `retry_delay_ms` to 43 200 000. Default 0:
+    43 200 000.
+    """
+    retry_multiplier: _builtins.float
+    """Factor by which the delay grows with each further failed delivery. 1 to 100. Default 1."""
+    retry_jitter: _builtins.float
+    """Share of the delay that chance may take off. 0 to 1. Default 0."""
+    retry_place: Global___RetryPlace.ValueType
+    """Where a message goes whose delivery failed. Default: first in exclusive topics, behind in shared
+    ones.
+    """
     @_builtins.property
     def fairness_weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Weights of fairness keys, 1 to 100; other keys have weight 1. At most 100 entries."""
@@ -340,10 +391,15 @@ class TopicSettings(_message.Message):
         fairness_weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         default_ttl_ms: _builtins.int = ...,
         consumption_records_disabled: _builtins.bool = ...,
+        retry_delay_ms: _builtins.int = ...,
+        retry_delay_ms_max: _builtins.int = ...,
+        retry_multiplier: _builtins.float = ...,
+        retry_jitter: _builtins.float = ...,
+        retry_place: Global___RetryPlace.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "retry_delay_ms", b"retry_delay_ms", "retry_delay_ms_max", b"retry_delay_ms_max", "retry_jitter", b"retry_jitter", "retry_multiplier", b"retry_multiplier", "retry_place", b"retry_place", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
