@@ -62,6 +62,11 @@ test-model: .venv/.dev ## Compare the partition with its model, at random, for m
 test-crash: .venv/.dev ## Kill services repeatedly under load, and check for losses
 	@exec $(PYTEST) --long tests/cluster/test_*_crash.py $(ARGS)
 
+.PHONY: test-cluster
+test-cluster: .venv/.dev ## Run functional tests on three brokers and three storage nodes
+	@exec $(PYTEST) --members 3 tests/service/nodes tests/cluster/test_several_nodes.py \
+		tests/cluster/test_cli_messages.py tests/cluster/test_cli_topics.py $(ARGS)
+
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
 	@exec $(PYTEST) --long -s --show-capture=no tests/model/histories $(ARGS) \

@@ -29,6 +29,9 @@ end. One that is not named here goes first."""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="search at random, and for minutes")
+    parser.addoption(
+        "--members", type=int, default=1, help="brokers and storage nodes of clusters of processes"
+    )
     parser.addoption("--seed", type=int, help="the one simulated history to repeat")
     parser.addoption("--histories", type=int, help="how many histories to simulate")
     parser.addoption(

@@ -22,6 +22,12 @@ SHARED_LOGS = pytest.StashKey[dict[str, Path]]()
 """Log directories of clusters that tests share, by the name of the fixture."""
 
 
+def members(request: pytest.FixtureRequest) -> dict[str, int]:
+    """How many brokers and storage nodes a cluster has, unless its test decides."""
+    count = request.config.getoption("members")
+    return {"brokers": count, "storages": count}
+
+
 @pytest.fixture
 async def start_cluster(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -34,6 +40,7 @@ async def start_cluster(
             number = len(logs)
             logs.append(tmp_path / f"logs-{number}")
             options = {
+                **members(request),
                 "data_dir": tmp_path / f"data-{number}",
                 "log_dir": logs[-1],
                 "stop_timeout_ms": STOP_TIMEOUT_MS,
@@ -78,7 +85,12 @@ async def shared(request: pytest.FixtureRequest, **options: Any) -> AsyncIterato
     fixture = str(request.fixturename)
     directory = request.getfixturevalue("tmp_path_factory").mktemp(fixture)
     request.config.stash.setdefault(SHARED_LOGS, {})[fixture] = directory / "logs"
-    options = {"log_dir": directory / "logs", "stop_timeout_ms": STOP_TIMEOUT_MS, **options}
+    options = {
+        **members(request),
+        "log_dir": directory / "logs",
+        "stop_timeout_ms": STOP_TIMEOUT_MS,
+        **options,
+    }
     async with LocalCluster(directory / "data", **options) as cluster:
         yield cluster
 

@@ -89,7 +89,7 @@ esac
         "PATH": f"{programs}:{inherited['PATH']}",
         "HOME": str(tmp_path),
         "TIDEMARK_ADDRESS": cluster.address("broker"),
-        "TIDEMARK_STORAGE_ADDRESSES": cluster.address("storage"),
+        "TIDEMARK_STORAGE_ADDRESSES": cluster.storage_addresses,
         "TIDEMARK_LIFECYCLE_ADDRESS": cluster.address("lifecycle"),
     }
 

@@ -50,7 +50,7 @@ class Cli:
     def of(cluster: LocalCluster) -> "Cli":
         variables = {
             "TIDEMARK_ADDRESS": cluster.address("broker"),
-            "TIDEMARK_STORAGE_ADDRESSES": cluster.address("storage"),
+            "TIDEMARK_STORAGE_ADDRESSES": cluster.storage_addresses,
             "TIDEMARK_LIFECYCLE_ADDRESS": cluster.address("lifecycle"),
             "TIDEMARK_JOBS_ADDRESS": "127.0.0.1:1",
         }

@@ -186,7 +186,7 @@ def another_replica(cluster: LocalCluster, log_file: Path, **variables: str) -> 
         address=address,
         health_service="tidemark.api.lifecycle.v1.LifecycleService",
         environment={
-            "TIDEMARK_STORAGE_ADDRESSES": cluster.address("storage"),
+            "TIDEMARK_STORAGE_ADDRESSES": cluster.storage_addresses,
             "TIDEMARK_LIFECYCLE_LISTEN": address,
             **variables,
         },

@@ -118,14 +118,16 @@ class LocalCluster:
         self._addresses = {
             name: join_address(reached_at(host), port) for name, port in chosen.items()
         }
-        nodes = [self._addresses[name] for name in names if kind_of(name) == "storage"]
+        nodes = [self._addresses[name] for name in names_of("storage", storages)]
+        self.storage_addresses = ",".join(nodes)
+        """The value of TIDEMARK_STORAGE_ADDRESSES."""
         members = [
             f"{_broker_id(place)}={self._addresses[name]}"
             for place, name in enumerate(names_of("broker", brokers))
         ]
         variables = {
             "TIDEMARK_BROKERS": ",".join(members) if brokers > 1 else "",
-            "TIDEMARK_STORAGE_ADDRESSES": ",".join(nodes),
+            "TIDEMARK_STORAGE_ADDRESSES": self.storage_addresses,
             "TIDEMARK_LIFECYCLE_ADDRESS": self._addresses["lifecycle"],
         }
         if partitions is not None:
