@@ -81,6 +81,18 @@ def offer(partitions: Collection[Partition]) -> None:
     of_state("gauge", "tidemark.storage.queues", "Queues", lambda state: state.counters.queues)
     of_state(
         "gauge",
+        "tidemark.storage.paused_queues",
+        "Queues that are paused themselves",
+        lambda state: state.counters.paused_queues,
+    )
+    of_state(
+        "gauge",
+        "tidemark.storage.paused_topics",
+        "Paused topics, as each partition knows them",
+        lambda state: state.topics.paused,
+    )
+    of_state(
+        "gauge",
         "tidemark.storage.materialized_queues",
         "Queues that are loaded",
         lambda state: len(state.handles),

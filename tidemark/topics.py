@@ -90,6 +90,9 @@ class Topic:
     version: int = 0
     create_time_ms: int = 0
     update_time_ms: int = 0
+    paused: bool = False
+    """Whether consumers get no messages of its queues (L10). Not a setting: creating the topic
+    again with equal settings succeeds, and leaves it paused."""
 
 
 SETTING_RANGES: Mapping[str, tuple[int, int]] = {

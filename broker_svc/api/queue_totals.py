@@ -14,11 +14,21 @@ from tidemark.errors import InvalidArgument
 _SEPARATOR: Final = ":"
 
 
+def whole(found: Sequence[storage_pb2.GetQueueResponse]) -> topic_pb2.Queue:
+    """The queue as one, from the answers of its partitions."""
+    queue = topic_pb2.Queue()
+    queue.CopyFrom(found[0].queue)
+    for each in found[1:]:
+        add(queue, each.queue)
+    return queue
+
+
 def add(whole: topic_pb2.Queue, part: topic_pb2.Queue) -> None:
     """Add the figures of one more partition. A queue that is loaded anywhere counts as loaded."""
     whole.messages += part.messages
     whole.bytes += part.bytes
     whole.inflight += part.inflight
+    whole.paused = whole.paused or part.paused
     if part.activity == topic_pb2.QUEUE_ACTIVITY_MATERIALIZED:
         whole.activity = part.activity
     if part.last_activity_time.ToMilliseconds() > whole.last_activity_time.ToMilliseconds():

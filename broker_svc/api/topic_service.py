@@ -12,6 +12,7 @@ import grpc
 
 from broker_svc.api import cluster_members, queue_totals
 from broker_svc.api.dead_letters import DeadLetters
+from broker_svc.api.pauses import Pauses
 from broker_svc.api.peek import Peek
 from broker_svc.api.queue_partitions import QueuePartitions
 from broker_svc.api.topic_deletion import TopicDeletion
@@ -62,13 +63,14 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self._dead_letters = DeadLetters(
             self._partitions, self._nodes, components.settings.partitions
         )
+        self._pauses = Pauses(components.topics, self._partitions, self._put)
 
     # --- topics --------------------------------------------------------------------------------
 
     async def CreateTopic(
         self, request: topic_pb2.CreateTopicRequest, context: Context
     ) -> topic_pb2.CreateTopicResponse:
-        topic = Topic(request.name, settings_from_proto(request.settings).filled_in())
+        topic = Topic(request.name, settings_from_proto(request.settings))
         topics.validate(topic, self._components.settings.partitions)
         missing = await self._missing_dead_letter_topic(topic.settings)
         stored = await self._put(topic, create=True)
@@ -90,7 +92,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         named = topic_pb2.TopicSettings()
         request.update_mask.MergeMessage(request.settings, named)
         merged.MergeFrom(named)
-        changed = replace(topic, settings=settings_from_proto(merged).filled_in())
+        changed = replace(topic, settings=settings_from_proto(merged))
         if changed.settings.partitions < topic.settings.partitions:
             raise InvalidArgument("a queue keeps the partitions it spans", field="partitions")
         if changed.settings.subscription is not topic.settings.subscription:
@@ -133,6 +135,18 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         queues = await deletion.delete(request.name, force=request.force)
         return topic_pb2.DeleteTopicResponse(queues=queues)
 
+    async def PauseTopic(
+        self, request: topic_pb2.PauseTopicRequest, context: Context
+    ) -> topic_pb2.PauseTopicResponse:
+        topic = await self._pauses.pause_topic(request.name, True)
+        return topic_pb2.PauseTopicResponse(topic=topic_to_proto(topic))
+
+    async def ResumeTopic(
+        self, request: topic_pb2.ResumeTopicRequest, context: Context
+    ) -> topic_pb2.ResumeTopicResponse:
+        topic = await self._pauses.pause_topic(request.name, False)
+        return topic_pb2.ResumeTopicResponse(topic=topic_to_proto(topic))
+
     async def _missing_dead_letter_topic(self, settings: TopicSettings) -> str:
         """The name of a dead-letter topic that is to be created; "" for none.
 
@@ -160,7 +174,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
                 await self._put(Topic(name), create=True)
 
     async def _put(self, topic: Topic, *, create: bool, expected_version: int = 0) -> Topic:
-        """Store a topic and distribute it to all partitions."""
+        """Store a topic, its defaults filled in, and distribute it to all partitions."""
+        topic = replace(topic, settings=topic.settings.filled_in())
         home = await self._nodes.storage(TOPIC_HOME)
         stored = await home.PutTopic(
             storage_pb2.PutTopicRequest(
@@ -211,11 +226,24 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.GetQueueRequest, context: Context
     ) -> topic_pb2.GetQueueResponse:
         found = await self._partitions.read(request.lmq_name)
-        response = topic_pb2.GetQueueResponse(queue=found[0].queue)
-        response.groups.extend(queue_totals.groups(found))
-        for each in found[1:]:
-            queue_totals.add(response.queue, each.queue)
-        return response
+        return topic_pb2.GetQueueResponse(
+            queue=queue_totals.whole(found), groups=queue_totals.groups(found)
+        )
+
+    async def PauseQueue(
+        self, request: topic_pb2.PauseQueueRequest, context: Context
+    ) -> topic_pb2.PauseQueueResponse:
+        await self._pauses.pause_queue(request.lmq_name, True)
+        return topic_pb2.PauseQueueResponse(queue=await self._queue(request.lmq_name))
+
+    async def ResumeQueue(
+        self, request: topic_pb2.ResumeQueueRequest, context: Context
+    ) -> topic_pb2.ResumeQueueResponse:
+        await self._pauses.pause_queue(request.lmq_name, False)
+        return topic_pb2.ResumeQueueResponse(queue=await self._queue(request.lmq_name))
+
+    async def _queue(self, lmq_name: str) -> topic_pb2.Queue:
+        return queue_totals.whole(await self._partitions.read(lmq_name))
 
     async def DeleteQueue(
         self, request: topic_pb2.DeleteQueueRequest, context: Context

@@ -33,7 +33,7 @@ from tidemark.errors import (
     InvalidArgument,
     PartitionFaulty,
 )
-from tidemark.names import LmqName
+from tidemark.names import LmqName, topic_of
 from tidemark.receipts import Receipt
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.settings import StorageSettings
@@ -381,6 +381,8 @@ def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
     info.delivered = state.counters.delivered
     info.acked = state.counters.acked
     info.materialized_queues = len(state.handles)
+    info.paused_queues = state.counters.paused_queues
+    info.paused_topics = state.topics.paused
     return info
 
 
@@ -396,7 +398,10 @@ def _queue(partition: Partition, view: QueueView) -> topic_pb2.Queue:
         bytes=record.body_bytes,
         inflight=view.inflight,
         next_offset=record.next_offset,
+        paused=record.paused,
     )
+    topic = partition.state.topics.find(topic_of(record.lmq_name))
+    queue.topic_paused = topic is not None and topic.paused
     queue.last_activity_time.FromMilliseconds(record.last_activity_ms)
     queue.create_time.FromMilliseconds(record.create_time_ms)
     if view.oldest_publish_time_ms is not None:

@@ -48,7 +48,7 @@ SPANS_INLINE_MAX = 8
 SETTLED_INLINE_MAX = 16
 """Settled reservations that gather in the row of their queue before they move to one of SETTLED."""
 
-_QUEUE = Struct(">QQQQQQQQQQ???????BB")
+_QUEUE = Struct(">QQQQQQQQQQ????????BB")
 _RUN = Struct(">IQQQHH")
 _GROUP = Struct(">QQQQQ")
 _RETURNED = Struct(">QQIIQBQQ")
@@ -97,6 +97,7 @@ def queue_value(record: QueueRecord) -> bytes:
         record.addressed,
         record.kept,
         record.unordered,
+        record.paused,
         record.groups_apart,
         len(groups),
         len(record.held),

@@ -14,7 +14,7 @@ from storage_svc.engines.keys import u64
 from storage_svc.loading.recovery import ignore_orphan, recover_queue, report_orphan
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.queue import QueueState
-from storage_svc.queue.record import QueueRecord, Rules
+from storage_svc.queue.record import Journal, QueueRecord, Rules
 from storage_svc.queue.settled import SettledBudget
 from tidemark.errors import QueueNotFound
 from tidemark.names import topic_of
@@ -93,7 +93,7 @@ class Handles:
 
     def create(self, record: QueueRecord, topic: Topic, now_ms: int) -> Handle:
         """The handle of a queue that the current commit creates."""
-        state = QueueState(record, Rules.of(topic.settings), self._budget)
+        state = QueueState(record, Rules.of(topic), self._budget)
         return self._add(record.lmq_name, Handle(state, topic, now_ms))
 
     def loaded_name(self, queue_id: int) -> str | None:
@@ -149,14 +149,12 @@ class Handles:
         """The broker has changed or is gone: no queue is tracked until it is materialized again."""
         self._untracked.update(self._by_name)
 
-    def topic_changed(self, topic: Topic) -> None:
+    def topic_changed(self, topic: Topic, journal: Journal) -> None:
         """Apply the new settings to loaded queues."""
         for lmq_name, handle in self._by_name.items():
             if topic_of(lmq_name) == topic.name:
                 handle.topic = topic
-                handle.state.rules = Rules.of(topic.settings)
-                for group in handle.state.groups.values():
-                    group.ring.weights = topic.settings.fairness_weights
+                handle.state.obey(Rules.of(topic), journal)
 
     async def _catalog_value(self, lmq_name: str) -> bytes | None:
         (value,) = await self._engine.load(Table.CATALOG, [rows.catalog_key(lmq_name)])

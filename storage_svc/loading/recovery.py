@@ -54,7 +54,7 @@ async def recover_queue(
 ) -> QueueState:
     """The state of a queue, from its row of the catalog."""
     record = rows.read_queue(lmq_name, catalog_value)
-    state = QueueState(record, Rules.of(topic.settings), budget)
+    state = QueueState(record, Rules.of(topic), budget)
     inline = rows.read_inline(catalog_value)
     start, end = rows.queue_range(record.queue_id)
     # By group and fairness key: where a lane continues (`Lane.mark`). A group's row has the mark of

@@ -88,7 +88,7 @@ def _review_idle(commit: CommitContext, state: QueueState, last_ms: int) -> Revi
         record.idle_since_ms = 0  # until it is empty again
     elif record.last_activity_ms > last_ms:
         record.idle_since_ms = record.last_activity_ms
-    elif commit.state.is_in_use(record.lmq_name, commit.now_ms):
+    elif record.paused or commit.state.is_in_use(record.lmq_name, commit.now_ms):
         record.idle_since_ms = last_ms + POSTPONED_MS
     else:
         return Reviewed(True)

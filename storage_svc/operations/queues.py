@@ -1,4 +1,4 @@
-"""Queues: deleting and emptying them.
+"""Queues: deleting, emptying and pausing them.
 
 A deleted queue leaves no trace but its identity, which is never given again. A purge spares what a
 live reservation holds.
@@ -67,6 +67,40 @@ class RemoveQueue(NamedTuple):
         return removed
 
 
+class Paused(NamedTuple):
+    """The queue is paused or resumed."""
+
+    changed: bool
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        proto.pause_queue.changed = self.changed
+
+
+class PauseQueue(NamedTuple):
+    """Pause a queue for consumers, or resume it (L10).
+
+    One that is paused is created where it does not exist: a queue over several partitions is paused
+    in all of them, also before its first message there.
+    """
+
+    lmq_name: str
+    paused: bool = True
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.PauseQueue) -> "PauseQueue":
+        return cls(queue_name(proto.lmq_name), proto.paused)
+
+    async def apply(self, commit: CommitContext) -> Paused:
+        if self.paused:
+            handle = await commit.queue_or_new(self.lmq_name)
+        else:
+            handle = await commit.queue(self.lmq_name)
+        changed = handle.state.pause(self.paused, commit.journal)
+        if changed:
+            commit.counters.paused_queues += 1 if self.paused else -1
+        return Paused(changed)
+
+
 class Purge(NamedTuple):
     """Delete the messages of a queue that no live reservation holds, scheduled ones included."""
 
@@ -123,10 +157,12 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
         await delete_rows(commit, table, start, end)
     commit.journal.queue_removed(record)
     commit.counters.queues -= 1
+    commit.counters.paused_queues -= record.paused
     commit.handles.drop(record.lmq_name)
 
 
 OPERATIONS: ExchangeDecoders = {
     "remove_queue": RemoveQueue.from_proto,
     "purge": Purge.from_proto,
+    "pause_queue": PauseQueue.from_proto,
 }

@@ -167,6 +167,9 @@ async def hand_out(
     """Reserve what is ready, within the bounds of a reserve."""
     state = handle.state
     commit.journal.cancel_ready(state.record, group)
+    if state.paused:
+        group.has_waiters = True
+        return Reserved(())
     taken, too_large = await _take(commit, handle, group, bounds)
     taken, taken_bodies = await _readable(commit, handle, group, taken)
     visibility_ms = bounds.visibility_ms or handle.topic.settings.visibility_timeout_ms

@@ -271,7 +271,7 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed 
     newest_ms = min(row.before_ms, commit.now_ms - row.age_ms)
     if record.messages or record.scheduled or record.last_activity_ms > newest_ms:
         return None
-    if commit.state.is_in_use(record.lmq_name, commit.now_ms):
+    if record.paused or commit.state.is_in_use(record.lmq_name, commit.now_ms):
         return None
     await delete_queue(commit, handle)
     return 0, 0

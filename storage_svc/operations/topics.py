@@ -37,7 +37,7 @@ class PutTopic(NamedTuple):
                 self.topic, self.expected_version, version, commit.now_ms, batch
             )
         counters.topic_version = max(counters.topic_version, topic.version)
-        commit.handles.topic_changed(topic)
+        commit.handles.topic_changed(topic, commit.journal)
         return TopicStored(topic, topic.version)
 
 
@@ -71,7 +71,7 @@ class ApplyTopic(NamedTuple):
             counters = commit.counters
             counters.topic_version = max(counters.topic_version, self.topic.version)
             if not self.deleted:
-                commit.handles.topic_changed(self.topic)
+                commit.handles.topic_changed(self.topic, commit.journal)
         return TopicStored(topics.find(self.topic.name), topics.version(self.topic.name))
 
 

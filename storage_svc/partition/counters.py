@@ -35,6 +35,7 @@ class Counters:
     published: int = 0  # messages appended to queues, in total
     delivered: int = 0  # messages handed out, in total
     acked: int = 0  # messages acknowledged, in total
+    paused_queues: int = 0  # that exist and are paused themselves
     suspended_ms: int = 0  # since when deletions are suspended, 0 if they are not
 
 

@@ -54,6 +54,11 @@ class Topics:
     def names(self) -> list[str]:
         return sorted(self._live)
 
+    @property
+    def paused(self) -> int:
+        """How many topics are paused."""
+        return sum(topic.paused for topic in self._live.values())
+
     def version(self, name: str) -> int:
         """The newest version, also of a deleted topic; 0 for an unknown one."""
         topic = self._live.get(name)
@@ -72,7 +77,7 @@ class Topics:
     def update(
         self, topic: Topic, expected_version: int, version: int, now_ms: int, batch: Batch
     ) -> Topic:
-        """Other settings for a topic that exists."""
+        """Other settings for a topic that exists, which may be paused or resumed."""
         stored = self.get(topic.name)
         if expected_version not in (0, stored.version):
             raise TopicVersionMismatch(
@@ -80,7 +85,7 @@ class Topics:
                 version=str(stored.version),
             )
         self._check_dead_letters(topic)
-        changed = replace(stored, settings=topic.settings, version=version)
+        changed = replace(stored, settings=topic.settings, paused=topic.paused, version=version)
         return self._put(changed, now_ms, batch)
 
     def delete(self, name: str, version: int, batch: Batch) -> None:

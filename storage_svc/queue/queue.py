@@ -102,6 +102,31 @@ class QueueState:
             for first_offset in group.exhausted_runs(self.rules.max_attempts)
         }
 
+    # --- rules and pauses ----------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Whether consumers get nothing: the queue or its topic is paused (L10)."""
+        return self.rules.paused or self.record.paused
+
+    def obey(self, rules: Rules, journal: Journal) -> None:
+        """The topic has changed; consumers that waited for it to be resumed get a notice."""
+        was_paused = self.paused
+        self.rules = rules
+        for group in self.groups.values():
+            group.ring.weights = rules.weights
+        if was_paused:
+            self._notify_resumed(journal)
+
+    def pause(self, paused: bool, journal: Journal) -> bool:
+        """Pause the queue or resume it; returns whether that changes it."""
+        if self.record.paused == paused:
+            return False
+        self.record.paused = paused
+        journal.queue_changed(self.record)
+        self._notify_resumed(journal)
+        return True
+
     # --- groups --------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:
@@ -412,9 +437,15 @@ class QueueState:
         return _ready(merged, turn), swallowed
 
     def _notify_waiters(self, group: Group, journal: Journal) -> None:
-        if group.has_waiters:
+        if group.has_waiters and not self.paused:
             group.has_waiters = False
             journal.ready(self.record, group)
+
+    def _notify_resumed(self, journal: Journal) -> None:
+        """What became ready while the queue was paused was not announced."""
+        for group in self.groups.values():
+            if group.ring:
+                self._notify_waiters(group, journal)
 
     def _erase_if_done(self, run: Run, journal: Journal) -> None:
         if self.rules.keeps_settled:

@@ -12,7 +12,7 @@ from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.retry import RetryPolicy
 from storage_svc.queue.run import Run
-from tidemark.topics import TopicSettings
+from tidemark.topics import Topic
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class QueueRecord:
     addressed: bool = False  # whether runs for one group alone may be stored
     kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
     unordered: bool = False  # whether a run may be older than one before it in its lane
+    paused: bool = False  # whether consumers get nothing, whatever the topic says
     groups_apart: bool = False  # whether groups have rows of their own, because there were many
     # The rest of the row, decoded when the queue is loaded.
     groups: dict[str, Group] = field(default_factory=dict)
@@ -89,20 +90,23 @@ class Journal(Protocol):
 
 
 class Rules(NamedTuple):
-    """The settings of the topic that a queue obeys."""
+    """What a queue obeys of its topic."""
 
     max_attempts: int = 0
     keeps_settled: bool = False
     weights: Mapping[str, int] = {}
     records_consumption: bool = True
     retry: RetryPolicy = RetryPolicy()
+    paused: bool = False
 
     @classmethod
-    def of(cls, settings: TopicSettings) -> "Rules":
+    def of(cls, topic: Topic) -> "Rules":
+        settings = topic.settings
         return cls(
             settings.max_attempts,
             settings.retention_enabled,
             settings.fairness_weights,
             not settings.consumption_records_disabled,
             RetryPolicy.of(settings),
+            topic.paused,
         )

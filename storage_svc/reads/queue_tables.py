@@ -137,6 +137,6 @@ def queue_rows(partition: Partition, record: QueueRecord, wanted: TableFilter) -
             record.create_time_ms * 1000,
             record.last_activity_ms * 1000,
             partition.state.handles.peek(record.lmq_name) is not None,
-            partition.state.is_in_use(record.lmq_name, now_ms),
+            record.paused or partition.state.is_in_use(record.lmq_name, now_ms),
             max(0, now_ms - record.last_activity_ms),
         )

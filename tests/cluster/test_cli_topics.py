@@ -310,3 +310,35 @@ def test_the_retry_policy_of_a_topic_is_set_shown_and_checked(cli: Cli) -> None:
     assert "retry_delay_ms_max is 0 or at least retry_delay_ms" in refused.err
     assert no_number.code == 2
     assert "'nan' is not a number" in no_number.err
+
+
+def test_topics_and_queues_are_paused_and_resumed(cli: Cli) -> None:
+    """L10: pausing twice is fine, and what is paused is shown everywhere."""
+    cli.ok("topic", "create", "t-pause")
+    cli.ok("publish", "t-pause/a", "one")
+    cli.ok("publish", "t-pause/b", "two")
+
+    assert cli.ok("queue", "pause", "t-pause/a").out == "Paused queue t-pause/a.\n"
+    assert cli.ok("queue", "pause", "t-pause/a", "--json").json["paused"] is True
+    assert cli.ok("topic", "pause", "t-pause").out == "Paused topic t-pause.\n"
+    assert cli.ok("topic", "pause", "t-pause", "--json").json["paused"] is True
+
+    assert "paused                        yes" in cli.ok("topic", "get", "t-pause").out
+    listed = [line.split() for line in cli.ok("topic", "list").out.splitlines()]
+    assert [line[:3] for line in listed if line[0] == "t-pause"] == [
+        ["t-pause", "shared", "paused"]
+    ]
+    assert cli.ok("queue", "list", "t-pause").out.count(", paused") == 2
+    assert "queue and topic" in cli.ok("queue", "stats", "t-pause/a").out
+    assert "paused: 1 topic, 1 queue" in cli.ok("top", "--count", "1", "--interval", "100ms").out
+    assert cli.ok("consume", "t-pause/b", "--ack", "--wait", "0s").out == ""
+
+    resumed = cli.ok("queue", "resume", "t-pause/a")
+    assert resumed.out == "Resumed queue t-pause/a.\n"
+    assert "Its topic is paused as well." in resumed.err
+    assert cli.ok("topic", "resume", "t-pause").out == "Resumed topic t-pause.\n"
+    assert cli.ok("consume", "t-pause/b", "--ack", "--limit", "1", "--wait", "30s").out == "two\n"
+
+    missing = cli.run("queue", "pause", "t-pause/nothing")
+    assert missing.code == 1
+    assert "there is no queue t-pause/nothing" in missing.err

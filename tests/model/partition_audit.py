@@ -42,6 +42,7 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
         _compare_queue(state, queue, "in memory")
         _compare_queue(recovered, queue, "on disk")
     assert counters.queues == len(model.queues)
+    assert counters.paused_queues == sum(queue.paused for queue in model.queues.values())
     catalog = await partition.state.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
     stored = [rows.read_queue(rows.lmq_name_of(key), value) for key, value in catalog]
     assert counters.messages == sum(record.messages for record in stored)
@@ -103,6 +104,7 @@ def _compare_queue(state: QueueState, queue: QueueModel, where: str) -> None:
     )
     assert facts == expected, f"{queue.name} {where}: {facts} != {expected}"
     assert record.scheduled == scheduled
+    assert record.paused == queue.paused, f"{queue.name} {where}"
     assert state.groups.keys() == queue.groups.keys(), f"groups of {queue.name} {where}"
     for name, model in queue.groups.items():
         _compare_group(state, state.groups[name], queue, model, f"{queue.name} {name} {where}")
@@ -392,4 +394,5 @@ def _no_consumer_waits_in_vain(model: PartitionModel) -> None:
             if (queue.name, group.name) in model.told:
                 group.waits = False
             ready = group.deliverable(model.now_ms, max_attempts)
-            assert not (group.waits and ready), f"{queue.name} {group.name} was not told of {ready}"
+            waits = group.waits and not queue.paused
+            assert not (waits and ready), f"{queue.name} {group.name} was not told of {ready}"

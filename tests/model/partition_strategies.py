@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
 from storage_svc.operations.loading import Materialize, Unmaterialize
 from storage_svc.operations.ownership import ConfirmOwnership, DropOwnership, TakeOwnership
-from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.queues import PauseQueue, Purge, RemoveQueue
 from storage_svc.operations.schedule import Unschedule
 from storage_svc.operations.topics import PutTopic
 from storage_svc.queue.reservation import Ending
@@ -139,6 +139,7 @@ administrations = st.one_of(
     st.builds(RemoveGroup, queues, groups),
     st.builds(RemoveQueue, queues, st.sampled_from((0, 0, 0, 1))),
     st.builds(Purge, queues),
+    st.builds(PauseQueue, queues, st.sampled_from((True, False, False))),
     st.builds(Unschedule, queues, st.integers(1, 4)),
     st.builds(Materialize, queues, st.booleans()),
     st.builds(Unmaterialize, queues),

@@ -270,7 +270,8 @@ class Queue:
 
     def obey(self, rules: Rules) -> None:
         """The settings of the topic have changed."""
-        self.rules = self.state.rules = rules
+        self.rules = rules
+        self.state.obey(rules, self.tables)
 
     def restart(self) -> None:
         self.state = self.tables.rebuilt(self.rules)

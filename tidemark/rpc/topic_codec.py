@@ -35,7 +35,10 @@ _RETRY_PLACE_OF = {int(value): key for key, value in _RETRY_PLACES.items()}
 
 def topic_to_proto(topic: Topic) -> topic_pb2.Topic:
     proto = topic_pb2.Topic(
-        name=topic.name, settings=settings_to_proto(topic.settings), version=topic.version
+        name=topic.name,
+        settings=settings_to_proto(topic.settings),
+        version=topic.version,
+        paused=topic.paused,
     )
     proto.create_time.FromMilliseconds(topic.create_time_ms)
     proto.update_time.FromMilliseconds(topic.update_time_ms)
@@ -49,6 +52,7 @@ def topic_from_proto(proto: topic_pb2.Topic) -> Topic:
         proto.version,
         proto.create_time.ToMilliseconds(),
         proto.update_time.ToMilliseconds(),
+        proto.paused,
     )
 
 

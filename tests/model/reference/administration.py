@@ -4,7 +4,7 @@ from typing import Any
 
 from storage_svc.operations.groups import GroupPlaced, PlaceGroup, RemoveGroup, Start, StartAt
 from storage_svc.operations.operation import Removed
-from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.queues import Paused, PauseQueue, Purge, RemoveQueue
 from storage_svc.operations.topics import PutTopic
 from tests.model.reference import reservations
 from tests.model.reference.queue import ModelGroup, QueueModel
@@ -91,3 +91,12 @@ def purge(model: ModelState, asked: Purge, _: object) -> object:
 def put_topic(model: ModelState, asked: PutTopic, answer: object) -> object:
     model.topics[asked.topic.name] = asked.topic.settings
     return answer
+
+
+def pause_queue(model: ModelState, asked: PauseQueue, _: object) -> object:
+    queue = model.get_or_create(asked.lmq_name) if asked.paused else model.get(asked.lmq_name)
+    changed = queue.paused != asked.paused
+    queue.paused = asked.paused
+    if changed:
+        model.touched.add(queue.queue_id)
+    return Paused(changed)

@@ -17,7 +17,7 @@ from storage_svc.operations.operation import Operation
 from storage_svc.operations.outbox import AppendFromOutbox, ClearOutbox
 from storage_svc.operations.ownership import ConfirmOwnership, DropOwnership, TakeOwnership
 from storage_svc.operations.publish import Append
-from storage_svc.operations.queues import Purge, RemoveQueue
+from storage_svc.operations.queues import PauseQueue, Purge, RemoveQueue
 from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve, Reserved
 from storage_svc.operations.schedule import PromoteScheduled, Unschedule
@@ -60,6 +60,7 @@ HANDLERS: dict[type, Handler] = {
     RemoveGroup: administration.remove_group,
     RemoveQueue: administration.remove_queue,
     Purge: administration.purge,
+    PauseQueue: administration.pause_queue,
     PutTopic: administration.put_topic,
 }
 

@@ -209,6 +209,7 @@ class QueueModel:
     reservations: dict[int, ModelReservation] = field(default_factory=dict)
     scheduled: dict[int, tuple[int, Published]] = field(default_factory=dict)
     """Schedule id -> (due, run without its offset)."""
+    paused: bool = False
     loaded: bool = True
     tracked: bool = False
     last_used_ms: int = 0

@@ -51,6 +51,10 @@ def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
         group = queue.add_group(asked.group)
         model.touched.add(queue.queue_id)
     check_owner(group, asked.owner_epoch)
+    if queue.paused:
+        group.waits = True
+        model.left_behind.pop((queue.name, group.name), None)
+        return Reserved(())
     assert isinstance(answer, Reserved), f"{asked}: {answer!r}"
     if answer.slices or len(group.reachable()) > len(_deliverable(model, queue, group)):
         model.touched.add(queue.queue_id)

@@ -16,7 +16,13 @@ from tests.support.storage_client import (
 )
 from tidemark import errors
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
-from tidemark.api.storage.v1.exchange_pb2 import Materialize, PlaceGroup, Purge, RemoveGroup
+from tidemark.api.storage.v1.exchange_pb2 import (
+    Materialize,
+    PauseQueue,
+    PlaceGroup,
+    Purge,
+    RemoveGroup,
+)
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_COMPLETED,
     RETENTION_TYPE_EXPIRED,
@@ -236,6 +242,25 @@ async def test_a_queue_is_inactive_once_it_is_empty_unused_and_old(
     assert (young, old, after) == (HOUR_MS, 0, HOUR_MS)
     assert {row["lmq_name"] for row in found} >= {"jobs/empty"}
     assert await due_in(storage, kind) is NEVER
+
+
+async def test_a_paused_queue_is_never_inactive(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """L10, R3: it would be created again without its pause."""
+    kind = RETENTION_TYPE_INACTIVE_QUEUE
+    await exchange.ask(append("jobs/empty", b"x"))
+    await exchange.ask(operation(purge=Purge(lmq_name="jobs/empty")))
+    await exchange.ask(operation(pause_queue=PauseQueue(lmq_name="jobs/empty", paused=True)))
+    await clock.advance_ms(2 * HOUR_MS)
+
+    paused = await due_in(storage, kind, inactive_queue_age_ms=HOUR_MS)
+    await exchange.ask(operation(pause_queue=PauseQueue(lmq_name="jobs/empty")))
+    await clock.advance_ms(48 * HOUR_MS)
+    resumed = await due_in(storage, kind, inactive_queue_age_ms=HOUR_MS)
+
+    assert paused != 0
+    assert resumed == 0
 
 
 async def test_no_queue_is_due_before_storage_knows_the_clients(

@@ -88,6 +88,7 @@ async def stats(call: Call, queue: QueueName) -> None:
         [
             ("name", shown.lmq_name),
             ("state", _state(shown)),
+            ("paused", _paused(shown)),
             ("messages", units.count(shown.messages)),
             ("in flight", units.count(shown.inflight)),
             ("bytes", units.size(shown.bytes)),
@@ -102,6 +103,23 @@ async def stats(call: Call, queue: QueueName) -> None:
     if found.groups:
         call.out.print("")
         show_groups(call, found.groups)
+
+
+@app.command()
+@command()
+async def pause(call: Call, queue: QueueName) -> None:
+    """Stop delivering messages of a queue; publishing and settling go on."""
+    call.out.result(await call.admin.pause_queue(queue), f"Paused queue {queue}.")
+
+
+@app.command()
+@command()
+async def resume(call: Call, queue: QueueName) -> None:
+    """Deliver messages of a queue again."""
+    resumed = await call.admin.resume_queue(queue)
+    call.out.result(resumed, f"Resumed queue {queue}.")
+    if resumed.topic_paused and not call.out.as_json:
+        call.out.note("Its topic is paused as well.")
 
 
 @app.command()
@@ -231,7 +249,14 @@ _WHY: Final = {
 
 
 def _state(queue: "Queue") -> str:
-    return "loaded" if queue.materialized else "idle"
+    loaded = "loaded" if queue.materialized else "idle"
+    return f"{loaded}, paused" if queue.paused or queue.topic_paused else loaded
+
+
+def _paused(queue: "Queue") -> str:
+    if queue.topic_paused:
+        return "queue and topic" if queue.paused else "topic"
+    return "queue" if queue.paused else "no"
 
 
 def _chosen(queues: list[str] | None, topic: str, prefix: str) -> str:

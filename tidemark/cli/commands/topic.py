@@ -54,6 +54,7 @@ async def list_(call: Call) -> None:
     columns = (
         Column("TOPIC", cut=True),
         Column("SUBSCRIPTION"),
+        Column("STATE"),
         Column("VISIBILITY", right=True),
         Column("ATTEMPTS", right=True, importance=1),
         Column("DEAD LETTERS", cut=True, importance=2),
@@ -67,6 +68,7 @@ async def list_(call: Call) -> None:
         return (
             topic.name,
             settings.subscription.value,
+            "paused" if topic.paused else "active",
             units.duration(settings.visibility_timeout_ms),
             str(settings.max_attempts or "-"),
             settings.dead_letter_topic or "-",
@@ -91,6 +93,20 @@ async def update(
         raise typer.BadParameter("pass at least one setting to change")
     topic = await call.admin.update_topic(name, _typed(settings))
     call.out.result(topic, f"Updated topic {topic.name}: {', '.join(sorted(settings))}.")
+
+
+@app.command()
+@command()
+async def pause(call: Call, name: TopicName) -> None:
+    """Stop delivering messages of all its queues; publishing and settling go on."""
+    call.out.result(await call.admin.pause_topic(name), f"Paused topic {name}.")
+
+
+@app.command()
+@command()
+async def resume(call: Call, name: TopicName) -> None:
+    """Deliver messages again, except of queues that are paused themselves."""
+    call.out.result(await call.admin.resume_topic(name), f"Resumed topic {name}.")
 
 
 @app.command()
@@ -145,6 +161,7 @@ def _show(call: Call, topic: "Topic") -> None:
         [
             ("name", topic.name),
             *((each.name, each.show(getattr(topic.settings, each.name))) for each in SETTINGS),
+            ("paused", "yes" if topic.paused else "no"),
             ("version", str(topic.version)),
             ("created", f"{units.moment(topic.create_time_ms)} UTC"),
             ("updated", f"{units.moment(topic.update_time_ms)} UTC"),

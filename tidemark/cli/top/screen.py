@@ -84,7 +84,7 @@ class Screen:
                 _figures("depth", f"{units.short(view.messages)} messages", units.size(view.bytes))
             ),
             Line(_figures("reserved", units.count(view.reservations), "")),
-            Line(_figures("queues", units.count(view.queues), f"{share}  {loaded}")),
+            Line(_figures("queues", units.count(view.queues), f"{share}  {loaded}{_paused(view)}")),
             Line(_figures("sweeps", *_sweeps(view))),
             Line(""),
         ]
@@ -123,6 +123,15 @@ def _row(view: PartitionView) -> tuple[str, ...]:
         units.duration(sweeper.next_in_ms) if sweeper else "-",
         partition.broker_id or "-",
     )
+
+
+def _paused(view: View) -> str:
+    paused = [
+        units.counted(number, noun)
+        for number, noun in ((view.paused_topics, "topic"), (view.paused_queues, "queue"))
+        if number
+    ]
+    return f"  paused: {', '.join(paused)}" if paused else ""
 
 
 def _sweeps(view: View) -> tuple[str, str]:

@@ -62,6 +62,8 @@ class View:
     messages: int
     bytes: int
     reservations: int
+    paused_queues: int
+    paused_topics: int
     sweeps_unknown: str
 
     @property
@@ -91,6 +93,8 @@ def view_of(before: Sample | None, after: Sample) -> View:
         messages=sum(each.messages for each in known),
         bytes=sum(each.bytes for each in known),
         reservations=sum(each.reservations for each in known),
+        paused_queues=sum(each.paused_queues for each in known),
+        paused_topics=max((each.paused_topics for each in known), default=0),
         sweeps_unknown=after.sweeps_unknown,
     )
 

@@ -98,6 +98,18 @@ class Admin(DeadLetterCalls):
         answer = await call(lambda topics: topics.UpdateTopic, request)
         return topic_from_proto(answer.topic)
 
+    async def pause_topic(self, name: str) -> Topic:
+        """Stop delivering messages of a topic, until `resume_topic`; publishing goes on."""
+        request = topic_pb2.PauseTopicRequest(name=check_topic_name(name))
+        answer = await self._repeat(lambda topics: topics.PauseTopic, request)
+        return topic_from_proto(answer.topic)
+
+    async def resume_topic(self, name: str) -> Topic:
+        """Deliver messages of a topic again, except of queues that are paused themselves."""
+        request = topic_pb2.ResumeTopicRequest(name=check_topic_name(name))
+        answer = await self._repeat(lambda topics: topics.ResumeTopic, request)
+        return topic_from_proto(answer.topic)
+
     async def delete_topic(self, name: str, *, force: bool = False) -> int:
         """Delete a topic; returns how many queues it had."""
         request = topic_pb2.DeleteTopicRequest(
@@ -156,6 +168,18 @@ class Admin(DeadLetterCalls):
         """Delete all messages that are not reserved; returns how many."""
         request = topic_pb2.PurgeQueueRequest(lmq_name=check_lmq_name(lmq_name))
         return (await self._once(lambda topics: topics.PurgeQueue, request)).messages
+
+    async def pause_queue(self, lmq_name: str) -> Queue:
+        """Stop delivering messages of a queue, until `resume_queue`; publishing goes on."""
+        request = topic_pb2.PauseQueueRequest(lmq_name=check_lmq_name(lmq_name))
+        answer = await self._repeat(lambda topics: topics.PauseQueue, request)
+        return _queue(answer.queue)
+
+    async def resume_queue(self, lmq_name: str) -> Queue:
+        """Deliver messages of a queue again, unless its topic is paused."""
+        request = topic_pb2.ResumeQueueRequest(lmq_name=check_lmq_name(lmq_name))
+        answer = await self._repeat(lambda topics: topics.ResumeQueue, request)
+        return _queue(answer.queue)
 
     async def delete_queue(self, lmq_name: str) -> int:
         """Delete a queue; returns how many messages it had."""
@@ -270,6 +294,8 @@ def _queue(proto: topic_pb2.Queue) -> Queue:
         oldest_publish_time_ms=proto.oldest_publish_time.ToMilliseconds() if oldest else None,
         last_activity_time_ms=proto.last_activity_time.ToMilliseconds(),
         create_time_ms=proto.create_time.ToMilliseconds(),
+        paused=proto.paused,
+        topic_paused=proto.topic_paused,
     )
 
 
@@ -323,4 +349,6 @@ def _partition(proto: topic_pb2.PartitionInfo) -> Partition:
         acked=proto.acked,
         link_state=word_of(topic_pb2.LinkState, proto.link_state, "LINK_STATE_"),
         link_detail=proto.link_detail,
+        paused_queues=proto.paused_queues,
+        paused_topics=proto.paused_topics,
     )

@@ -23,6 +23,10 @@ class Queue:
     oldest_publish_time_ms: int | None
     last_activity_time_ms: int
     create_time_ms: int
+    paused: bool
+    """Whether the queue itself is paused: its consumers get no messages."""
+    topic_paused: bool
+    """Whether its topic is paused, which has the same effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,10 @@ class Partition:
     """The link of the called broker to the partition: UP, DOWN, FAULTY or MOVED."""
     link_detail: str
     """Why the link is not up."""
+    paused_queues: int
+    """Queues that are paused themselves."""
+    paused_topics: int
+    """Paused topics, as the partition knows them: all of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)

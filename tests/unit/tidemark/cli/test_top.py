@@ -28,6 +28,8 @@ IDLE = Partition(
     acked=0,
     link_state="UP",
     link_detail="",
+    paused_queues=0,
+    paused_topics=0,
 )
 SWEEPER = Sweeper(0, "WAITING", 1, 2, 3, 3, 0, 5_000, 0, "")
 CLOCK = "2026-01-31 12:00:00 UTC"

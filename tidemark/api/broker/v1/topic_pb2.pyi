@@ -416,10 +416,13 @@ class Topic(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name. 1 to 128 characters of letters, digits, `.`, `_`, `-`."""
     version: _builtins.int
     """Grows with every change; appends carry the version they were checked against."""
+    paused: _builtins.bool
+    """Whether the topic is paused: consumers of its queues get no messages. Default false."""
     @_builtins.property
     def settings(self) -> Global___TopicSettings:
         """The settings, defaults filled in."""
@@ -440,10 +443,11 @@ class Topic(_message.Message):
         version: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "settings", b"settings", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "settings", b"settings", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "name", b"name", "paused", b"paused", "settings", b"settings", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -712,6 +716,98 @@ class DeleteTopicResponse(_message.Message):
 Global___DeleteTopicResponse: _TypeAlias = DeleteTopicResponse  # noqa: Y015
 
 @_typing.final
+class PauseTopicRequest(_message.Message):
+    """Pauses a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name. Required."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseTopicRequest: _TypeAlias = PauseTopicRequest  # noqa: Y015
+
+@_typing.final
+class PauseTopicResponse(_message.Message):
+    """The topic is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topic(self) -> Global___Topic:
+        """The topic."""
+
+    def __init__(
+        self,
+        *,
+        topic: Global___Topic | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseTopicResponse: _TypeAlias = PauseTopicResponse  # noqa: Y015
+
+@_typing.final
+class ResumeTopicRequest(_message.Message):
+    """Resumes a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name. Required."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeTopicRequest: _TypeAlias = ResumeTopicRequest  # noqa: Y015
+
+@_typing.final
+class ResumeTopicResponse(_message.Message):
+    """The topic is not paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topic(self) -> Global___Topic:
+        """The topic."""
+
+    def __init__(
+        self,
+        *,
+        topic: Global___Topic | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeTopicResponse: _TypeAlias = ResumeTopicResponse  # noqa: Y015
+
+@_typing.final
 class Queue(_message.Message):
     """One queue and its state, in one partition or over all."""
 
@@ -728,6 +824,8 @@ class Queue(_message.Message):
     LAST_ACTIVITY_TIME_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    TOPIC_PAUSED_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The name."""
     queue_id: _builtins.int
@@ -744,6 +842,10 @@ class Queue(_message.Message):
     """Messages under a reservation, over all groups. Known for materialized queues; otherwise 0."""
     next_offset: _builtins.int
     """Offset of the next message."""
+    paused: _builtins.bool
+    """Whether the queue itself is paused: its consumers get no messages."""
+    topic_paused: _builtins.bool
+    """Whether its topic is paused, which has the same effect."""
     @_builtins.property
     def oldest_publish_time(self) -> _timestamp_pb2.Timestamp:
         """Publish time of the oldest stored message. Unset if there is none."""
@@ -770,10 +872,12 @@ class Queue(_message.Message):
         last_activity_time: _timestamp_pb2.Timestamp | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         next_offset: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        topic_paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "last_activity_time", b"last_activity_time", "oldest_publish_time", b"oldest_publish_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes", b"bytes", "create_time", b"create_time", "inflight", b"inflight", "last_activity_time", b"last_activity_time", "lmq_name", b"lmq_name", "messages", b"messages", "next_offset", b"next_offset", "oldest_publish_time", b"oldest_publish_time", "partition", b"partition", "queue_id", b"queue_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "bytes", b"bytes", "create_time", b"create_time", "inflight", b"inflight", "last_activity_time", b"last_activity_time", "lmq_name", b"lmq_name", "messages", b"messages", "next_offset", b"next_offset", "oldest_publish_time", b"oldest_publish_time", "partition", b"partition", "paused", b"paused", "queue_id", b"queue_id", "topic_paused", b"topic_paused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -892,6 +996,98 @@ class GetQueueResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetQueueResponse: _TypeAlias = GetQueueResponse  # noqa: Y015
+
+@_typing.final
+class PauseQueueRequest(_message.Message):
+    """Pauses a queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The queue. Required."""
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lmq_name", b"lmq_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueRequest: _TypeAlias = PauseQueueRequest  # noqa: Y015
+
+@_typing.final
+class PauseQueueResponse(_message.Message):
+    """The queue is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___Queue:
+        """The queue."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___Queue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueResponse: _TypeAlias = PauseQueueResponse  # noqa: Y015
+
+@_typing.final
+class ResumeQueueRequest(_message.Message):
+    """Resumes a queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The queue. Required."""
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lmq_name", b"lmq_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeQueueRequest: _TypeAlias = ResumeQueueRequest  # noqa: Y015
+
+@_typing.final
+class ResumeQueueResponse(_message.Message):
+    """The queue itself is not paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___Queue:
+        """The queue."""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___Queue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeQueueResponse: _TypeAlias = ResumeQueueResponse  # noqa: Y015
 
 @_typing.final
 class DeleteQueueRequest(_message.Message):
@@ -1937,6 +2133,8 @@ class PartitionInfo(_message.Message):
     ACKED_FIELD_NUMBER: _builtins.int
     LINK_STATE_FIELD_NUMBER: _builtins.int
     LINK_DETAIL_FIELD_NUMBER: _builtins.int
+    PAUSED_QUEUES_FIELD_NUMBER: _builtins.int
+    PAUSED_TOPICS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Its number, from 0."""
     state: Global___PartitionState.ValueType
@@ -1973,6 +2171,10 @@ class PartitionInfo(_message.Message):
     """
     link_detail: _builtins.str
     """Why the link is not up, for people. "" while it is up."""
+    paused_queues: _builtins.int
+    """Queues that are paused themselves."""
+    paused_topics: _builtins.int
+    """Topics that are paused, as the partition knows them: all of the cluster."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFault]:
         """Faults and alarms; it is serving if there are only alarms."""
@@ -1998,10 +2200,12 @@ class PartitionInfo(_message.Message):
         acked: _builtins.int = ...,
         link_state: Global___LinkState.ValueType = ...,
         link_detail: _builtins.str = ...,
+        paused_queues: _builtins.int = ...,
+        paused_topics: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "link_detail", b"link_detail", "link_state", b"link_state", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "link_detail", b"link_detail", "link_state", b"link_state", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "paused_queues", b"paused_queues", "paused_topics", b"paused_topics", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,16 @@ class TopicServiceStub:
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteTopicRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteTopicResponse.FromString,
                 _registered_method=True)
+        self.PauseTopic = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/PauseTopic',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseTopicRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseTopicResponse.FromString,
+                _registered_method=True)
+        self.ResumeTopic = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/ResumeTopic',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeTopicRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeTopicResponse.FromString,
+                _registered_method=True)
         self.ListQueues = channel.unary_unary(
                 '/tidemark.api.broker.v1.TopicService/ListQueues',
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListQueuesRequest.SerializeToString,
@@ -69,6 +79,16 @@ class TopicServiceStub:
                 '/tidemark.api.broker.v1.TopicService/GetQueue',
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.GetQueueRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.GetQueueResponse.FromString,
+                _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/PauseQueue',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseQueueRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseQueueResponse.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/ResumeQueue',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeQueueRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeQueueResponse.FromString,
                 _registered_method=True)
         self.DeleteQueue = channel.unary_unary(
                 '/tidemark.api.broker.v1.TopicService/DeleteQueue',
@@ -194,6 +214,23 @@ class TopicServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseTopic(self, request, context):
+        """Pauses a topic: consumers of its queues get no messages until it is resumed, at every broker and
+        over restarts. Publishing, settling, expiry, dead-lettering and retention go on. A paused topic
+        stays paused. Fails with INVALID_NAME, TOPIC_NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeTopic(self, request, context):
+        """Resumes a topic: consumers that wait get messages without asking again, except of queues that
+        are paused themselves. Fails with INVALID_NAME, TOPIC_NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListQueues(self, request, context):
         """Lists the queues of a topic by name with their state. Fails with TOPIC_NOT_FOUND,
         INVALID_ARGUMENT, UNAVAILABLE.
@@ -204,6 +241,22 @@ class TopicServiceServicer:
 
     def GetQueue(self, request, context):
         """Returns one queue with its groups. Fails with INVALID_NAME, QUEUE_NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseQueue(self, request, context):
+        """Pauses one queue, as PauseTopic does all queues of a topic. Materializes the queue. Fails with
+        INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """Resumes one queue; while its topic is paused, its consumers still get no messages. Materializes
+        the queue. Fails with INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -364,6 +417,16 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteTopicRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DeleteTopicResponse.SerializeToString,
             ),
+            'PauseTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseTopic,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseTopicRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseTopicResponse.SerializeToString,
+            ),
+            'ResumeTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeTopic,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeTopicRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeTopicResponse.SerializeToString,
+            ),
             'ListQueues': grpc.unary_unary_rpc_method_handler(
                     servicer.ListQueues,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ListQueuesRequest.FromString,
@@ -373,6 +436,16 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     servicer.GetQueue,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.GetQueueRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.GetQueueResponse.SerializeToString,
+            ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseQueueRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseQueueResponse.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeQueueRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeQueueResponse.SerializeToString,
             ),
             'DeleteQueue': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteQueue,
@@ -602,6 +675,60 @@ class TopicService:
             _registered_method=True)
 
     @staticmethod
+    def PauseTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/PauseTopic',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseTopicRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/ResumeTopic',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeTopicRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListQueues(request,
             target,
             options=(),
@@ -645,6 +772,60 @@ class TopicService:
             '/tidemark.api.broker.v1.TopicService/GetQueue',
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.GetQueueRequest.SerializeToString,
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.GetQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/PauseQueue',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseQueueRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.PauseQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/ResumeQueue',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeQueueRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ResumeQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

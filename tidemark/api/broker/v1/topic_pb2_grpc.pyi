@@ -31,12 +31,29 @@ class TopicServiceStub:
     """Deletes a topic and its queues. Fails with TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY (without force),
     UNAVAILABLE.
     """
+    PauseTopic: _aio.UnaryUnaryMultiCallable[_topic_pb2.PauseTopicRequest, _topic_pb2.PauseTopicResponse]
+    """Pauses a topic: consumers of its queues get no messages until it is resumed, at every broker and
+    over restarts. Publishing, settling, expiry, dead-lettering and retention go on. A paused topic
+    stays paused. Fails with INVALID_NAME, TOPIC_NOT_FOUND, UNAVAILABLE.
+    """
+    ResumeTopic: _aio.UnaryUnaryMultiCallable[_topic_pb2.ResumeTopicRequest, _topic_pb2.ResumeTopicResponse]
+    """Resumes a topic: consumers that wait get messages without asking again, except of queues that
+    are paused themselves. Fails with INVALID_NAME, TOPIC_NOT_FOUND, UNAVAILABLE.
+    """
     ListQueues: _aio.UnaryUnaryMultiCallable[_topic_pb2.ListQueuesRequest, _topic_pb2.ListQueuesResponse]
     """Lists the queues of a topic by name with their state. Fails with TOPIC_NOT_FOUND,
     INVALID_ARGUMENT, UNAVAILABLE.
     """
     GetQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.GetQueueRequest, _topic_pb2.GetQueueResponse]
     """Returns one queue with its groups. Fails with INVALID_NAME, QUEUE_NOT_FOUND, UNAVAILABLE."""
+    PauseQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.PauseQueueRequest, _topic_pb2.PauseQueueResponse]
+    """Pauses one queue, as PauseTopic does all queues of a topic. Materializes the queue. Fails with
+    INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, UNAVAILABLE.
+    """
+    ResumeQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.ResumeQueueRequest, _topic_pb2.ResumeQueueResponse]
+    """Resumes one queue; while its topic is paused, its consumers still get no messages. Materializes
+    the queue. Fails with INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, UNAVAILABLE.
+    """
     DeleteQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.DeleteQueueRequest, _topic_pb2.DeleteQueueResponse]
     """Deletes a queue and its messages. A queue created again under the name is another one. Fails
     with QUEUE_NOT_FOUND, UNAVAILABLE.
@@ -142,6 +159,25 @@ class TopicServiceServicer:
         UNAVAILABLE.
         """
 
+    def PauseTopic(
+        self,
+        request: _topic_pb2.PauseTopicRequest,
+        context: _aio.ServicerContext[_topic_pb2.PauseTopicRequest, _abc.Awaitable[_topic_pb2.PauseTopicResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.PauseTopicResponse]:
+        """Pauses a topic: consumers of its queues get no messages until it is resumed, at every broker and
+        over restarts. Publishing, settling, expiry, dead-lettering and retention go on. A paused topic
+        stays paused. Fails with INVALID_NAME, TOPIC_NOT_FOUND, UNAVAILABLE.
+        """
+
+    def ResumeTopic(
+        self,
+        request: _topic_pb2.ResumeTopicRequest,
+        context: _aio.ServicerContext[_topic_pb2.ResumeTopicRequest, _abc.Awaitable[_topic_pb2.ResumeTopicResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.ResumeTopicResponse]:
+        """Resumes a topic: consumers that wait get messages without asking again, except of queues that
+        are paused themselves. Fails with INVALID_NAME, TOPIC_NOT_FOUND, UNAVAILABLE.
+        """
+
     def ListQueues(
         self,
         request: _topic_pb2.ListQueuesRequest,
@@ -157,6 +193,24 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.GetQueueRequest, _abc.Awaitable[_topic_pb2.GetQueueResponse]],
     ) -> _abc.Awaitable[_topic_pb2.GetQueueResponse]:
         """Returns one queue with its groups. Fails with INVALID_NAME, QUEUE_NOT_FOUND, UNAVAILABLE."""
+
+    def PauseQueue(
+        self,
+        request: _topic_pb2.PauseQueueRequest,
+        context: _aio.ServicerContext[_topic_pb2.PauseQueueRequest, _abc.Awaitable[_topic_pb2.PauseQueueResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.PauseQueueResponse]:
+        """Pauses one queue, as PauseTopic does all queues of a topic. Materializes the queue. Fails with
+        INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, UNAVAILABLE.
+        """
+
+    def ResumeQueue(
+        self,
+        request: _topic_pb2.ResumeQueueRequest,
+        context: _aio.ServicerContext[_topic_pb2.ResumeQueueRequest, _abc.Awaitable[_topic_pb2.ResumeQueueResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.ResumeQueueResponse]:
+        """Resumes one queue; while its topic is paused, its consumers still get no messages. Materializes
+        the queue. Fails with INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, UNAVAILABLE.
+        """
 
     def DeleteQueue(
         self,

@@ -321,6 +321,7 @@ class Operation(_message.Message):
     REMOVE_DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     DROP_OUTBOX_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    PAUSE_QUEUE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream for its partition."""
     traceparent: _builtins.str
@@ -409,6 +410,10 @@ class Operation(_message.Message):
     def recall(self) -> Global___Recall:
         """End a standing reserve."""
 
+    @_builtins.property
+    def pause_queue(self) -> Global___PauseQueue:
+        """Pause a queue for consumers, or resume it."""
+
     def __init__(
         self,
         *,
@@ -435,12 +440,13 @@ class Operation(_message.Message):
         remove_dead_letters: Global___RemoveDeadLetters | None = ...,
         drop_outbox: Global___DropOutbox | None = ...,
         recall: Global___Recall | None = ...,
+        pause_queue: Global___PauseQueue | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -467,6 +473,7 @@ class OperationResult(_message.Message):
     APPLY_TOPIC_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    PAUSE_QUEUE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request id of the operation. 0: a standing reserve has handed out or ended, with the outcome
     `reserve`.
@@ -529,6 +536,10 @@ class OperationResult(_message.Message):
     def recall(self) -> Global___RecallResult:
         """Result of Recall."""
 
+    @_builtins.property
+    def pause_queue(self) -> Global___PauseQueueResult:
+        """Result of PauseQueue."""
+
     def __init__(
         self,
         *,
@@ -547,12 +558,13 @@ class OperationResult(_message.Message):
         apply_topic: Global___ApplyTopicResult | None = ...,
         renew: Global___RenewReservationsResult | None = ...,
         recall: Global___RecallResult | None = ...,
+        pause_queue: Global___PauseQueueResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -1541,6 +1553,56 @@ class RemoveQueue(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveQueue: _TypeAlias = RemoveQueue  # noqa: Y015
+
+@_typing.final
+class PauseQueue(_message.Message):
+    """Pauses a queue for consumers, or resumes it. One that is paused is created if it does not exist.
+    Errors: INVALID_NAME, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (when it is resumed).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The queue."""
+    paused: _builtins.bool
+    """True pauses it, false resumes it."""
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lmq_name", b"lmq_name", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueue: _TypeAlias = PauseQueue  # noqa: Y015
+
+@_typing.final
+class PauseQueueResult(_message.Message):
+    """The queue is paused or resumed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """Whether that changed it."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseQueueResult: _TypeAlias = PauseQueueResult  # noqa: Y015
 
 @_typing.final
 class Purge(_message.Message):
