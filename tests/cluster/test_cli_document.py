@@ -36,7 +36,8 @@ def shown_commands() -> list[Shown]:
                 command, _, output = part.partition("\n")
                 found.append(Shown(command, output))
         else:
-            found += [Shown(line) for line in block.splitlines() if line]
+            lines = block.replace("\\\n", "").splitlines()
+            found += [Shown(line) for line in lines if line]
     return found
 
 

@@ -82,6 +82,7 @@ async def client(metrics: Metrics) -> AsyncIterator[tidemark.Client]:
         await client.create_topic("graveyard")
         await client.create_topic("orders", max_attempts=1, dead_letter_topic="graveyard")
         await client.create_topic("lost", max_attempts=1, dead_letter_topic="nowhere")
+        await client.admin.delete_topic("nowhere")  # so that its dead letters are refused
         yield client
 
 

@@ -4,12 +4,14 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.unsteady_broker import HANGS_WHILE
 from tidemark.clock import ManualClock
-from tidemark.local.cluster import LocalCluster, ServiceName
+from tidemark.local.cluster import LocalCluster
 from tidemark.local.ports import listening_socket
 from tidemark.local.restarts import FAILURES_MAX, PAUSE_MS, STABLE_AFTER_MS, GaveUp, ServiceKeeper
 
@@ -144,13 +146,15 @@ async def test_a_port_taken_meanwhile_is_a_failure_like_others(
 
 
 async def test_a_service_that_does_not_become_healthy_is_stopped_and_tried_again(
-    start_cluster: Callable[..., Any], clock: ManualClock, lines: Lines
+    start_cluster: Callable[..., Any], clock: ManualClock, lines: Lines, tmp_path: Path
 ) -> None:
     """S6."""
-    modules: dict[ServiceName, str] = {"broker": "tests.support.unsteady_broker"}
-    cluster: LocalCluster = await start_cluster(modules=modules)
+    hang = tmp_path / "hang"
+    cluster: LocalCluster = await start_cluster(
+        modules={"broker": "tests.support.unsteady_broker"},
+        environment={"broker": {HANGS_WHILE: str(hang)}},
+    )
     keeper = ServiceKeeper(cluster, "broker", clock, lines, healthy_timeout_ms=100)
-    hang = cluster.data_dir / "hang"
     hang.touch()
 
     async with kept(keeper) as tasks:

@@ -30,6 +30,7 @@ from tests.support.storage_client import (
     storage_process,
 )
 from tidemark import errors
+from tidemark.api.broker.v1.topic_pb2 import RETRY_PLACE_FIRST
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_ACK,
     SETTLE_ACTION_NACK,
@@ -257,7 +258,7 @@ async def start_round(
 ) -> list[ExchangeClient]:
     """Claim, finish what was not answered, report what is held, compare."""
     exchanges = []
-    topic = await storage.create_topic("jobs")
+    topic = await storage.create_topic("jobs", retry_place=RETRY_PLACE_FIRST)
     for client in clients:
         claimed = await storage.claim(client.partition)
         bound = storage.bound(client.partition, claimed.broker_epoch)

@@ -20,6 +20,7 @@ from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import (
     MAX_WAIT_ACTION_DEAD_LETTER,
     MAX_WAIT_ACTION_DELETE,
+    RETRY_PLACE_BEHIND,
     SUBSCRIPTION_KIND_EXCLUSIVE,
     SUBSCRIPTION_KIND_SHARED,
     Topic,
@@ -40,6 +41,7 @@ DEFAULTS = TopicSettings(
     visibility_timeout_ms=30_000,
     max_wait_action=MAX_WAIT_ACTION_DELETE,
     idle_after_ms=600_000,
+    retry_multiplier=1,
 )
 EVERY_SETTING = TopicSettings(
     subscription=SUBSCRIPTION_KIND_EXCLUSIVE,
@@ -58,6 +60,11 @@ EVERY_SETTING = TopicSettings(
     fairness_weights={f"key-{n}": limits.FAIRNESS_WEIGHT_MAX for n in range(100)},
     default_ttl_ms=limits.TTL_MS_MAX,
     consumption_records_disabled=True,
+    retry_delay_ms=1,
+    retry_delay_ms_max=limits.NACK_DELAY_MS_MAX,
+    retry_multiplier=limits.RETRY_MULTIPLIER_MAX,
+    retry_jitter=1,
+    retry_place=RETRY_PLACE_BEHIND,
 )
 
 
