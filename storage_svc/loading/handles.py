@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows
 from storage_svc.engines.engine import Engine, Table
 from storage_svc.engines.keys import u64
 from storage_svc.loading.recovery import ignore_orphan, recover_queue, report_orphan
@@ -157,7 +157,7 @@ class Handles:
                 handle.state.obey(Rules.of(topic), journal)
 
     async def _catalog_value(self, lmq_name: str) -> bytes | None:
-        (value,) = await self._engine.load(Table.CATALOG, [rows.catalog_key(lmq_name)])
+        (value,) = await self._engine.load(Table.CATALOG, [queue_rows.catalog_key(lmq_name)])
         return value
 
     def _topic_of(self, lmq_name: str) -> Topic:

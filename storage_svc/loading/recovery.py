@@ -7,7 +7,7 @@ in flight and not its backlog. A record whose run or group is gone is left out a
 import logging
 from collections.abc import Callable
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.engine import Engine, Reader, Table
 from storage_svc.engines.keys import prefix_end, read_u64
 from storage_svc.engines.paging import scan_all
@@ -53,10 +53,10 @@ async def recover_queue(
     on_orphan: OnOrphan,
 ) -> QueueState:
     """The state of a queue, from its row of the catalog."""
-    record = rows.read_queue(lmq_name, catalog_value)
+    record = queue_rows.read_queue(lmq_name, catalog_value)
     state = QueueState(record, Rules.of(topic), budget)
-    inline = rows.read_inline(catalog_value)
-    start, end = rows.queue_range(record.queue_id)
+    inline = queue_rows.read_inline(catalog_value)
+    start, end = queue_rows.queue_range(record.queue_id)
     # By group and fairness key: where a lane continues (`Lane.mark`). A group's row has the mark of
     # its lane without a key.
     marks: dict[tuple[str, str], tuple[int, int]] = {}
@@ -64,7 +64,7 @@ async def recover_queue(
     if record.groups_apart:
         stored = [row async for row in scan_all(engine, Table.GROUPS, start, end)]
     for key, value in stored:
-        group, mark = rows.read_group(key, value)
+        group, mark = group_rows.read_group(key, value)
         group.ring.weights = topic.settings.fairness_weights
         state.groups[group.name] = group
         marks[group.name, ""] = mark
@@ -72,7 +72,7 @@ async def recover_queue(
         return state  # lanes, reservations and returned slices belong to groups
     if record.keyed:
         async for key, value in scan_all(engine, Table.LANES, start, end):
-            group_name, fairness_key, mark = rows.read_lane(key, value)
+            group_name, fairness_key, mark = group_rows.read_lane(key, value)
             marks[group_name, fairness_key] = mark
     for fairness_key in await stored_fairness_keys(engine, record):
         for group in state.groups.values():
@@ -90,7 +90,7 @@ async def recover_queue(
 
 
 async def _recover_reservations(
-    engine: Engine, state: QueueState, inline: rows.Inline, on_orphan: OnOrphan
+    engine: Engine, state: QueueState, inline: queue_rows.Inline, on_orphan: OnOrphan
 ) -> None:
     record = state.record
     for key, value in inline.held:
@@ -98,7 +98,7 @@ async def _recover_reservations(
         if reservation is not None:
             record.held[reservation.reservation_id] = reservation
     if record.reserved:
-        start, end = rows.queue_range(record.queue_id)
+        start, end = queue_rows.queue_range(record.queue_id)
         async for key, value in scan_all(engine, Table.RESERVATIONS, start, end):
             reservation = await _recover_reservation(engine, state, key, value, on_orphan)
             if reservation is not None:
@@ -114,14 +114,14 @@ async def _recover_reservation(
 ) -> Reservation | None:
     """A reservation as it is stored; None if its run or its group is gone."""
     run = _UNREAD_RUN
-    if rows.is_live(value):
-        run_key = rows.reservation_run_key(key, value)
+    if reservation_rows.is_live(value):
+        run_key = reservation_rows.reservation_run_key(key, value)
         (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
         if header is None:
             on_orphan(Table.RESERVATIONS, key)
             return None
-        run = rows.read_run(run_key, header)
-    reservation = rows.read_reservation(key, value, run)
+        run = run_rows.read_run(run_key, header)
+    reservation = reservation_rows.read_reservation(key, value, run)
     if reservation.group not in state.groups:
         on_orphan(Table.RESERVATIONS, key)
         return None
@@ -134,21 +134,23 @@ async def _recover_reservation(
 def _recover_settled(state: QueueState, value: bytes) -> int:
     """Add settled reservations that share a row; returns how many there are."""
     count = 0
-    for reservation in rows.read_settled(value, _UNREAD_RUN):
+    for reservation in reservation_rows.read_settled(value, _UNREAD_RUN):
         state.recover_reservation(reservation)
         count += 1
     return count
 
 
 async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
-    start, end = rows.queue_range(state.record.queue_id)
+    start, end = queue_rows.queue_range(state.record.queue_id)
     async for key, value in scan_all(engine, Table.RETURNED, start, end):
-        run_key = rows.returned_run_key(key, value)
+        run_key = group_rows.returned_run_key(key, value)
         (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
         if header is None:
             on_orphan(Table.RETURNED, key)
             continue
-        group_name, returned = rows.read_returned(key, value, rows.read_run(run_key, header))
+        group_name, returned = group_rows.read_returned(
+            key, value, run_rows.read_run(run_key, header)
+        )
         group = state.groups.get(group_name)
         if group is None:
             on_orphan(Table.RETURNED, key)
@@ -167,11 +169,11 @@ async def fairness_keys(
 ) -> list[str]:
     """The distinct keys of the stored runs: one seek per key, however many runs it has."""
     keys: list[str] = []
-    start, end = rows.queue_range(queue_id)
+    start, end = queue_rows.queue_range(queue_id)
     while limit is None or len(keys) < limit:
         page = await source.scan(Table.RUN_HEADERS, start, end, limit=1)
         if not page:
             break
-        keys.append(rows.read_run(*page[0]).fairness_key)
-        start = prefix_end(rows.lane_prefix(queue_id, keys[-1]))
+        keys.append(run_rows.read_run(*page[0]).fairness_key)
+        start = prefix_end(run_rows.lane_prefix(queue_id, keys[-1]))
     return keys

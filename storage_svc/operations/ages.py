@@ -8,7 +8,7 @@ that is there, or deleted, so that a queue is reviewed about once per limit and 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import run_rows
 from storage_svc.engines.age_rows import AgeKind, read_age
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, u64
@@ -134,11 +134,11 @@ async def _runs(
 ) -> AsyncIterator[Run]:
     """The stored runs of a lane that may be of a kind, in their order."""
     first, end = offsets_of(state, fairness_key, kind)
-    prefix = rows.lane_prefix(state.record.queue_id, fairness_key)
+    prefix = run_rows.lane_prefix(state.record.queue_id, fairness_key)
     start, stop = prefix + u64(first), prefix_end(prefix) if end is None else prefix + u64(end)
     while start < stop:
         page = await commit.engine.scan(Table.RUN_HEADERS, start, stop, limit=_PAGE)
-        for run in rows.read_lane_runs(page):
+        for run in run_rows.read_lane_runs(page):
             yield run
         if len(page) < _PAGE:
             return

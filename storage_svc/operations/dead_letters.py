@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64x3
 from storage_svc.loading.handles import Handle
@@ -120,7 +120,9 @@ class Bury(NamedTuple):
     def index_entry(self) -> tuple[Table, bytes]:
         """The entry of the due index that a sweep found."""
         if self.reason is DeadReason.ATTEMPTS_EXHAUSTED:
-            return Table.BURIED, rows.returned_key(self.queue_id, self.group, self.first_offset)
+            return Table.BURIED, group_rows.returned_key(
+                self.queue_id, self.group, self.first_offset
+            )
         dead_ms = self.expected_dead_deadline_ms
         return Table.TTL, u64x3(dead_ms, self.queue_id, self.first_offset)
 

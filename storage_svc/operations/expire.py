@@ -7,7 +7,7 @@ that it costs what is due and not what is reserved.
 import logging
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, reservation_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, read_u64x3, u64
 from storage_svc.operations.operation import (
@@ -60,7 +60,7 @@ class ExpireReservation(NamedTuple):
             return STALE
         found = await commit.reservation(self.queue_id, self.reservation_id)
         if found is None:
-            key = rows.deadline_key_of(
+            key = reservation_rows.deadline_key_of(
                 self.expected_deadline_ms, self.queue_id, self.reservation_id
             )
             await _remove_orphan(commit, Table.DEADLINES, key, self.expected_deadline_ms)
@@ -123,7 +123,7 @@ class ReadyDelayed(NamedTuple):
         group = None if handle is None else handle.state.groups.get(self.group)
         delayed = None if group is None else group.delayed.get(self.start)
         if handle is None or group is None or delayed is None:
-            key = rows.delay_key(self.queue_id, self.group, self.start, not_before_ms)
+            key = group_rows.delay_key(self.queue_id, self.group, self.start, not_before_ms)
             await _remove_orphan(commit, Table.DELAYS, key, not_before_ms)
             return STALE
         if delayed.not_before_ms != not_before_ms:

@@ -7,7 +7,7 @@ has moved on or is gone (R2).
 from enum import Enum
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end
 from storage_svc.loading.handles import Handle
@@ -199,7 +199,7 @@ async def _delete_group(commit: CommitContext, handle: Handle, group: Group) -> 
     """Remove a group's records; its reservations are revoked already."""
     state = handle.state
     record = state.record
-    prefix = rows.group_key(record.queue_id, group.name)
+    prefix = group_rows.group_key(record.queue_id, group.name)
     for offset, delayed in group.delayed.items():
         commit.journal.delete_returned(record, group, offset, delayed.not_before_ms)
     for table in (Table.LANES, Table.RETURNED, Table.BURIED):

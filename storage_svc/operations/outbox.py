@@ -11,7 +11,7 @@ from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import outbox_rows
 from storage_svc.engines.engine import Row, Table
 from storage_svc.engines.keys import prefix_end, read_text, read_u64, successor, text, u32, u64
 from storage_svc.engines.paging import scan_all
@@ -187,7 +187,7 @@ class ClearOutbox(NamedTuple):
         return cls(proto.destination_lmq_name, proto.sequence)
 
     async def apply(self, commit: CommitContext) -> Acted:
-        key = rows.outbox_key(self.destination_lmq_name, self.sequence)
+        key = outbox_rows.outbox_key(self.destination_lmq_name, self.sequence)
         (value,) = await commit.engine.load(Table.OUTBOX, [key])
         if value is None or (Table.OUTBOX, key) in commit.journal.erased_rows:
             return STALE
@@ -241,10 +241,10 @@ class DropOutbox(NamedTuple):
     async def _read(self, commit: CommitContext) -> list[Row]:
         name = self.destination_lmq_name
         if not self.sequence:
-            start = rows.outbox_key(name, commit.state.outbox.first(name))
-            end = prefix_end(rows.outbox_prefix(name))
+            start = outbox_rows.outbox_key(name, commit.state.outbox.first(name))
+            end = prefix_end(outbox_rows.outbox_prefix(name))
             return await commit.engine.scan(Table.OUTBOX, start, end, limit=DROPPED_MAX)
-        key = rows.outbox_key(name, self.sequence)
+        key = outbox_rows.outbox_key(name, self.sequence)
         (value,) = await commit.engine.load(Table.OUTBOX, [key])
         return [] if value is None else [(key, value)]
 
@@ -272,7 +272,9 @@ def put(
         group=group,
     )
     sequence = entry.sequence
-    commit.journal.batch.put(Table.OUTBOX, rows.outbox_key(destination, sequence), encode(entry))
+    commit.journal.batch.put(
+        Table.OUTBOX, outbox_rows.outbox_key(destination, sequence), encode(entry)
+    )
     commit.journal.batch.put(Table.OUTBOX_BODIES, u64(sequence), body)
     commit.state.outbox.added(destination, entry.destination_partition, sequence)
     commit.journal.added_due.append((Table.OUTBOX, commit.now_ms))
@@ -282,7 +284,7 @@ async def _remove(commit: CommitContext, name: str, entries: Sequence[Row]) -> N
     """Erase entries of one destination, which is forgotten if no other entry waits for it."""
     index = commit.state.outbox
     for key, _ in entries:
-        _, sequence = rows.read_outbox_key(key)
+        _, sequence = outbox_rows.read_outbox_key(key)
         commit.journal.erase(Table.OUTBOX, key)
         commit.journal.batch.delete(Table.OUTBOX_BODIES, u64(sequence))
         index.removed(name, sequence)
@@ -291,8 +293,8 @@ async def _remove(commit: CommitContext, name: str, entries: Sequence[Row]) -> N
 
 
 async def _any_waits(commit: CommitContext, name: str) -> bool:
-    start = rows.outbox_key(name, commit.state.outbox.first(name))
-    end = prefix_end(rows.outbox_prefix(name))
+    start = outbox_rows.outbox_key(name, commit.state.outbox.first(name))
+    end = prefix_end(outbox_rows.outbox_prefix(name))
     async for key, _ in scan_all(commit.engine, Table.OUTBOX, start, end):
         if (Table.OUTBOX, key) not in commit.journal.erased_rows:
             return True
@@ -312,7 +314,7 @@ def encode(entry: OutboxEntry) -> bytes:
 
 def decode(key: bytes, value: bytes, body: bytes, previous: int = 0) -> OutboxEntry:
     partition, messages, create_time_ms = _ENTRY.unpack_from(value)
-    destination, sequence = rows.read_outbox_key(key)
+    destination, sequence = outbox_rows.read_outbox_key(key)
     fairness_key, at = read_text(value, _ENTRY.size)
     reason, at = read_text(value, at)
     traceparent, at = read_text(value, at)

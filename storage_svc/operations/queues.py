@@ -6,7 +6,7 @@ live reservation holds.
 
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.loading.handles import Handle
 from storage_svc.operations import history
@@ -151,8 +151,8 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
     await remove_all_scheduled(commit, record)
     for run in await commit.runs(handle.state):
         if run.dead_deadline_ms:
-            commit.journal.batch.delete(Table.TTL, rows.ttl_key(record.queue_id, run))
-    start, end = rows.queue_range(record.queue_id)
+            commit.journal.batch.delete(Table.TTL, run_rows.ttl_key(record.queue_id, run))
+    start, end = queue_rows.queue_range(record.queue_id)
     for table in _QUEUE_TABLES:
         await delete_rows(commit, table, start, end)
     commit.journal.queue_removed(record)

@@ -9,7 +9,7 @@ row in the history.
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import successor
 from storage_svc.loading.handles import Handle
@@ -77,7 +77,7 @@ class Selection(NamedTuple):
     async def take(self, commit: CommitContext, take: Take) -> Removed:
         """Take what matches, or only count it."""
         handle = await commit.queue(self.lmq_name)
-        start, end = rows.queue_range(handle.queue_id)
+        start, end = queue_rows.queue_range(handle.queue_id)
         if self.page_token and not start <= self.page_token < end:
             raise InvalidArgument("not a page token of this queue", field="page_token")
         page = await commit.engine.scan(
@@ -89,7 +89,7 @@ class Selection(NamedTuple):
                 return Removed(messages, body_bytes, stayed)
             if body_bytes >= BODY_BYTES_MAX:
                 return Removed(messages, body_bytes, stayed, next_token=key)
-            run = rows.read_run(key, value)
+            run = run_rows.read_run(key, value)
             if key in commit.journal.deleted or handle.state.is_held(run):
                 continue
             spans = waiting_spans(handle.state, run)

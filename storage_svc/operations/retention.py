@@ -8,7 +8,7 @@ commit. A pass may repeat itself: rows that are gone already count as stale, not
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import u64
@@ -92,7 +92,7 @@ class RetentionRow(NamedTuple):
     @property
     def first_key(self) -> bytes:
         """The key of the header of its first run."""
-        return rows.run_key_of(self.queue_id, self.fairness_key, self.first_offset)
+        return run_rows.run_key_of(self.queue_id, self.fairness_key, self.first_offset)
 
 
 class ApplyRetention(NamedTuple):
@@ -239,13 +239,15 @@ async def _stored(commit: CommitContext, row: RetentionRow, headers: _Headers) -
     start = row.first_key
     header = headers.get(start)
     if header is not None and start not in commit.journal.deleted:
-        run = rows.read_run(start, header)
+        run = run_rows.read_run(start, header)
         if run.end >= row.end_offset:  # the only one, as in most queues
             return [run]
-    end = rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
+    end = run_rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
     found = await commit.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
     gone = commit.journal.deleted
-    return rows.read_lane_runs([each for each in found if each[0] not in gone] if gone else found)
+    return run_rows.read_lane_runs(
+        [each for each in found if each[0] not in gone] if gone else found
+    )
 
 
 def _waiting(handle: Handle, run: Run) -> int:
@@ -292,7 +294,7 @@ async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Remov
     body_bytes = sum(len(key) + len(value) for key, value in old)
     records = len(old)
     if row.table == "messages_consumed":
-        records = sum(rows.consumed_ranges(value) for _, value in old)
+        records = sum(run_rows.consumed_ranges(value) for _, value in old)
     elif row.table == "history":
         records = sum(len(read_history(*each).queues) for each in old)
     return (records, body_bytes) if old else None, len(old) == limit

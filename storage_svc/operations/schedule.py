@@ -6,7 +6,7 @@ A scheduled run is in no queue until then: it cannot be delivered early, and it 
 from struct import Struct
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_text, read_u64, text, u64, u64x2
 from storage_svc.engines.paging import scan_all
@@ -135,7 +135,7 @@ def add_scheduled(
 
 async def remove_all_scheduled(commit: CommitContext, record: QueueRecord) -> None:
     """Remove every scheduled run of a queue that is deleted or purged."""
-    start, end = rows.queue_range(record.queue_id)
+    start, end = queue_rows.queue_range(record.queue_id)
     stored = [row async for row in scan_all(commit.engine, Table.SCHEDULED, start, end)]
     for key, due in stored + commit.journal.puts_in(Table.SCHEDULED, start, end):
         _remove(commit, record.queue_id, read_u64(key, 8), due + key[8:])

@@ -9,7 +9,7 @@ module of its own in `operations/`.
 import logging
 from collections.abc import Callable, Sequence
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, u64
 from storage_svc.engines.paging import scan_all
@@ -147,7 +147,7 @@ class CommitContext:
             for queue_id, name in zip(wanted, names, strict=True)
             if name is not None
         }
-        keys = [rows.catalog_key(name) for name in found.values()]
+        keys = [queue_rows.catalog_key(name) for name in found.values()]
         values = await self.engine.load(Table.CATALOG, keys)
         self._names.update(found)
         for name, value in zip(found.values(), values, strict=True):
@@ -229,9 +229,9 @@ class CommitContext:
 
     async def runs(self, state: QueueState) -> list[Run]:
         """Every run of a queue. Costs what is stored."""
-        start, end = rows.queue_range(state.record.queue_id)
+        start, end = queue_rows.queue_range(state.record.queue_id)
         stored = [
-            rows.read_run(key, value)
+            run_rows.read_run(key, value)
             async for key, value in scan_all(self.engine, Table.RUN_HEADERS, start, end)
             if key not in self.journal.deleted
         ]
@@ -242,22 +242,26 @@ class CommitContext:
         for run in self.journal.appended.get(queue_id, ()):
             if run.first_offset == first_offset:
                 return run
-        key = rows.run_key_of(queue_id, fairness_key, first_offset)
+        key = run_rows.run_key_of(queue_id, fairness_key, first_offset)
         (value,) = await self.engine.load(Table.RUN_HEADERS, [key])
-        return None if value is None or key in self.journal.deleted else rows.read_run(key, value)
+        return (
+            None if value is None or key in self.journal.deleted else run_rows.read_run(key, value)
+        )
 
     async def body(self, queue_id: int, run: Run) -> bytes:
         """The body of a run: from this commit, the cache or the engine.
 
         Raises RecordUnreadable: read it before anything is changed (V3).
         """
-        key = rows.body_key(queue_id, run)
+        key = run_rows.body_key(queue_id, run)
         body = self.journal.bodies.get(key) or self.state.bodies.get(key)
         if body is None:
             lmq_name = self.handles.loaded_name(queue_id)
-            if rows.has_inline_body(run):
-                header = rows.run_key(queue_id, run)
-                body = rows.inline_body(await self.readable(Table.RUN_HEADERS, header, lmq_name))
+            if run_rows.has_inline_body(run):
+                header = run_rows.run_key(queue_id, run)
+                body = run_rows.inline_body(
+                    await self.readable(Table.RUN_HEADERS, header, lmq_name)
+                )
             else:
                 body = await self.readable(Table.RUN_BODIES, key, lmq_name)
             self.state.bodies.add(key, body)
@@ -285,7 +289,7 @@ class CommitContext:
     async def read_lane(self, state: QueueState, group: Group, lane: Lane) -> None:
         """Feed a lane of a group its next page of headers."""
         queue_id = state.record.queue_id
-        prefix = rows.lane_prefix(queue_id, lane.key)
+        prefix = run_rows.lane_prefix(queue_id, lane.key)
         start = prefix + u64(lane.read_from)
         page = await self.engine.scan(
             Table.RUN_HEADERS, start, prefix_end(prefix), limit=LANE_RUNS_MAX
@@ -295,12 +299,12 @@ class CommitContext:
         for key, value in page:
             if key in deleted:
                 continue
-            run = rows.read_run(key, value)
+            run = run_rows.read_run(key, value)
             runs.append(run)
-            if rows.has_inline_body(run):  # it was read already, and is handed out next
-                self.state.bodies.add(rows.body_key(queue_id, run), rows.inline_body(value))
+            if run_rows.has_inline_body(run):  # it was read already, and is handed out next
+                self.state.bodies.add(run_rows.body_key(queue_id, run), run_rows.inline_body(value))
         last = len(page) < LANE_RUNS_MAX
-        read_to = rows.read_run(*page[-1]).end if page else lane.read_from
+        read_to = run_rows.read_run(*page[-1]).end if page else lane.read_from
         if last:
             runs += (
                 run
@@ -335,7 +339,7 @@ class CommitContext:
 
     async def _is_stored(self, record: QueueRecord, fairness_key: str) -> bool:
         """Whether the engine has runs of a key; also those that this commit deletes."""
-        prefix = rows.lane_prefix(record.queue_id, fairness_key)
+        prefix = run_rows.lane_prefix(record.queue_id, fairness_key)
         return bool(record.messages) and bool(
             await self.engine.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
         )

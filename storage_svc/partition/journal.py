@@ -6,7 +6,7 @@ once, bodies that are not yet in the engine, and events to report once the commi
 
 from collections.abc import Sequence
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.age_rows import NewAges, delete_ages, write_ages
 from storage_svc.engines.engine import Batch, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
@@ -75,13 +75,17 @@ class BatchJournal:
         for record in self._queues.values():
             write_ages(record, self.batch, self.new_ages)
             self.batch.put(
-                Table.CATALOG, rows.catalog_key(record.lmq_name), rows.queue_value(record)
+                Table.CATALOG,
+                queue_rows.catalog_key(record.lmq_name),
+                queue_rows.queue_value(record),
             )
         for (queue_id, name), group in self._groups.items():
-            self.batch.put(Table.GROUPS, rows.group_key(queue_id, name), rows.group_value(group))
+            self.batch.put(
+                Table.GROUPS, group_rows.group_key(queue_id, name), group_rows.group_value(group)
+            )
         for at in range(0, len(self._consumed), CONSUMED_PER_ROW_MAX):
             entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
-            self.batch.put(Table.CONSUMED, self.record_key(), rows.consumed_value(entries))
+            self.batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
         self._put_history()
         return self.batch
 
@@ -132,7 +136,7 @@ class BatchJournal:
             del self._groups[key]
         delete_ages(record, self.batch)
         self.batch.delete(Table.QUEUES, u64(record.queue_id))
-        self.batch.delete(Table.CATALOG, rows.catalog_key(record.lmq_name))
+        self.batch.delete(Table.CATALOG, queue_rows.catalog_key(record.lmq_name))
 
     def group_changed(self, record: QueueRecord, group: Group) -> None:
         if record.groups_apart:
@@ -140,7 +144,7 @@ class BatchJournal:
             self._groups[record.queue_id, group.name] = group
             return
         self.queue_changed(record)
-        if len(record.groups) > rows.GROUPS_INLINE_MAX:
+        if len(record.groups) > queue_rows.GROUPS_INLINE_MAX:
             record.groups_apart = True
             for each in record.groups.values():
                 self._groups[record.queue_id, each.name] = each
@@ -149,27 +153,29 @@ class BatchJournal:
         self.queue_changed(record)
         if record.groups_apart:
             self._groups.pop((record.queue_id, group.name), None)
-            self.batch.delete(Table.GROUPS, rows.group_key(record.queue_id, group.name))
+            self.batch.delete(Table.GROUPS, group_rows.group_key(record.queue_id, group.name))
 
     def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None:
         self.changed_queues.add(record.queue_id)
         if lane.key:
-            key = rows.lane_key(record.queue_id, group.name, lane.key)
-            self.batch.put(Table.LANES, key, rows.lane_value(lane))
+            key = group_rows.lane_key(record.queue_id, group.name, lane.key)
+            self.batch.put(Table.LANES, key, group_rows.lane_value(lane))
         else:
             self.group_changed(record, group)
 
     def lane_removed(self, record: QueueRecord, group: Group, lane: Lane) -> None:
         self.changed_queues.add(record.queue_id)
-        self.batch.delete(Table.LANES, rows.lane_key(record.queue_id, group.name, lane.key))
+        self.batch.delete(Table.LANES, group_rows.lane_key(record.queue_id, group.name, lane.key))
 
     # --- runs ----------------------------------------------------------------------------------
 
     def put_run(self, record: QueueRecord, run: Run, body: bytes) -> None:
         queue_id = record.queue_id
-        key = rows.body_key(queue_id, run)
-        self.batch.put(Table.RUN_HEADERS, rows.run_key(queue_id, run), rows.run_value(run, body))
-        if not rows.has_inline_body(run):
+        key = run_rows.body_key(queue_id, run)
+        self.batch.put(
+            Table.RUN_HEADERS, run_rows.run_key(queue_id, run), run_rows.run_value(run, body)
+        )
+        if not run_rows.has_inline_body(run):
             self.batch.put(Table.RUN_BODIES, key, body)
         self.bodies[key] = body
         self.appended.setdefault(queue_id, []).append(run)
@@ -177,12 +183,12 @@ class BatchJournal:
         self.body_bytes += run.body_bytes
         self.published += run.messages
         if run.dead_deadline_ms:
-            self.batch.put(Table.TTL, rows.ttl_key(queue_id, run), run.fairness_key.encode())
+            self.batch.put(Table.TTL, run_rows.ttl_key(queue_id, run), run.fairness_key.encode())
 
     def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None:
         """Runs of one lane."""
         queue_id = record.queue_id
-        lane, queue = rows.lane_prefix(queue_id, runs[0].fairness_key), u64(queue_id)
+        lane, queue = run_rows.lane_prefix(queue_id, runs[0].fairness_key), u64(queue_id)
         offsets = [u64(run.first_offset) for run in runs]
         headers = [lane + offset for offset in offsets]
         bodies = [queue + offset for offset in offsets]
@@ -190,14 +196,14 @@ class BatchJournal:
         self.deleted_bodies += bodies
         self.batch.delete_all(Table.RUN_HEADERS, headers)
         apart = [
-            key for key, run in zip(bodies, runs, strict=True) if not rows.has_inline_body(run)
+            key for key, run in zip(bodies, runs, strict=True) if not run_rows.has_inline_body(run)
         ]
         self.batch.delete_all(Table.RUN_BODIES, apart)
         for run in runs:
             self.messages -= run.messages
             self.body_bytes -= run.body_bytes
             if run.dead_deadline_ms:
-                self.batch.delete(Table.TTL, rows.ttl_key(queue_id, run))
+                self.batch.delete(Table.TTL, run_rows.ttl_key(queue_id, run))
         if queue_id in self.appended:
             for key, run in zip(bodies, runs, strict=True):
                 if self.bodies.pop(key, None) is not None:
@@ -207,7 +213,7 @@ class BatchJournal:
 
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
         """Most reservations are part of the row of their queue, which changes with them anyway."""
-        if reservation.live and rows.fits_inline(record, reservation):
+        if reservation.live and queue_rows.fits_inline(record, reservation):
             record.held[reservation.reservation_id] = reservation
             self.queue_changed(record)
             return
@@ -221,8 +227,8 @@ class BatchJournal:
             record.reserved = True
             self.queue_changed(record)
         self.changed_queues.add(record.queue_id)
-        key = rows.reservation_key(record.queue_id, reservation.reservation_id)
-        self.batch.put(Table.RESERVATIONS, key, rows.reservation_value(reservation))
+        key = reservation_rows.reservation_key(record.queue_id, reservation.reservation_id)
+        self.batch.put(Table.RESERVATIONS, key, reservation_rows.reservation_value(reservation))
 
     def forget_oldest_settled(self, record: QueueRecord, reservation: Reservation) -> None:
         """A row of several goes with the last of them: its first ones may come back after a
@@ -234,7 +240,9 @@ class BatchJournal:
             if remembered > 1:
                 record.settled_rows = ((last, remembered - 1), *later)
             else:
-                self.batch.delete(Table.SETTLED, rows.reservation_key(record.queue_id, last))
+                self.batch.delete(
+                    Table.SETTLED, reservation_rows.reservation_key(record.queue_id, last)
+                )
                 record.settled_rows = tuple(later)
 
     def replace_settled(
@@ -263,12 +271,14 @@ class BatchJournal:
             self.queue_changed(record)
 
     def _add_settled(self, record: QueueRecord, reservation: Reservation) -> None:
-        record.settled += rows.settled_entry(reservation)
+        record.settled += reservation_rows.settled_entry(reservation)
         record.settled_count += 1
-        if record.settled_count >= rows.SETTLED_INLINE_MAX:
+        if record.settled_count >= queue_rows.SETTLED_INLINE_MAX:
             last = reservation.reservation_id
             self.batch.put(
-                Table.SETTLED, rows.reservation_key(record.queue_id, last), record.settled
+                Table.SETTLED,
+                reservation_rows.reservation_key(record.queue_id, last),
+                record.settled,
             )
             record.settled_rows += ((last, record.settled_count),)
             record.settled, record.settled_count = b"", 0
@@ -276,22 +286,24 @@ class BatchJournal:
 
     def _delete_settled_rows(self, record: QueueRecord) -> None:
         for last, _ in record.settled_rows:
-            self.batch.delete(Table.SETTLED, rows.reservation_key(record.queue_id, last))
+            self.batch.delete(
+                Table.SETTLED, reservation_rows.reservation_key(record.queue_id, last)
+            )
         record.settled_rows = ()
 
     def _delete_reservation(self, record: QueueRecord, reservation: Reservation) -> None:
-        key = rows.reservation_key(record.queue_id, reservation.reservation_id)
+        key = reservation_rows.reservation_key(record.queue_id, reservation.reservation_id)
         self.batch.delete(Table.RESERVATIONS, key)
 
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self._deadlines.add(reservation.deadline_ms)
-        key = rows.deadline_key(record.queue_id, reservation)
+        key = reservation_rows.deadline_key(record.queue_id, reservation)
         self.erased_rows.discard((Table.DEADLINES, key))
         self.batch.put(Table.DEADLINES, key, u64(reservation.broker_incarnation))
 
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self._deadlines.discard(reservation.deadline_ms)
-        self.erase(Table.DEADLINES, rows.deadline_key(record.queue_id, reservation))
+        self.erase(Table.DEADLINES, reservation_rows.deadline_key(record.queue_id, reservation))
 
     def forget_deadline(self, table: Table, key: bytes, time_ms: int) -> None:
         """Delete an entry of the deadline or delay index whose record is gone."""
@@ -303,33 +315,33 @@ class BatchJournal:
     def put_returned(self, record: QueueRecord, group: Group, returned: Returned) -> None:
         self.changed_queues.add(record.queue_id)
         start = returned.slice.start
-        key = rows.returned_key(record.queue_id, group.name, start)
-        self.batch.put(Table.RETURNED, key, rows.returned_value(returned))
+        key = group_rows.returned_key(record.queue_id, group.name, start)
+        self.batch.put(Table.RETURNED, key, group_rows.returned_value(returned))
         if returned.place is ReturnPlace.BURIED:
             self.batch.put(Table.BURIED, key, b"")
             self.added_due.append((Table.BURIED, self.now_ms))
         elif returned.not_before_ms:
             self._deadlines.add(returned.not_before_ms)
             at_ms = returned.not_before_ms
-            delay = rows.delay_key(record.queue_id, group.name, start, at_ms)
+            delay = group_rows.delay_key(record.queue_id, group.name, start, at_ms)
             self.erased_rows.discard((Table.DELAYS, delay))
             self.batch.put(Table.DELAYS, delay, b"")
 
     def delete_returned(
         self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
     ) -> None:
-        key = rows.returned_key(record.queue_id, group.name, start)
+        key = group_rows.returned_key(record.queue_id, group.name, start)
         self.batch.delete(Table.RETURNED, key)
         self.batch.delete(Table.BURIED, key)
         if not_before_ms:
             self._deadlines.discard(not_before_ms)
-            delay = rows.delay_key(record.queue_id, group.name, start, not_before_ms)
+            delay = group_rows.delay_key(record.queue_id, group.name, start, not_before_ms)
             self.erase(Table.DELAYS, delay)
 
     # --- records and events --------------------------------------------------------------------
 
     def consumed(self, record: QueueRecord, group: str, span: Span, published_ms: int) -> None:
-        self._consumed.append(rows.consumed_entry(record, group, *span, published_ms))
+        self._consumed.append(run_rows.consumed_entry(record, group, *span, published_ms))
 
     def record_key(self) -> bytes:
         """A key in time order for a row of history or consumption."""

@@ -6,7 +6,7 @@ opening, so that it takes the same time however many queues there are.
 
 from dataclasses import dataclass, field
 
-from storage_svc.engines import rows
+from storage_svc.engines import outbox_rows
 from storage_svc.engines.engine import Engine, Engines, Identity, Table
 from storage_svc.engines.keys import prefix_end, read_u64
 from storage_svc.engines.paging import scan_all
@@ -78,7 +78,7 @@ async def _load_outbox(engine: Engine) -> OutboxIndex:
     start = b""
     while page := await engine.scan(Table.OUTBOX, start, None, limit=1):
         ((key, value),) = page
-        name, first = rows.read_outbox_key(key)
-        outbox.found(name, rows.outbox_partition(value), first)
-        start = prefix_end(rows.outbox_prefix(name))
+        name, first = outbox_rows.read_outbox_key(key)
+        outbox.found(name, outbox_rows.outbox_partition(value), first)
+        start = prefix_end(outbox_rows.outbox_prefix(name))
     return outbox

@@ -5,7 +5,7 @@ A page is bounded by what it reads: the story of dead letters is in their bodies
 
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import outbox_rows, queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.operations import outbox
@@ -42,7 +42,7 @@ async def list_dead_letters(
     """A page of what a redrive or a deletion would take, and the token of the next page."""
     state = await partition.state.handles.read_state(lmq_name)
     queue_id = state.record.queue_id
-    start, end = rows.queue_range(queue_id)
+    start, end = queue_rows.queue_range(queue_id)
     _check_token(token, start, end)
     listed: list[DeadLetters] = []
     read_bytes = 0
@@ -51,14 +51,14 @@ async def list_dead_letters(
         for key, value in page:
             if len(listed) >= limit or read_bytes > PAGE_BYTES_MAX:
                 return listed, key
-            run = rows.read_run(key, value)
+            run = run_rows.read_run(key, value)
             spans = [] if state.is_held(run) else waiting_spans(state, run)
             if not spans:
                 continue
-            body_key = rows.body_key(queue_id, run)
+            body_key = run_rows.body_key(queue_id, run)
             body: bytes | None
-            if rows.has_inline_body(run):
-                body = rows.inline_body(value)
+            if run_rows.has_inline_body(run):
+                body = run_rows.inline_body(value)
             else:
                 try:
                     (body,) = await reader.load(Table.RUN_BODIES, [body_key])
@@ -84,9 +84,9 @@ async def list_outbox(
     start, end = b"", None
     index = partition.state.outbox
     if destination:
-        start = rows.outbox_key(destination, index.first(destination))
-        end = prefix_end(rows.outbox_prefix(destination))
-        _check_token(token, rows.outbox_prefix(destination), end)
+        start = outbox_rows.outbox_key(destination, index.first(destination))
+        end = prefix_end(outbox_rows.outbox_prefix(destination))
+        _check_token(token, outbox_rows.outbox_prefix(destination), end)
     with partition.reader() as reader:
         found = await reader.scan(Table.OUTBOX, token or start, end, limit=limit)
     entries = [outbox.decode(key, value, b"") for key, value in found]

@@ -6,7 +6,7 @@ headers are read for many queues at once; only queues with more are read one by 
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.age_rows import AgeKind, read_age
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor, u64
@@ -17,7 +17,7 @@ from storage_svc.operations.retention import age_limit_s
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
-from storage_svc.reads.queue_tables import queue_rows, run_row, run_rows
+from storage_svc.reads.queue_tables import rows_of_queue, rows_of_runs, run_row
 from storage_svc.reads.table_filter import Row, TableFilter
 from tidemark.errors import QueueNotFound
 from tidemark.topics import TopicSettings
@@ -51,7 +51,7 @@ async def scan_inactive_queues(
         async for ids in _due_queues(partition, reader, AgeKind.IDLE, "", last_ms):
             for record in await _records(partition, reader, ids):
                 if record.last_activity_ms <= last_ms and wanted.has_queue(record.lmq_name):
-                    yield list(queue_rows(partition, record, wanted))
+                    yield list(rows_of_queue(partition, record, wanted))
 
 
 async def scan_due_runs(partition: Partition, wanted: TableFilter) -> AsyncIterator[list[Row]]:
@@ -91,14 +91,14 @@ async def _records(
     """The records of queues by their ids, without those that are deleted."""
     names = await reader.load(Table.QUEUES, [u64(each) for each in queue_ids])
     known = [name.decode() for name in names if name is not None]
-    values = await reader.load(Table.CATALOG, [rows.catalog_key(name) for name in known])
+    values = await reader.load(Table.CATALOG, [queue_rows.catalog_key(name) for name in known])
     found = []
     for name, value in zip(known, values, strict=True):
         handle = partition.state.handles.peek(name)
         if handle is not None:
             found.append(handle.state.record)
         elif value is not None:
-            found.append(rows.read_queue(name, value))
+            found.append(queue_rows.read_queue(name, value))
     return found
 
 
@@ -120,13 +120,13 @@ async def _runs_of(
             others.append(record)
         else:
             first_offset = record.next_offset - record.messages
-            singles.append((record, rows.run_key_of(record.queue_id, "", first_offset)))
+            singles.append((record, run_rows.run_key_of(record.queue_id, "", first_offset)))
     headers = await reader.load(Table.RUN_HEADERS, [key for _, key in singles])
     now_ms = partition.now_ms()
     last_ms = due_since.get(AgeKind.WAITING, 0)
     some: list[Row] = []
     for (record, key), header in zip(singles, headers, strict=True):
-        run = None if header is None else rows.read_run(key, header)
+        run = None if header is None else run_rows.read_run(key, header)
         if run is None or run.messages != record.messages:
             others.append(record)
         elif run.publish_time_ms <= last_ms and wanted.has_time(run.publish_time_ms):
@@ -163,20 +163,20 @@ async def _aged_runs(
         ranges = [offsets_of(state, fairness_key, kind) for kind in kinds]
         first = min(start for start, _ in ranges)
         ends = [end for _, end in ranges]
-        prefix = rows.lane_prefix(record.queue_id, fairness_key)
+        prefix = run_rows.lane_prefix(record.queue_id, fairness_key)
         stop = prefix_end(prefix)
         if None not in ends:
             stop = prefix + u64(max(end for end in ends if end is not None))
         start = prefix + u64(first)
         while start < stop:
             page = await reader.scan(Table.RUN_HEADERS, start, stop, limit=_PAGE_HEADERS)
-            runs = rows.read_lane_runs(page)
+            runs = run_rows.read_lane_runs(page)
             young = next((at for at, run in enumerate(runs) if run.publish_time_ms > last_ms), None)
             if record.unordered:
                 runs = [run for run in runs if run.publish_time_ms <= last_ms]
             elif young is not None:
                 runs = runs[:young]
-            yield list(run_rows(partition, state, runs, wanted))
+            yield list(rows_of_runs(partition, state, runs, wanted))
             if len(page) < _PAGE_HEADERS or (young is not None and not record.unordered):
                 break
             start = successor(page[-1][0])

@@ -7,7 +7,7 @@ that is not due, so that its cost follows what is due, not what is stored.
 from enum import Enum
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, outbox_rows
 from storage_svc.engines.engine import Reader, Row, Table
 from storage_svc.engines.keys import (
     prefix_end,
@@ -141,12 +141,12 @@ async def _scan_outbox(
     body_bytes = 0
     for number in numbers:
         for name, first in index.take_turns(number, limit, now_ms):
-            end = prefix_end(rows.outbox_prefix(name))
+            end = prefix_end(outbox_rows.outbox_prefix(name))
             found = await reader.scan(
-                Table.OUTBOX, rows.outbox_key(name, first), end, limit=limit - len(due)
+                Table.OUTBOX, outbox_rows.outbox_key(name, first), end, limit=limit - len(due)
             )
             if found:
-                index.begins(name, rows.read_outbox_key(found[0][0])[1])
+                index.begins(name, outbox_rows.read_outbox_key(found[0][0])[1])
             previous = 0
             for key, value in found:
                 body = await _outbox_body(partition, reader, key)
@@ -166,7 +166,7 @@ async def _outbox_body(partition: Partition, reader: Reader, key: bytes) -> byte
 
     One that cannot be read holds back its own destination and nothing else (V3, L11).
     """
-    name, sequence = rows.read_outbox_key(key)
+    name, sequence = outbox_rows.read_outbox_key(key)
     why = "it is missing"
     try:
         (body,) = await reader.load(Table.OUTBOX_BODIES, [u64(sequence)])
@@ -233,7 +233,7 @@ _READERS = {
 
 def _exhausted(key: bytes, value: bytes, now_ms: int) -> Due:
     group, at = read_text(key, 8)
-    attempts, fairness_key = rows.returned_facts(value)
+    attempts, fairness_key = group_rows.returned_facts(value)
     reason = DeadReason.ATTEMPTS_EXHAUSTED
     bury = Bury(read_u64(key), group.decode(), fairness_key, read_u64(key, at), reason, attempts)
     return Due(bury, now_ms)

@@ -6,7 +6,7 @@ much as if there were no others.
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.partition.partition import Partition
@@ -25,13 +25,17 @@ async def scan_queues(
     with partition.reader() as reader:
         async for chunk in reader.scan_chunks(Table.CATALOG, start, end):
             for key, value in chunk:
-                lmq_name = rows.lmq_name_of(key)
+                lmq_name = queue_rows.lmq_name_of(key)
                 if not wanted.has_queue(lmq_name):
                     continue
                 handle = partition.state.handles.peek(lmq_name)
-                record = rows.read_queue(lmq_name, value) if handle is None else handle.state.record
+                record = (
+                    queue_rows.read_queue(lmq_name, value)
+                    if handle is None
+                    else handle.state.record
+                )
                 if name is TableName.QUEUES:
-                    yield list(queue_rows(partition, record, wanted))
+                    yield list(rows_of_queue(partition, record, wanted))
                     continue
                 if name is TableName.RUNS and not record.messages:
                     continue
@@ -40,10 +44,10 @@ async def scan_queues(
                 except QueueNotFound:
                     continue  # deleted meanwhile
                 if name is TableName.RUNS:
-                    first, last = rows.queue_range(state.record.queue_id)
+                    first, last = queue_rows.queue_range(state.record.queue_id)
                     async for headers in reader.scan_chunks(Table.RUN_HEADERS, first, last):
-                        runs = (rows.read_run(*header) for header in headers)
-                        yield list(run_rows(partition, state, runs, wanted))
+                        runs = (run_rows.read_run(*header) for header in headers)
+                        yield list(rows_of_runs(partition, state, runs, wanted))
                 else:
                     yield list(_groups(partition, state))
 
@@ -51,13 +55,13 @@ async def scan_queues(
 def _catalog_range(wanted: TableFilter) -> tuple[bytes, bytes | None]:
     """The smallest range of catalog keys that has every wanted queue, and few others."""
     if wanted.lmq_name:
-        key = rows.catalog_key(wanted.lmq_name)
+        key = queue_rows.catalog_key(wanted.lmq_name)
         return key, successor(key)
     topic, slash, lite = wanted.prefix.partition("/")
     if slash:
-        return rows.topic_range(topic, lite)
+        return queue_rows.topic_range(topic, lite)
     if wanted.topic:
-        return rows.topic_range(wanted.topic)
+        return queue_rows.topic_range(wanted.topic)
     if topic:
         return topic.encode(), prefix_end(topic.encode())
     return b"", None
@@ -68,7 +72,7 @@ def _head(partition: int, record: QueueRecord) -> Row:
     return partition, topic, record.lmq_name, record.queue_id
 
 
-def run_rows(
+def rows_of_runs(
     partition: Partition, state: QueueState, runs: Iterable[Run], wanted: TableFilter
 ) -> Iterator[Row]:
     now_ms = partition.now_ms()
@@ -125,7 +129,7 @@ def _groups(partition: Partition, state: QueueState) -> Iterator[Row]:
         )
 
 
-def queue_rows(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[Row]:
+def rows_of_queue(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[Row]:
     if wanted.has_time(record.last_activity_ms):
         now_ms = partition.now_ms()
         yield (

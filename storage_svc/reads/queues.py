@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from storage_svc.engines import rows
+from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.loading.recovery import fairness_keys
@@ -59,13 +59,15 @@ async def list_queues(
     partition: Partition, topic: str, lite_prefix: str, token: bytes, limit: int
 ) -> tuple[list[QueueView], bytes]:
     """A page of queues by name, and the token of the next page."""
-    start, end = rows.topic_range(topic, lite_prefix) if topic else (b"", None)
+    start, end = queue_rows.topic_range(topic, lite_prefix) if topic else (b"", None)
     if token and (token < start or (end is not None and token >= end)):
         raise InvalidArgument("not a page token of this call", field="page_token")
     with partition.reader() as reader:
         found = await reader.scan(Table.CATALOG, token or start, end, limit=limit)
         views = [
-            await _view(partition, reader, rows.read_queue(rows.lmq_name_of(key), value))
+            await _view(
+                partition, reader, queue_rows.read_queue(queue_rows.lmq_name_of(key), value)
+            )
             for key, value in found
         ]
     return views, successor(found[-1][0]) if len(found) == limit else b""
@@ -110,10 +112,10 @@ async def peek(
 
 async def _body(reader: Reader, queue_id: int, run: Run) -> bytes | None:
     """The messages of a run; None if it was deleted meanwhile."""
-    if rows.has_inline_body(run):
-        (header,) = await reader.load(Table.RUN_HEADERS, [rows.run_key(queue_id, run)])
-        return None if header is None else rows.inline_body(header)
-    (body,) = await reader.load(Table.RUN_BODIES, [rows.body_key(queue_id, run)])
+    if run_rows.has_inline_body(run):
+        (header,) = await reader.load(Table.RUN_HEADERS, [run_rows.run_key(queue_id, run)])
+        return None if header is None else run_rows.inline_body(header)
+    (body,) = await reader.load(Table.RUN_BODIES, [run_rows.body_key(queue_id, run)])
     return body
 
 
@@ -142,9 +144,9 @@ async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | 
     """The first run of each of the first fairness keys: exact unless a queue has many keys."""
     times: list[int] = []
     for key in await fairness_keys(reader, record.queue_id, _KEYS_EXAMINED_MAX):
-        prefix = rows.lane_prefix(record.queue_id, key)
+        prefix = run_rows.lane_prefix(record.queue_id, key)
         first = await reader.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
-        times += (rows.read_run(*row).publish_time_ms for row in first)
+        times += (run_rows.read_run(*row).publish_time_ms for row in first)
     return min(times, default=None)
 
 
@@ -165,8 +167,8 @@ async def _runs_from(reader: Reader, queue_id: int, offset: int) -> AsyncIterato
 
 async def _next_run(reader: Reader, queue_id: int, key: str, offset: int) -> list[Run]:
     """The first run of a key that begins at an offset or later, as a list of one or none."""
-    start = rows.run_key_of(queue_id, key, offset)
-    end = prefix_end(rows.lane_prefix(queue_id, key))
+    start = run_rows.run_key_of(queue_id, key, offset)
+    end = prefix_end(run_rows.lane_prefix(queue_id, key))
     return [
-        rows.read_run(*row) for row in await reader.scan(Table.RUN_HEADERS, start, end, limit=1)
+        run_rows.read_run(*row) for row in await reader.scan(Table.RUN_HEADERS, start, end, limit=1)
     ]

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import ModuleType
 
-from storage_svc.engines import rows
+from storage_svc.engines import run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import read_u64, u64
@@ -102,7 +102,7 @@ def _history(partition: int, key: bytes, value: bytes) -> Iterator[Row]:
 def _consumed(partition: int, key: bytes, value: bytes) -> Iterator[Row]:
     """A row for each settled range."""
     acked_at_us = 1000 * read_u64(key)
-    for each in rows.read_consumed(value):
+    for each in run_rows.read_consumed(value):
         topic = topic_of(each.lmq_name)
         yield (
             partition,

@@ -5,7 +5,7 @@ Both must say what the model says, so that a wrong row is found in the step that
 when the partition is reopened.
 """
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, outbox_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.age_rows import write_ages
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.history_rows import read_history
@@ -44,7 +44,7 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
     assert counters.queues == len(model.queues)
     assert counters.paused_queues == sum(queue.paused for queue in model.queues.values())
     catalog = await partition.state.engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING)
-    stored = [rows.read_queue(rows.lmq_name_of(key), value) for key, value in catalog]
+    stored = [queue_rows.read_queue(queue_rows.lmq_name_of(key), value) for key, value in catalog]
     assert counters.messages == sum(record.messages for record in stored)
     assert counters.body_bytes == sum(record.body_bytes for record in stored)
     assert len(handles) == sum(queue.loaded for queue in model.queues.values())
@@ -232,12 +232,12 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
     forgettable: set[bytes] = set()
     for queue in model.queues.values():
         queue_id = queue.queue_id
-        expected[Table.CATALOG].add(rows.catalog_key(queue.name))
+        expected[Table.CATALOG].add(queue_rows.catalog_key(queue.name))
         expected[Table.QUEUES].add(u64(queue_id))
         for run in queue.runs.values():
             first = run.first_offset
-            expected[Table.RUN_HEADERS].add(rows.run_key_of(queue_id, run.fairness_key, first))
-            if run.body_bytes > rows.BODY_INLINE_BYTES_MAX:
+            expected[Table.RUN_HEADERS].add(run_rows.run_key_of(queue_id, run.fairness_key, first))
+            if run.body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
                 expected[Table.RUN_BODIES].add(u64x2(queue_id, first))
             if run.dead_deadline_ms:
                 expected[Table.TTL].add(u64x3(run.dead_deadline_ms, queue_id, first))
@@ -246,22 +246,24 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
             expected[Table.SCHEDULED].add(u64x2(queue_id, schedule_id))
             expected[Table.SCHEDULE_BODIES].add(u64(schedule_id))
         for each in queue.reservations.values():
-            key = rows.reservation_key(queue_id, each.reservation_id)
+            key = reservation_rows.reservation_key(queue_id, each.reservation_id)
             (forgettable if each.fading or each.forgotten else reservations).add(key)
             if each.live:
-                deadline = rows.deadline_key_of(each.deadline_ms, queue_id, each.reservation_id)
+                deadline = reservation_rows.deadline_key_of(
+                    each.deadline_ms, queue_id, each.reservation_id
+                )
                 expected[Table.DEADLINES].add(deadline)
         for group in queue.groups.values():
-            groups.add(rows.group_key(queue_id, group.name))
+            groups.add(group_rows.group_key(queue_id, group.name))
             came_back = [o for o in group.in_place(Place.READY) if group.standings[o].deliveries]
             for start, _ in group.slices(came_back):
-                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
+                expected[Table.RETURNED].add(group_rows.returned_key(queue_id, group.name, start))
             for start, (_, at_ms) in group.delayed.items():
-                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
-                expected[Table.DELAYS].add(rows.delay_key(queue_id, group.name, start, at_ms))
+                expected[Table.RETURNED].add(group_rows.returned_key(queue_id, group.name, start))
+                expected[Table.DELAYS].add(group_rows.delay_key(queue_id, group.name, start, at_ms))
             for start in group.buried:
-                expected[Table.RETURNED].add(rows.returned_key(queue_id, group.name, start))
-                expected[Table.BURIED].add(rows.returned_key(queue_id, group.name, start))
+                expected[Table.RETURNED].add(group_rows.returned_key(queue_id, group.name, start))
+                expected[Table.BURIED].add(group_rows.returned_key(queue_id, group.name, start))
     for table, keys in expected.items():
         real = await _keys(partition, table)
         surplus, missing = sorted(real - keys), sorted(keys - real)
@@ -283,7 +285,7 @@ async def _inline_or_apart(partition: Partition) -> tuple[list[bytes], list[byte
     settled: list[tuple[bytes, bytes]] = []
     engine = partition.state.engine
     for _, value in await engine.scan(Table.CATALOG, b"", None, limit=_EVERYTHING):
-        inline = rows.read_inline(value)
+        inline = queue_rows.read_inline(value)
         groups += [key for key, _ in inline.groups]
         reservations += [key for key, _ in inline.held]
         settled.append((value[:8], inline.settled))
@@ -293,7 +295,7 @@ async def _inline_or_apart(partition: Partition) -> tuple[list[bytes], list[byte
     reservations += [
         queue + u64(each.reservation_id)
         for queue, value in settled
-        for each in rows.read_settled(value, any_run)
+        for each in reservation_rows.read_settled(value, any_run)
     ]
     return sorted(groups), reservations
 
@@ -341,7 +343,7 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
     assert len(entries) == len(stored) == len(model.outbox)
     bodies = {read_u64(key): body for key, body in stored}
     for key, value in entries:
-        _, sequence = rows.read_outbox_key(key)
+        _, sequence = outbox_rows.read_outbox_key(key)
         entry = outbox.decode(key, value, bodies[sequence])
         dead = model.outbox[entry.sequence]
         messages = MessageBatch.FromString(entry.body).messages
@@ -357,7 +359,7 @@ async def _compare_records(partition: Partition, model: PartitionModel) -> None:
     assert deleted == model.deleted
     consumed: dict[tuple[int, str, int], int] = {}
     for _, value in await engine.scan(Table.CONSUMED, b"", None, limit=_EVERYTHING):
-        for each in rows.read_consumed(value):
+        for each in run_rows.read_consumed(value):
             for offset in range(each.start, each.end):
                 row_of = (each.queue_id, each.group, offset)
                 consumed[row_of] = consumed.get(row_of, 0) + 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from storage_svc.engines import rows
+from storage_svc.engines import outbox_rows
 from storage_svc.engines.engine import Row, Table
 from storage_svc.engines.rocksdb import RocksReader
 from storage_svc.operations import outbox
@@ -87,7 +87,7 @@ async def test_cleared_entries_are_not_passed_over_again(
     (entry,) = await entries_due(life)
 
     assert (empty, scans_of_the_empty) == ([], [])
-    assert outbox_scans == [(rows.outbox_key("dead", entry.sequence), 1)]
+    assert outbox_scans == [(outbox_rows.outbox_key("dead", entry.sequence), 1)]
 
 
 async def test_the_outbox_is_found_again_when_the_partition_is_opened(life: Life) -> None:

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from storage_svc.engines import paging, rows
+from storage_svc.engines import paging, queue_rows, run_rows
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.loading import recovery
@@ -82,11 +82,11 @@ SMALL_BOUNDS = [
     (commit, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (recovery, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (paging, "PAGE_ROWS", 2),
-    (rows, "BODY_INLINE_BYTES_MAX", 8),
-    (rows, "GROUPS_INLINE_MAX", 1),
-    (rows, "HELD_INLINE_MAX", 2),
-    (rows, "SPANS_INLINE_MAX", 2),
-    (rows, "SETTLED_INLINE_MAX", 3),
+    (run_rows, "BODY_INLINE_BYTES_MAX", 8),
+    (queue_rows, "GROUPS_INLINE_MAX", 1),
+    (queue_rows, "HELD_INLINE_MAX", 2),
+    (queue_rows, "SPANS_INLINE_MAX", 2),
+    (queue_rows, "SETTLED_INLINE_MAX", 3),
     (group_module, "PASSED_MAX", 2),
     (group_module, "IDLE_LANES_MAX", 1),
     (reserve, "PASSED_MAX", 2),

@@ -3,7 +3,7 @@
 import pytest
 
 from storage_svc.engines.engine import Table
-from storage_svc.engines.rows import SETTLED_INLINE_MAX
+from storage_svc.engines.queue_rows import SETTLED_INLINE_MAX
 from storage_svc.operations.loading import UnloadOutcome, Unmaterialize
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle

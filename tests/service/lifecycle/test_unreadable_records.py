@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_svc.engines import rows
+from storage_svc.engines import run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64, u64x2
 from tests.service.lifecycle.conftest import StartSwept
@@ -36,7 +36,7 @@ def unreadable(reads: FaultyReads, request: pytest.FixtureRequest) -> Unreadable
 async def swept(
     start: StartSwept, reads: FaultyReads, monkeypatch: pytest.MonkeyPatch
 ) -> SweptBroker:
-    monkeypatch.setattr(rows, "BODY_INLINE_BYTES_MAX", 0)  # as if all runs were large
+    monkeypatch.setattr(run_rows, "BODY_INLINE_BYTES_MAX", 0)  # as if all runs were large
     started = await start(wrap=reads.around)
     await started.create_topic(DEAD)
     await started.create_topic(TOPIC, max_attempts=1, dead_letter_topic=DEAD)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage_svc.engines import rows
+from storage_svc.engines import run_rows
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition import commit
@@ -113,8 +113,8 @@ async def test_each_settled_range_leaves_one_consumption_record(
         found = await reader.scan(Table.CONSUMED, b"", None, limit=10)
     await engine.close()
     ((_, value),) = found
-    (consumed,) = rows.read_consumed(value)
-    assert consumed == rows.Consumed(got.queue_id, 0, 600, clock.wall_ms(), "default", "jobs")
+    (consumed,) = run_rows.read_consumed(value)
+    assert consumed == run_rows.Consumed(got.queue_id, 0, 600, clock.wall_ms(), "default", "jobs")
 
 
 async def test_dead_letters_without_a_topic_for_them_are_deleted(

@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 from spark_batch.storage_client import FORMAT_VERSION as KNOWN_TO_JOBS
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, outbox_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.operations import outbox
 from storage_svc.operations.outbox import DeadReason, OutboxEntry
@@ -43,31 +43,31 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         20,
         groups={"g": group},
         held={4: reservation},
-        settled=rows.settled_entry(settled),
+        settled=reservation_rows.settled_entry(settled),
     )
     written = (
-        rows.catalog_key("t/a"),
-        rows.queue_value(QueueRecord(1, "t/a", 10, 20)),
-        rows.queue_value(kept),
-        rows.queue_value(whole),
-        rows.run_key(1, RUN),
-        rows.run_value(RUN, b"body"),
-        rows.run_value(RUN._replace(body_bytes=10_000), b"body"),
-        rows.body_key(1, RUN),
-        rows.ttl_key(1, RUN),
-        rows.group_key(1, "g"),
-        rows.group_value(group),
-        rows.lane_key(1, "g", "tenant"),
-        rows.lane_value(Lane("tenant", 3)),
-        rows.returned_key(1, "g", 7),
-        rows.returned_value(Returned(SLICE, 3_000)),
-        rows.returned_value(Returned(SLICE, 0, ReturnPlace.BEHIND, Turn(9, 4))),
-        rows.delay_key(1, "g", 7, 3_000),
-        rows.reservation_key(1, 4),
-        rows.reservation_value(reservation),
-        rows.deadline_key(1, reservation),
-        rows.consumed_value([rows.consumed_entry(kept, "g", 7, 9, 1_000)]),
-        rows.outbox_key("dead", 8),
+        queue_rows.catalog_key("t/a"),
+        queue_rows.queue_value(QueueRecord(1, "t/a", 10, 20)),
+        queue_rows.queue_value(kept),
+        queue_rows.queue_value(whole),
+        run_rows.run_key(1, RUN),
+        run_rows.run_value(RUN, b"body"),
+        run_rows.run_value(RUN._replace(body_bytes=10_000), b"body"),
+        run_rows.body_key(1, RUN),
+        run_rows.ttl_key(1, RUN),
+        group_rows.group_key(1, "g"),
+        group_rows.group_value(group),
+        group_rows.lane_key(1, "g", "tenant"),
+        group_rows.lane_value(Lane("tenant", 3)),
+        group_rows.returned_key(1, "g", 7),
+        group_rows.returned_value(Returned(SLICE, 3_000)),
+        group_rows.returned_value(Returned(SLICE, 0, ReturnPlace.BEHIND, Turn(9, 4))),
+        group_rows.delay_key(1, "g", 7, 3_000),
+        reservation_rows.reservation_key(1, 4),
+        reservation_rows.reservation_value(reservation),
+        reservation_rows.deadline_key(1, reservation),
+        run_rows.consumed_value([run_rows.consumed_entry(kept, "g", 7, 9, 1_000)]),
+        outbox_rows.outbox_key("dead", 8),
         outbox.encode(OutboxEntry(8, "dead", 2, 3, b"", "k", DeadReason.REJECTED, "", 9, 7)),
     )
 

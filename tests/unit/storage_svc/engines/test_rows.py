@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage_svc.engines import rows
+from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3
 from storage_svc.queue.group import Group, Returned, ReturnPlace
 from storage_svc.queue.lane import Lane
@@ -62,10 +62,10 @@ def fields(reservation: Reservation) -> dict[str, object]:
 @given(RECORDS)
 def test_a_queue_survives_its_row(record: QueueRecord) -> None:
     """S2."""
-    key, value = rows.catalog_key(record.lmq_name), rows.queue_value(record)
+    key, value = queue_rows.catalog_key(record.lmq_name), queue_rows.queue_value(record)
 
-    assert rows.lmq_name_of(key) == record.lmq_name
-    assert rows.read_queue(record.lmq_name, value) == record
+    assert queue_rows.lmq_name_of(key) == record.lmq_name
+    assert queue_rows.read_queue(record.lmq_name, value) == record
 
 
 SETTLED = st.builds(
@@ -97,20 +97,23 @@ def test_groups_and_reservations_survive_the_row_of_their_queue(
     queue_id = record.queue_id
     record.groups = {each.name: each for each in groups}
     record.held = {each.reservation_id: each for each in held}
-    record.settled = b"".join(map(rows.settled_entry, settled))
+    record.settled = b"".join(map(reservation_rows.settled_entry, settled))
 
-    inline = rows.read_inline(rows.queue_value(record))
+    inline = queue_rows.read_inline(queue_rows.queue_value(record))
 
     assert inline.groups == [
-        (rows.group_key(queue_id, each.name), rows.group_value(each))
+        (group_rows.group_key(queue_id, each.name), group_rows.group_value(each))
         for each in groups
         if not record.groups_apart
     ]
     assert inline.held == [
-        (rows.reservation_key(queue_id, each.reservation_id), rows.reservation_value(each))
+        (
+            reservation_rows.reservation_key(queue_id, each.reservation_id),
+            reservation_rows.reservation_value(each),
+        )
         for each in held
     ]
-    read = rows.read_settled(inline.settled, Run(0, 1, 0, 0, 0, "", ""))
+    read = reservation_rows.read_settled(inline.settled, Run(0, 1, 0, 0, 0, "", ""))
     assert list(map(fields, read)) == list(map(fields, settled))
 
 
@@ -121,45 +124,45 @@ def test_groups_and_reservations_survive_the_row_of_their_queue(
 def test_the_range_of_a_topic_holds_its_queues_and_no_others(
     lmq_name: str, topic: str, prefix: str
 ) -> None:
-    start, end = rows.topic_range(topic, prefix)
+    start, end = queue_rows.topic_range(topic, prefix)
 
     name, _, lite = lmq_name.partition("/")
     inside = name == topic and lite.startswith(prefix)
-    assert (start <= rows.catalog_key(lmq_name) < end) == inside
+    assert (start <= queue_rows.catalog_key(lmq_name) < end) == inside
 
 
 @given(st.integers(0, 2**64 - 2), RUNS)
 def test_a_run_survives_its_row(queue_id: int, run: Run) -> None:
     """S2."""
-    key = rows.run_key(queue_id, run)
+    key = run_rows.run_key(queue_id, run)
 
-    value = rows.run_value(run, b"body")
+    value = run_rows.run_value(run, b"body")
 
-    assert rows.read_run(key, value) == run
-    assert rows.read_lane_runs([(key, value)]) == [run]
-    assert key.startswith(rows.lane_prefix(queue_id, run.fairness_key))
-    start, end = rows.queue_range(queue_id)
+    assert run_rows.read_run(key, value) == run
+    assert run_rows.read_lane_runs([(key, value)]) == [run]
+    assert key.startswith(run_rows.lane_prefix(queue_id, run.fairness_key))
+    start, end = queue_rows.queue_range(queue_id)
     assert start <= key < end
 
 
-@given(RUNS, st.binary(min_size=1, max_size=rows.BODY_INLINE_BYTES_MAX + 1))
-@example(Run(0, 1, 0, 0, 0, "", ""), bytes(rows.BODY_INLINE_BYTES_MAX))
-@example(Run(0, 1, 0, 0, 0, "", ""), bytes(rows.BODY_INLINE_BYTES_MAX + 1))
+@given(RUNS, st.binary(min_size=1, max_size=run_rows.BODY_INLINE_BYTES_MAX + 1))
+@example(Run(0, 1, 0, 0, 0, "", ""), bytes(run_rows.BODY_INLINE_BYTES_MAX))
+@example(Run(0, 1, 0, 0, 0, "", ""), bytes(run_rows.BODY_INLINE_BYTES_MAX + 1))
 def test_a_small_body_shares_the_row_of_its_header(run: Run, body: bytes) -> None:
     run = run._replace(body_bytes=len(body))
-    is_small = len(body) <= rows.BODY_INLINE_BYTES_MAX
+    is_small = len(body) <= run_rows.BODY_INLINE_BYTES_MAX
 
-    value = rows.run_value(run, body)
+    value = run_rows.run_value(run, body)
 
-    assert rows.has_inline_body(run) == is_small
-    assert rows.inline_body(value) == (body if is_small else b"")
+    assert run_rows.has_inline_body(run) == is_small
+    assert run_rows.inline_body(value) == (body if is_small else b"")
 
 
 @given(U64, RUNS)
 def test_the_keys_of_a_run_name_it(queue_id: int, run: Run) -> None:
-    assert read_u64x2(rows.body_key(queue_id, run)) == (queue_id, run.first_offset)
+    assert read_u64x2(run_rows.body_key(queue_id, run)) == (queue_id, run.first_offset)
     expected = (run.dead_deadline_ms, queue_id, run.first_offset)
-    assert read_u64x3(rows.ttl_key(queue_id, run)) == expected
+    assert read_u64x3(run_rows.ttl_key(queue_id, run)) == expected
 
 
 @given(U64, RUNS, RUNS)
@@ -167,7 +170,7 @@ def test_runs_of_a_lane_sort_by_offset(queue_id: int, one: Run, other: Run) -> N
     """S2: order holds per fairness key."""
     other = other._replace(fairness_key=one.fairness_key)
 
-    in_order = rows.run_key(queue_id, one) < rows.run_key(queue_id, other)
+    in_order = run_rows.run_key(queue_id, one) < run_rows.run_key(queue_id, other)
 
     assert in_order == (one.first_offset < other.first_offset)
 
@@ -175,7 +178,9 @@ def test_runs_of_a_lane_sort_by_offset(queue_id: int, one: Run, other: Run) -> N
 @given(U64, groups())
 def test_a_group_survives_its_row(queue_id: int, group: Group) -> None:
     """E8: with its owner, and the base as the mark where there is no lane."""
-    read, mark = rows.read_group(rows.group_key(queue_id, group.name), rows.group_value(group))
+    read, mark = group_rows.read_group(
+        group_rows.group_key(queue_id, group.name), group_rows.group_value(group)
+    )
 
     for name in ("name", "base", "settled", "owner_epoch", "owner_client_id"):
         assert getattr(read, name) == getattr(group, name)
@@ -191,7 +196,9 @@ def test_the_mark_of_the_lane_without_a_key_travels_with_its_group(
     group.offer(Run(first, messages + 1, 10, 0, 0, "", ""))
     group.lanes[""].take(messages)
 
-    _, mark = rows.read_group(rows.group_key(queue_id, group.name), rows.group_value(group))
+    _, mark = group_rows.read_group(
+        group_rows.group_key(queue_id, group.name), group_rows.group_value(group)
+    )
 
     assert mark == (first, first + messages)
 
@@ -200,9 +207,9 @@ def test_the_mark_of_the_lane_without_a_key_travels_with_its_group(
 def test_a_lane_survives_its_row(queue_id: int, group: str, key: str, position: int) -> None:
     lane = Lane(key, position)
 
-    row = rows.lane_key(queue_id, group, key), rows.lane_value(lane)
+    row = group_rows.lane_key(queue_id, group, key), group_rows.lane_value(lane)
 
-    assert rows.read_lane(*row) == (group, key, lane.mark)
+    assert group_rows.read_lane(*row) == (group, key, lane.mark)
 
 
 @given(U64, TEXTS, RETURNED)
@@ -212,35 +219,35 @@ def test_messages_that_came_back_survive_their_row(
 ) -> None:
     """V3, V8."""
     slice_ = returned.slice
-    key = rows.returned_key(queue_id, group, slice_.start)
-    value = rows.returned_value(returned)
+    key = group_rows.returned_key(queue_id, group, slice_.start)
+    value = group_rows.returned_value(returned)
 
-    assert rows.returned_run_key(key, value) == rows.run_key(queue_id, slice_.run)
-    assert rows.read_returned(key, value, slice_.run) == (group, returned)
+    assert group_rows.returned_run_key(key, value) == run_rows.run_key(queue_id, slice_.run)
+    assert group_rows.read_returned(key, value, slice_.run) == (group, returned)
 
 
 @given(U64, TEXTS, OFFSETS, U64)
 def test_a_delay_names_what_it_delays(
     queue_id: int, group: str, start: int, not_before_ms: int
 ) -> None:
-    key = rows.delay_key(queue_id, group, start, not_before_ms)
+    key = group_rows.delay_key(queue_id, group, start, not_before_ms)
 
     name, at = read_text(key, 16)
     assert read_u64x2(key) == (not_before_ms, queue_id)
     assert (name.decode(), read_u64(key, at)) == (group, start)
-    assert key[8:] == rows.returned_key(queue_id, group, start)
+    assert key[8:] == group_rows.returned_key(queue_id, group, start)
 
 
 @given(U64, reservations())
 def test_a_reservation_survives_its_row(queue_id: int, reservation: Reservation) -> None:
     """V4: with what is open and how the rest ended, live or remembered."""
     run = reservation.slice.run
-    key = rows.reservation_key(queue_id, reservation.reservation_id)
-    value = rows.reservation_value(reservation)
+    key = reservation_rows.reservation_key(queue_id, reservation.reservation_id)
+    value = reservation_rows.reservation_value(reservation)
 
-    assert rows.reservation_run_key(key, value) == rows.run_key(queue_id, run)
-    assert fields(rows.read_reservation(key, value, run)) == fields(reservation)
-    assert rows.is_live(value) == reservation.live
+    assert reservation_rows.reservation_run_key(key, value) == run_rows.run_key(queue_id, run)
+    assert fields(reservation_rows.read_reservation(key, value, run)) == fields(reservation)
+    assert reservation_rows.is_live(value) == reservation.live
 
 
 def test_a_reservation_cut_into_as_many_pieces_as_it_has_messages_fits_its_row() -> None:
@@ -249,9 +256,9 @@ def test_a_reservation_cut_into_as_many_pieces_as_it_has_messages_fits_its_row()
     reservation = Reservation(1, "default", Slice(0, 10_000, run, 0, 1), 5_000)
     reservation.finish([(at, at + 1) for at in range(0, 10_000, 2)], Ending.ACK)
 
-    value = rows.reservation_value(reservation)
+    value = reservation_rows.reservation_value(reservation)
 
-    read = rows.read_reservation(rows.reservation_key(1, 1), value, run)
+    read = reservation_rows.read_reservation(reservation_rows.reservation_key(1, 1), value, run)
     assert fields(read) == fields(reservation)
 
 
@@ -260,11 +267,11 @@ def test_a_deadline_names_its_reservation_and_sorts_by_time(
     queue_id: int, reservation: Reservation
 ) -> None:
     """V5."""
-    key = rows.deadline_key(queue_id, reservation)
+    key = reservation_rows.deadline_key(queue_id, reservation)
 
     expected = (reservation.deadline_ms, queue_id, reservation.reservation_id)
     assert read_u64x3(key) == expected
-    assert key == rows.deadline_key_of(*expected)
+    assert key == reservation_rows.deadline_key_of(*expected)
 
 
 @given(st.lists(st.tuples(RECORDS, TEXTS, OFFSETS, OFFSETS, OFFSETS), max_size=4))
@@ -272,20 +279,20 @@ def test_a_consumption_row_names_queue_group_and_range_of_each_settlement(
     settled: list[tuple[QueueRecord, str, int, int, int]],
 ) -> None:
     """R13: with the name, so that it outlives its queue."""
-    value = rows.consumed_value([rows.consumed_entry(*each) for each in settled])
+    value = run_rows.consumed_value([run_rows.consumed_entry(*each) for each in settled])
 
-    assert rows.consumed_ranges(value) == len(settled)
-    assert list(rows.read_consumed(value)) == [
-        rows.Consumed(record.queue_id, start, end, published_ms, group, record.lmq_name)
+    assert run_rows.consumed_ranges(value) == len(settled)
+    assert list(run_rows.read_consumed(value)) == [
+        run_rows.Consumed(record.queue_id, start, end, published_ms, group, record.lmq_name)
         for record, group, start, end, published_ms in settled
     ]
 
 
-@pytest.mark.parametrize("body", [b"small", bytes(rows.BODY_INLINE_BYTES_MAX + 1)])
+@pytest.mark.parametrize("body", [b"small", bytes(run_rows.BODY_INLINE_BYTES_MAX + 1)])
 def test_a_run_for_one_group_is_read_as_it_was_written(body: bytes) -> None:
     run = Run(7, 3, len(body), 1_000, 2_000, "key", "00-trace", "grün")
-    row = (rows.run_key(1, run), rows.run_value(run, body))
+    row = (run_rows.run_key(1, run), run_rows.run_value(run, body))
 
-    assert rows.read_run(*row) == run
-    assert rows.read_lane_runs([row]) == [run]
-    assert rows.inline_body(row[1]) == (body if rows.has_inline_body(run) else b"")
+    assert run_rows.read_run(*row) == run
+    assert run_rows.read_lane_runs([row]) == [run]
+    assert run_rows.inline_body(row[1]) == (body if run_rows.has_inline_body(run) else b"")

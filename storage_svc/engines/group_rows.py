@@ -1,0 +1,96 @@
+"""Rows of groups: progress, lanes and what was given back."""
+
+from struct import Struct
+
+from storage_svc.engines.keys import read_text, read_u64, read_u64x2, text, u64, u64x2
+from storage_svc.queue.group import Group, Returned, ReturnPlace
+from storage_svc.queue.lane import Lane
+from storage_svc.queue.retry import Turn
+from storage_svc.queue.run import Run, Slice
+
+_GROUP = Struct(">QQQQQ")
+
+_RETURNED = Struct(">QQIIQBQQ")
+
+
+def group_key(queue_id: int, group: str) -> bytes:
+    return u64(queue_id) + text(group.encode())
+
+
+def group_value(group: Group) -> bytes:
+    """Includes the mark of the lane without a key, the only lane that most queues have."""
+    lane = group.lanes.get("")
+    mark = lane.mark if lane is not None else (group.base, group.base)
+    return (
+        _GROUP.pack(group.base, group.settled, group.owner_epoch, *mark)
+        + group.owner_client_id.encode()
+    )
+
+
+def read_group(key: bytes, value: bytes) -> tuple[Group, tuple[int, int]]:
+    """The group, without lanes and weights, and the mark of its lane without a key."""
+    name, _ = read_text(key, 8)
+    base, settled, owner_epoch, run_start, position = _GROUP.unpack_from(value)
+    group = Group(name.decode(), base, {})
+    group.settled = settled
+    group.owner_epoch = owner_epoch
+    group.owner_client_id = value[_GROUP.size :].decode()
+    return group, (run_start, position)
+
+
+def lane_key(queue_id: int, group: str, fairness_key: str) -> bytes:
+    return group_key(queue_id, group) + text(fairness_key.encode())
+
+
+def lane_value(lane: Lane) -> bytes:
+    return u64x2(*lane.mark)
+
+
+def read_lane(key: bytes, value: bytes) -> tuple[str, str, tuple[int, int]]:
+    """Group, fairness key and mark."""
+    group, at = read_text(key, 8)
+    fairness_key, _ = read_text(key, at)
+    run_start, position = read_u64x2(value)
+    return group.decode(), fairness_key.decode(), (run_start, position)
+
+
+def returned_key(queue_id: int, group: str, start: int) -> bytes:
+    return group_key(queue_id, group) + u64(start)
+
+
+def returned_value(returned: Returned) -> bytes:
+    slice_ = returned.slice
+    return (
+        _RETURNED.pack(
+            slice_.end,
+            slice_.run.first_offset,
+            slice_.attempts,
+            slice_.deliveries,
+            returned.not_before_ms,
+            returned.place,
+            *returned.turn,
+        )
+        + slice_.run.fairness_key.encode()
+    )
+
+
+def returned_run_key(key: bytes, value: bytes) -> bytes:
+    """The key of the run header of a returned slice."""
+    return key[:8] + text(value[_RETURNED.size :]) + value[8:16]
+
+
+def read_returned(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
+    """Group, and the returned slice."""
+    group, at = read_text(key, 8)
+    end, _, attempts, deliveries, not_before_ms, place, *turn = _RETURNED.unpack_from(value)
+    slice_ = Slice(read_u64(key, at), end, run, attempts, deliveries)
+    return group.decode(), Returned(slice_, not_before_ms, ReturnPlace(place), Turn(*turn))
+
+
+def returned_facts(value: bytes) -> tuple[int, str]:
+    """Attempts and fairness key, without the run."""
+    return int(_RETURNED.unpack_from(value)[2]), value[_RETURNED.size :].decode()
+
+
+def delay_key(queue_id: int, group: str, start: int, not_before_ms: int) -> bytes:
+    return u64(not_before_ms) + returned_key(queue_id, group, start)

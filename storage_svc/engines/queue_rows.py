@@ -1,0 +1,135 @@
+"""Rows of CATALOG: a queue, with the groups and reservations that have no row of their own.
+
+Here as in the other modules of rows: pure functions in pairs, where what one writes the other
+reads. The catalogue of tables, with the meaning of each key and value, is in `engines/engine.py`.
+Values are fixed numbers, then texts.
+"""
+
+from struct import Struct
+from typing import NamedTuple
+
+from storage_svc.engines.engine import Row
+from storage_svc.engines.group_rows import group_value
+from storage_svc.engines.keys import prefix_end, read_text, read_u16, text, u16, u64
+from storage_svc.engines.reservation_rows import reservation_value
+from storage_svc.queue.record import QueueRecord
+from storage_svc.queue.reservation import Reservation
+
+GROUPS_INLINE_MAX = 4
+"""Groups that share the row of their queue; once a queue has more, each has a row of its own."""
+
+HELD_INLINE_MAX = 4
+"""Live reservations that share the row of their queue; others have a row of their own, so that the
+row of a queue with many consumers stays small."""
+
+SPANS_INLINE_MAX = 8
+"""Ranges of a reservation, open or ended, in the row of its queue."""
+
+SETTLED_INLINE_MAX = 16
+"""Settled reservations that gather in the row of their queue before they move to one of SETTLED."""
+
+_QUEUE = Struct(">QQQQQQQQQQ????????BB")
+
+
+def catalog_key(lmq_name: str) -> bytes:
+    topic, _, lite = lmq_name.partition("/")
+    return text(topic.encode()) + text(lite.encode())
+
+
+def topic_range(topic: str, lite_prefix: str = "") -> tuple[bytes, bytes]:
+    """The catalog keys of a topic's queues, or of those whose lite part begins with a prefix."""
+    start = text(topic.encode()) + lite_prefix.encode()
+    return start, prefix_end(start)
+
+
+def lmq_name_of(catalog_key: bytes) -> str:
+    topic, at = read_text(catalog_key)
+    lite, _ = read_text(catalog_key, at)
+    return f"{topic.decode()}/{lite.decode()}" if lite else topic.decode()
+
+
+def queue_value(record: QueueRecord) -> bytes:
+    """The record, then its groups and reservations as far as they have no rows of their own."""
+    groups = () if record.groups_apart else record.groups.values()
+    head = _QUEUE.pack(
+        record.queue_id,
+        record.create_time_ms,
+        record.last_activity_ms,
+        record.next_offset,
+        record.messages,
+        record.body_bytes,
+        record.scheduled,
+        record.waiting_since_ms,
+        record.settled_since_ms,
+        record.idle_since_ms,
+        record.keyed,
+        record.returned,
+        record.reserved,
+        record.addressed,
+        record.kept,
+        record.unordered,
+        record.paused,
+        record.groups_apart,
+        len(groups),
+        len(record.held),
+    )
+    parts = [head]
+    for group in groups:
+        part = group_value(group)
+        parts += (text(group.name.encode()), u16(len(part)), part)
+    for reservation in record.held.values():
+        part = reservation_value(reservation)
+        parts += (u64(reservation.reservation_id), u16(len(part)), part)
+    parts.append(record.settled)
+    return b"".join(parts)
+
+
+def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
+    """The record without groups and reservations, which `read_inline` reads."""
+    queue_id, *rest = _QUEUE.unpack_from(value)
+    record = QueueRecord(queue_id, lmq_name, *rest[:-2])
+    record.indexed = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
+    return record
+
+
+class Inline(NamedTuple):
+    """The parts of a queue's row that other queues have in tables of their own."""
+
+    groups: list[Row]  # as in GROUPS
+    held: list[Row]  # as in RESERVATIONS
+    settled: bytes  # as in SETTLED
+
+
+def read_inline(value: bytes) -> Inline:
+    queue, at = value[:8], _QUEUE.size
+    *_, groups, held = _QUEUE.unpack_from(value)
+    inline = Inline([], [], b"")
+    for _ in range(groups):
+        name_at = at
+        _, at = read_text(value, at)
+        key = queue + value[name_at:at]
+        part, at = _read_part(value, at)
+        inline.groups.append((key, part))
+    for _ in range(held):
+        key = queue + value[at : at + 8]
+        part, at = _read_part(value, at + 8)
+        inline.held.append((key, part))
+    return inline._replace(settled=value[at:])
+
+
+def _read_part(value: bytes, at: int) -> tuple[bytes, int]:
+    start = at + 2
+    end = start + read_u16(value, at)
+    return value[start:end], end
+
+
+def queue_range(queue_id: int) -> tuple[bytes, bytes]:
+    """All keys of one queue, in every table that begins with the queue."""
+    return u64(queue_id), u64(queue_id + 1)
+
+
+def fits_inline(record: QueueRecord, reservation: Reservation) -> bool:
+    """Whether a live reservation can be part of the row of its queue."""
+    if len(reservation.open) + len(reservation.done) > SPANS_INLINE_MAX or reservation.apart:
+        return False
+    return len(record.held) < HELD_INLINE_MAX or reservation.reservation_id in record.held

@@ -1,0 +1,122 @@
+"""Rows of reservations, live and settled, and their deadlines."""
+
+from collections.abc import Iterator
+from struct import Struct
+
+from storage_svc.engines.keys import read_text, read_u64, text, u64x2, u64x3
+from storage_svc.queue.reservation import Ending, Reservation
+from storage_svc.queue.run import Run, Slice
+
+_RESERVATION = Struct(">QQQQIIQQHHI")
+
+_SPAN = Struct(">QQ")
+
+_DONE = Struct(">QQB")
+
+_SETTLED = Struct(">QQIB")
+
+
+def reservation_key(queue_id: int, reservation_id: int) -> bytes:
+    return u64x2(queue_id, reservation_id)
+
+
+def deadline_key(queue_id: int, reservation: Reservation) -> bytes:
+    return deadline_key_of(reservation.deadline_ms, queue_id, reservation.reservation_id)
+
+
+def deadline_key_of(deadline_ms: int, queue_id: int, reservation_id: int) -> bytes:
+    return u64x3(deadline_ms, queue_id, reservation_id)
+
+
+def reservation_value(reservation: Reservation) -> bytes:
+    slice_ = reservation.slice
+    head = _RESERVATION.pack(
+        slice_.run.first_offset,
+        slice_.start,
+        slice_.end,
+        reservation.deadline_ms,
+        slice_.attempts,
+        slice_.deliveries,
+        reservation.owner_epoch,
+        reservation.broker_incarnation,
+        len(reservation.open),
+        len(reservation.done),
+        reservation.given_messages,
+    )
+    spans = b"".join(_SPAN.pack(*span) for span in reservation.open)
+    done = b"".join(_DONE.pack(*span) for span in reservation.done)
+    names = text(reservation.group.encode()) + slice_.run.fairness_key.encode()
+    return head + spans + done + names
+
+
+def reservation_run_key(key: bytes, value: bytes) -> bytes:
+    """The key of the run header of a reservation."""
+    _, at = read_text(value, _names_at(value))
+    return key[:8] + text(value[at:]) + value[:8]
+
+
+def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
+    (
+        _,
+        start,
+        end,
+        deadline_ms,
+        attempts,
+        deliveries,
+        owner_epoch,
+        broker_incarnation,
+        open_spans,
+        done,
+        given_messages,
+    ) = _RESERVATION.unpack_from(value)
+    at = _RESERVATION.size
+    spans = [_SPAN.unpack_from(value, at + n * _SPAN.size) for n in range(open_spans)]
+    at += open_spans * _SPAN.size
+    endings = [_DONE.unpack_from(value, at + n * _DONE.size) for n in range(done)]
+    group, _ = read_text(value, _names_at(value))
+    return Reservation(
+        read_u64(key, 8),
+        group.decode(),
+        Slice(start, end, run, attempts, deliveries),
+        deadline_ms,
+        owner_epoch=owner_epoch,
+        broker_incarnation=broker_incarnation,
+        given_messages=given_messages,
+        open_spans=spans,
+        done=[(begin, stop, Ending(how)) for begin, stop, how in endings],
+    )
+
+
+def settled_entry(reservation: Reservation) -> bytes:
+    """A reservation whose messages all ended in the same way: what a repeat has to match."""
+    slice_ = reservation.slice
+    ending = reservation.done[0][2]
+    head = _SETTLED.pack(reservation.reservation_id, slice_.start, slice_.messages, ending)
+    return head + text(reservation.group.encode())
+
+
+def read_settled(value: bytes, run: Run) -> Iterator[Reservation]:
+    """Settled reservations of one row; their runs may be gone, so that any stands for them."""
+    at = 0
+    while at < len(value):
+        reservation_id, start, messages, how = _SETTLED.unpack_from(value, at)
+        group, at = read_text(value, at + _SETTLED.size)
+        end = start + messages
+        yield Reservation(
+            reservation_id,
+            group.decode(),
+            Slice(start, end, run),
+            deadline_ms=0,
+            open_spans=(),
+            done=((start, end, Ending(how)),),
+        )
+
+
+def is_live(reservation_value: bytes) -> bool:
+    """Whether any message of a stored reservation is open, without decoding the rest."""
+    return int(_RESERVATION.unpack_from(reservation_value)[8]) > 0
+
+
+def _names_at(value: bytes) -> int:
+    head = _RESERVATION.unpack_from(value)
+    return _RESERVATION.size + int(head[8]) * _SPAN.size + int(head[9]) * _DONE.size
