@@ -36,7 +36,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 )
 from tidemark.clock import ManualClock
 
-VISIBILITY_MS = 60_000
+VISIBILITY_MS = 20_000  # below a minute, at which storage records its own figures
 
 Message: TypeAlias = Callable[[ExchangeClient, ManualClock], Awaitable[Operation]]
 """Leaves a message that is due; returns what makes it ready."""

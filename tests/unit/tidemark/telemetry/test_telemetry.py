@@ -208,6 +208,7 @@ def run_service(
     )
 
 
+@pytest.mark.slow  # starts processes
 class TestExport:
     """S4: traces, metrics and logs of a service reach those who collect them."""
 
