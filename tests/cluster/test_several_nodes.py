@@ -73,9 +73,11 @@ async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
     listing = Cli.of(cluster).run("queue", "list", "jobs")
     members = Cli.of(cluster).ok("cluster", "--json").json["members"]
     text = Cli.of(cluster).ok("cluster").out
-    moved = Cli.of(cluster).run("cluster", "move", "0", "broker-1")
+    moved = [
+        Cli.of(cluster).run("cluster", "move", str(number), "broker-1") for number in (lost, 99)
+    ]
     drained = Cli.of(cluster).run("cluster", "drain", cluster.address("storage"))
-    unknown = Cli.of(cluster).run("cluster", "drain", "nobody")
+    unknown = Cli.of(cluster).run("cluster", "drain", "unknown")
     await cluster.restart("storage-2")
     await in_time(late)
 
@@ -89,8 +91,9 @@ async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
     ]
     assert [each["address"] for each in members if each["error"]] == [cluster.address("storage-2")]
     assert "broker-2" in text
-    assert (moved.code, drained.code, unknown.code) == (1, 1, 1)
-    assert "static" in moved.err
+    assert [each.code for each in (*moved, drained, unknown)] == [1] * 4
+    assert "static" in moved[0].err
+    assert "there is no partition 99" in moved[1].err
     assert "rocksdb" in drained.err
     assert listing.code == 3
     assert "UNAVAILABLE" in listing.err

@@ -91,10 +91,9 @@ async def move(
     broker: Annotated[str, typer.Argument(metavar="BROKER", help="Id of a broker.")],
 ) -> None:
     """Move a partition to another broker; refused while members are static."""
-    members = await call.admin.list_members()
-    _find(members, broker, "BROKER")
-    if not any(partition in each.partitions for each in members):
-        raise Refused(f"no member holds partition {partition}")
+    _find(await call.admin.list_members(), broker, "BROKER")
+    if all(each.partition != partition for each in await call.admin.list_partitions()):
+        raise Refused(f"there is no partition {partition}")
     raise Refused(f"partition {partition} stays where it is: {_STATIC}")
 
 
