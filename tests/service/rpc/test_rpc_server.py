@@ -158,8 +158,10 @@ async def test_waiting_for_a_server_that_starts_later_succeeds() -> None:
 
     async with open_channel(server.address) as channel:
         waiting = asyncio.create_task(wait_until_serving(channel, "", 30_000))
-        while channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            await channel.wait_for_state_change(channel.get_state())
+        async with asyncio.timeout(20):
+            # One look each time: a state that changes between two looks would be waited for twice.
+            while (state := channel.get_state()) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                await channel.wait_for_state_change(state)
         await server.start()
         await waiting
 
