@@ -3,9 +3,10 @@
 from struct import Struct
 
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, text, u64, u64x2
-from storage_svc.queue.group import Group, Returned, ReturnPlace
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.retry import Turn
+from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
 _GROUP = Struct(">QQQQQ")

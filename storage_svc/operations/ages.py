@@ -11,7 +11,7 @@ from typing import NamedTuple
 from storage_svc.engines import run_rows
 from storage_svc.engines.age_rows import AgeKind, read_age
 from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import prefix_end, u64
+from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.queue import QueueState
@@ -142,7 +142,7 @@ async def _runs(
             yield run
         if len(page) < _PAGE:
             return
-        start = page[-1][0] + b"\x00"
+        start = successor(page[-1][0])
 
 
 def offsets_of(state: QueueState, fairness_key: str, kind: AgeKind) -> tuple[int, int | None]:

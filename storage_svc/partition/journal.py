@@ -12,10 +12,11 @@ from storage_svc.engines.engine import Batch, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
 from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.partition.deadlines import Deadlines
-from storage_svc.queue.group import Group, Returned, ReturnPlace
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation, Span
+from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run
 
 CONSUMED_PER_ROW_MAX = 64

@@ -9,13 +9,13 @@ of its own, and the cost of progress is that of what is in flight (ADR 0004).
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 from storage_svc.queue.drr import Ring
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation
-from storage_svc.queue.retry import Turn, starts_within
+from storage_svc.queue.retry import starts_within
+from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 from storage_svc.queue.standing import Standing
 from tidemark.errors import Fenced
@@ -25,24 +25,6 @@ PASSED_MAX = 1000
 
 IDLE_LANES_MAX = 1024
 """Unused lanes that a group may have before it is checked for those that can be forgotten."""
-
-
-class ReturnPlace(IntEnum):
-    """Where messages that came back go, or wait for their delay to end. The numbers are stored."""
-
-    IN_PLACE = 0
-    BURIED = 1
-    BEHIND = 2
-    HOLDING = 3  # in place; what comes after them waits while they are delayed
-
-
-class Returned(NamedTuple):
-    """Messages that were given back, and when they may be handed out again."""
-
-    slice: Slice
-    not_before_ms: int = 0  # 0: ready now
-    place: ReturnPlace = ReturnPlace.IN_PLACE
-    turn: Turn = Turn()  # of those that go behind; its offset is known once they are ready
 
 
 class Taken(NamedTuple):

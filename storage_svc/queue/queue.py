@@ -7,11 +7,12 @@ Works in runs and slices: a thousand messages that share their history are one r
 
 from collections.abc import Iterable, Sequence
 
-from storage_svc.queue.group import Group, Returned, ReturnPlace
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import Journal, QueueRecord, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
 from storage_svc.queue.retry import Turn
+from storage_svc.queue.returned import Returned, ReturnPlace, as_retry, ready
 from storage_svc.queue.run import Run, Slice
 from storage_svc.queue.settled import SettledBudget, SettledReservations
 from tidemark.errors import GroupNotFound, ReservationNotFound
@@ -283,7 +284,7 @@ class QueueState:
                     returned = Returned(slice_, now_ms + delay_ms if delay_ms else 0)
                     if counted and not delay_ms and ending in (Ending.NACK, Ending.EXPIRED):
                         turn = Turn(reservation_id=reservation.reservation_id)
-                        returned = self._as_retry(slice_, turn, now_ms, chance)
+                        returned = as_retry(slice_, turn, self.rules.retry, now_ms, chance)
                     self._return(group, returned, journal)
         record.last_activity_ms = now_ms
         journal.queue_changed(record)
@@ -387,7 +388,7 @@ class QueueState:
             journal.delete_returned(self.record, group, slice_.start)
             rest = lane.record_at(slice_.end)
             if rest is not None:
-                journal.put_returned(self.record, group, _ready(*rest))
+                journal.put_returned(self.record, group, ready(*rest))
         else:
             lanes[lane.key] = lane
         group.hand_out(slice_)
@@ -397,15 +398,6 @@ class QueueState:
             journal.consumed(self.record, group.name, span, run.publish_time_ms)
         if group.settle(run, span[1] - span[0]):
             self._erase_if_done(run, journal)
-
-    def _as_retry(self, slice_: Slice, turn: Turn, now_ms: int, chance: float) -> Returned:
-        """Messages whose delivery failed, with the delay and the place of the topic."""
-        policy = self.rules.retry
-        delay_ms = policy.delay_after_ms(slice_.attempts, chance)
-        not_before_ms = now_ms + delay_ms if delay_ms else 0
-        if policy.first:
-            return Returned(slice_, not_before_ms, ReturnPlace.HOLDING)
-        return Returned(slice_, not_before_ms, ReturnPlace.BEHIND, turn)
 
     def _return(self, group: Group, returned: Returned, journal: Journal) -> None:
         """Messages are given back: ready, delayed, or buried if their attempts are exhausted."""
@@ -434,7 +426,7 @@ class QueueState:
         turn = returned.turn if returned.place is ReturnPlace.BEHIND else None
         merged, swallowed = lane.give_back(slice_) if turn is None else lane.retry(slice_, turn)
         group.ring.activate(lane.key)
-        return _ready(merged, turn), swallowed
+        return ready(merged, turn), swallowed
 
     def _notify_waiters(self, group: Group, journal: Journal) -> None:
         if group.has_waiters and not self.paused:
@@ -492,9 +484,3 @@ class QueueState:
     def _forget(self, reservation_id: int) -> None:
         del self.reservations[reservation_id]
         self._settled.discard(reservation_id)
-
-
-def _ready(slice_: Slice, turn: Turn | None) -> Returned:
-    if turn is None:
-        return Returned(slice_)
-    return Returned(slice_, place=ReturnPlace.BEHIND, turn=turn)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from storage_svc.queue.group import Group, Returned
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.retry import RetryPolicy
+from storage_svc.queue.returned import Returned
 from storage_svc.queue.run import Run
 from tidemark.topics import Topic
 

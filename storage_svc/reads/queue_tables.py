@@ -13,6 +13,7 @@ from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.run import Run
+from storage_svc.reads.queues import group_view
 from storage_svc.reads.table_filter import Row, TableFilter, TableName
 from tidemark.errors import QueueNotFound
 from tidemark.names import topic_of
@@ -116,17 +117,8 @@ def run_row(
 
 def _groups(partition: Partition, state: QueueState) -> Iterator[Row]:
     head = _head(partition.number, state.record)
-    next_offset = state.record.next_offset
     for group in state.groups.values():
-        yield (
-            *head,
-            group.name,
-            group.cursor(next_offset),
-            next_offset - group.base - group.settled,
-            sum(each.open_messages for each in group.live.values()),
-            group.owner_client_id,
-            group.owner_epoch,
-        )
+        yield (*head, *group_view(state, group))
 
 
 def rows_of_queue(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[Row]:

@@ -78,7 +78,7 @@ async def get_queue(partition: Partition, lmq_name: str) -> tuple[QueueView, lis
     state = await partition.state.handles.read_state(lmq_name)
     with partition.reader() as reader:
         view = await _view(partition, reader, state.record)
-    return view, [_group_view(state, group) for group in state.groups.values()]
+    return view, [group_view(state, group) for group in state.groups.values()]
 
 
 async def peek(
@@ -128,7 +128,7 @@ async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> Qu
     return QueueView(record, handle is not None, inflight, oldest)
 
 
-def _group_view(state: QueueState, group: Group) -> GroupView:
+def group_view(state: QueueState, group: Group) -> GroupView:
     next_offset = state.record.next_offset
     return GroupView(
         group.name,

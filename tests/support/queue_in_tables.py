@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from storage_svc.queue import lane as lanes
-from storage_svc.queue.group import Group, Returned
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
+from storage_svc.queue.returned import Returned
 from storage_svc.queue.run import Run, Slice
 from tidemark.limits import RUN_MESSAGES_MAX
 

@@ -119,22 +119,25 @@ class DeadLetterCalls(Calls):
         on_progress: Progress | None = None,
     ) -> int:
         """Delete dead letters for good; returns how many. Works in bounded calls."""
-        limit = check_int("limit", limit, 0)
         request = topic_pb2.DeleteDeadLettersRequest(
             lmq_name=check_lmq_name(lmq_name),
             filter=_filter(reason, source_lmq_name, after_time_ms, before_time_ms),
+            limit=check_int("limit", limit, 0),
             dry_run=check_bool("dry_run", dry_run),
         )
         deleted = 0
-        while True:
+
+        async def delete(
+            request: topic_pb2.DeleteDeadLettersRequest,
+        ) -> topic_pb2.DeleteDeadLettersResponse:
+            return await self._once(lambda topics: topics.DeleteDeadLetters, request)
+
+        async for part in pages(delete, request):
+            deleted += part.messages
             request.limit = limit - deleted if limit else 0
-            answer = await self._once(lambda topics: topics.DeleteDeadLetters, request)
-            deleted += answer.messages
             if on_progress is not None:
-                on_progress(answer.messages)
-            if not answer.next_page_token:
-                return deleted
-            request.page_token = answer.next_page_token
+                on_progress(part.messages)
+        return deleted
 
     def list_outbox(
         self, destination_lmq_name: str = "", *, page_size: int = PAGE_SIZE_MAX
@@ -170,14 +173,15 @@ class DeadLetterCalls(Calls):
         if partition is not None:
             request.partition = check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1)
         dropped = 0
-        while True:
-            answer = await self._once(lambda topics: topics.DropOutbox, request)
-            dropped += answer.messages
+
+        async def drop(request: topic_pb2.DropOutboxRequest) -> topic_pb2.DropOutboxResponse:
+            return await self._once(lambda topics: topics.DropOutbox, request)
+
+        async for part in pages(drop, request):
+            dropped += part.messages
             if on_progress is not None:
-                on_progress(answer.messages)
-            if not answer.next_page_token:
-                return dropped
-            request.page_token = answer.next_page_token
+                on_progress(part.messages)
+        return dropped
 
 
 def _filter(

@@ -1,4 +1,4 @@
-"""Listings of the APIs, page by page."""
+"""Calls of the APIs whose work is cut into pages."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar
@@ -18,7 +18,10 @@ P = TypeVar("P", bound=_Page)
 
 
 async def pages(fetch: Callable[[Q], Awaitable[P]], request: Q) -> AsyncIterator[P]:
-    """All pages of a listing; writes the token of each next page into the request."""
+    """All pages of a listing, or all parts of a bounded change.
+
+    Writes the token of each next page into the request.
+    """
     while True:
         page = await fetch(request)
         yield page

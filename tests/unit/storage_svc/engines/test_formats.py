@@ -7,11 +7,12 @@ from storage_svc.engines import group_rows, outbox_rows, queue_rows, reservation
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.operations import outbox
 from storage_svc.operations.outbox import DeadReason, OutboxEntry
-from storage_svc.queue.group import Group, Returned, ReturnPlace
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.retry import Turn
+from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
 LAYOUT = (7, "b05f1e3e8174aee3")

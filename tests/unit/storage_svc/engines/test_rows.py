@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, read_u64x3
-from storage_svc.queue.group import Group, Returned, ReturnPlace
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.retry import Turn
+from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
 U64 = st.integers(0, 2**64 - 1)

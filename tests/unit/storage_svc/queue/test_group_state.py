@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_svc.queue.drr import QUANTUM_BYTES, Ring
-from storage_svc.queue.group import Group, Returned
+from storage_svc.queue.group import Group
 from storage_svc.queue.lane import LANE_RUNS_MAX
 from storage_svc.queue.reservation import Reservation
+from storage_svc.queue.returned import Returned
 from storage_svc.queue.run import Run, Slice
 
 NOW_MS = 1_000

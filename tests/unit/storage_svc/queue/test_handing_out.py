@@ -2,10 +2,10 @@
 
 import pytest
 
-from storage_svc.queue.group import ReturnPlace
 from storage_svc.queue.record import Rules
 from storage_svc.queue.reservation import Ending
 from storage_svc.queue.retry import RetryPolicy
+from storage_svc.queue.returned import ReturnPlace
 from storage_svc.queue.run import Slice
 from tests.support.queue_in_tables import Queue, spans_of
 
