@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_batch.app import retention
-from spark_batch.due import pass_without_work
 from spark_batch.passes.findings import Finding, describe_failures
 from spark_batch.passes.outcome import JobName, Pass
+from spark_batch.passes.without_work import pass_without_work
 from spark_batch.session import BRIEF, start_session
 from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock

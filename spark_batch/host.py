@@ -7,8 +7,8 @@ Spark; otherwise the planner runs it.
 from functools import partial
 from typing import Any, Final
 
-from spark_batch.due import pass_without_work
 from spark_batch.passes.outcome import JobName, Pass, Phase, Progress, Report
+from spark_batch.passes.without_work import pass_without_work
 from spark_batch.planner.process import PlannerProcess
 from spark_batch.storage_client import find_partitions
 from spark_batch.threads import in_thread

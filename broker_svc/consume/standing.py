@@ -79,7 +79,7 @@ class StandingReserves:
         return self._by_id.get(standing_id)
 
     def propose(self, consumer: Consumer, feed: Feed, messages: int) -> StandingReserve | None:
-        """Let the next reserve of a consumer stand; None if it had better not.
+        """Let the next reserve of a consumer stand; None if it must not.
 
         Several consumers of a feed take turns, which the broker decides. A consumer with little
         credit for its feeds has none to set aside.

@@ -213,11 +213,13 @@ class _Child:
     async def stop(self, clock: Clock) -> None:
         """Let Spark stop; kill it if it is starting or does not stop in time."""
         assert self.process.stdin is not None
-        if self._ready.is_set():
-            self.process.stdin.close()
-            with suppress(TimeoutError):
-                await clock.wait_for(asyncio.shield(self._reading), STOP_MS)
-        self.kill()
+        try:
+            if self._ready.is_set():
+                self.process.stdin.close()
+                with suppress(TimeoutError):
+                    await clock.wait_for(asyncio.shield(self._reading), STOP_MS)
+        finally:
+            self.kill()  # also when a pass comes meanwhile and does not let it wait
         await self._reading
 
     async def _read(self) -> None:

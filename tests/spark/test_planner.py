@@ -1,6 +1,7 @@
 """Spark on demand: its process starts for a pass, and ends when idle, lost or stuck (P4)."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from spark_batch.planner.process import (
     SparkNotStarted,
 )
 from spark_batch.planner.spark_passes import INTERRUPT_MS
+from tests.support.local_broker import until
 from tidemark.clock import ManualClock
 from tidemark.errors import DeadlineExceeded, TopicNotFound, Unavailable
 from tidemark.settings import RetentionSettings
@@ -233,6 +235,35 @@ async def test_a_spark_that_does_not_stop_is_killed(program: str, clock: ManualC
         async with asyncio.timeout(60):
             await closing
         assert made.pid is None
+
+
+async def test_a_spark_that_was_stopping_when_a_pass_came_does_not_stay(
+    program: str, clock: ManualClock
+) -> None:
+    """P4: the pass gets another one at once."""
+
+    async def is_gone() -> bool:
+        try:
+            os.kill(stopping, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    async with planner(program, "lingering", clock) as made:
+        await made.run(JobName.RETENTION, False, ignore)
+        stopping = made.pid or 0
+        await clock.until_sleepers(1)
+        await clock.advance_ms(RetentionSettings().spark_idle_stop_s * 1000)
+        await clock.until_sleepers(1)  # it waits for Spark to stop
+        assert made.pid is None
+
+        await made.run(JobName.RETENTION, False, ignore)
+
+        await until(is_gone)
+        closing = asyncio.ensure_future(made.close())
+        await clock.until_sleepers(1)
+        await clock.advance_ms(60_000)
+        await closing
 
 
 async def test_the_scheduler_imports_no_spark() -> None:
