@@ -302,6 +302,21 @@ async def test_an_extension_outlasts_the_lease(
         await in_time(first.ack(wait=True))
 
 
+async def test_what_was_extended_by_little_is_renewed_before_that_is_over(
+    client: tidemark.Client, connect: Connect, clock: ManualClock
+) -> None:
+    """K1: `extend` gives a reservation a deadline; the client goes on renewing it."""
+    slow = await connect("slow", clock=clock)
+    await publish(client, QUEUE, b"1")
+
+    async with slow.subscribe([QUEUE]) as deliveries:
+        (first,) = await take(deliveries, 1)
+        await first.extend(VISIBILITY_MS // 5)
+        await pass_time(clock, 2 * VISIBILITY_MS, slow)
+
+        await in_time(first.ack(wait=True))
+
+
 async def test_without_a_lease_what_is_in_hand_runs_out_and_the_rest_is_untried(
     client: tidemark.Client, connect: Connect, clock: ManualClock
 ) -> None:

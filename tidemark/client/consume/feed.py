@@ -71,7 +71,7 @@ class Feed(SessionPart):
         self.epochs: dict[str, int] = {}
         """What is subscribed here: lmq_name and owner epoch, 0 on shared queues."""
         self.settlements = Settlements(
-            connection, identity, self.returned, self._partition_moved, failed_acks
+            connection, identity, self.returned, self._extended, self._partition_moved, failed_acks
         )
         self.credit = Credit(credit)
         self.renewals = Renewals(
@@ -228,7 +228,7 @@ class Feed(SessionPart):
         self._held[batch] = batch.count
         self._unsettled += batch.count
         self.credit.used(batch.count)
-        if self.renewals.arrived(batch, now_ms):
+        if self.renewals.watch(batch, now_ms):
             self._host.renew_sooner()
         self._host.arrived(self, batch)
 
@@ -277,6 +277,11 @@ class Feed(SessionPart):
         """Take back what was reported ahead of a handler that has become slow. Called regularly."""
         if self.hand_outs.run_once(*self._waiting()):
             self.connection.wake()
+
+    def _extended(self, batch: DeliveryBatch, now_ms: int) -> None:
+        """The application gave a reservation another deadline, perhaps an earlier one."""
+        if self.renewals.watch(batch, now_ms):
+            self._host.renew_sooner()
 
     def _ended(self, batch: DeliveryBatch) -> None:
         """A reservation is gone."""

@@ -48,11 +48,13 @@ class Renewals:
         self.due_ms: int | None = None
         """When to check the reservations again."""
 
-    def arrived(self, batch: DeliveryBatch, now_ms: int) -> bool:
-        """A batch has arrived; returns whether it must be checked sooner than the others."""
-        if self.due_ms is not None and self.due_ms <= now_ms + batch.visibility_ms // 4:
+    def watch(self, batch: DeliveryBatch, now_ms: int) -> bool:
+        """A batch has arrived or has another deadline; returns whether it must be checked sooner
+        than the others."""
+        check_ms = now_ms + self._check_in_ms(batch, now_ms)
+        if self.due_ms is not None and self.due_ms <= check_ms:
             return False
-        self.due_ms = now_ms + _every_ms(batch)
+        self.due_ms = check_ms
         return True
 
     def pass_on(self, batch: DeliveryBatch, other: "Renewals", now_ms: int) -> None:
@@ -80,12 +82,9 @@ class Renewals:
             if not batch.open:
                 continue
             left_ms = batch.deadline_ms - now_ms
-            renewed = self._max_lease_ms > 0 or not batch.handed_out
-            if renewed and 0 < left_ms <= batch.visibility_ms // 2:
+            if self._is_renewed(batch) and 0 < left_ms <= batch.visibility_ms // 2:
                 self._to_send.append(batch)
-            every_ms = _every_ms(batch)
-            if self.due_ms is None or now_ms + every_ms < self.due_ms:
-                self.due_ms = now_ms + every_ms
+            self.watch(batch, now_ms)
         self._in_hand = in_hand
         return bool(self._to_send)
 
@@ -140,6 +139,12 @@ class Renewals:
             elif batch.tag not in refused and batch.receipt not in refused:
                 batch.deadline_ms = max(batch.deadline_ms, sent_ms + batch.visibility_ms)
 
+    def _is_renewed(self, batch: DeliveryBatch) -> bool:
+        return self._max_lease_ms > 0 or not batch.handed_out
 
-def _every_ms(batch: DeliveryBatch) -> int:
-    return max(batch.visibility_ms // 4, FINEST_MS)
+    def _check_in_ms(self, batch: DeliveryBatch, now_ms: int) -> int:
+        every_ms = batch.visibility_ms // 4
+        left_ms = batch.deadline_ms - now_ms
+        if self._is_renewed(batch) and left_ms > 0:
+            every_ms = min(every_ms, left_ms // 2)  # `extend` may have left less than usual
+        return max(every_ms, FINEST_MS)

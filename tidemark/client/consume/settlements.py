@@ -65,6 +65,7 @@ class Settlements:
         connection: Connection,
         identity: Identity,
         settled: Callable[[DeliveryBatch, int], None],
+        extended: Callable[[DeliveryBatch, int], None],
         moved: "Callable[[int, str], Settlements | None]",
         failed_acks: FailedAcks,
     ) -> None:
@@ -72,6 +73,7 @@ class Settlements:
         self._clock = identity.clock
         self._backoff = Backoff(identity.random, min_ms=20)
         self._settled = settled
+        self._extended = extended
         self._moved = moved
         """Called for a partition that another broker serves; returns who settles there."""
         self._failed_acks = failed_acks
@@ -104,8 +106,9 @@ class Settlements:
         self._check_open()
         result = await self._settle(batch, action, ranges)
         if isinstance(action, Extend):
-            batch.deadline_ms = self._clock.monotonic_ms() + result.visibility_ms
-            batch.extended_until_ms = batch.deadline_ms
+            now_ms = self._clock.monotonic_ms()
+            batch.deadline_ms = batch.extended_until_ms = now_ms + result.visibility_ms
+            self._extended(batch, now_ms)
         return result
 
     async def ack_again(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
