@@ -191,8 +191,7 @@ class Client:
                 with suppress(TimeoutError):
                     clock = self._identity.clock
                     await clock.wait_for(self._publish_buffer.flush(), _FLUSH_TIMEOUT_MS)
-            for subscription in list(self._subscriptions):
-                await subscription.close()
+            await asyncio.gather(*(each.close() for each in list(self._subscriptions)))
             self._publish_buffer.close(ClientClosed("the client was closed"))
             await self._routes.close()
         finally:

@@ -165,6 +165,25 @@ async def _connected(client: tidemark.Client) -> None:
     await client._routes.home.ready(None)
 
 
+async def test_the_subscriptions_of_a_client_leave_at_the_same_time(gated: Gated) -> None:
+    """A broker that does not answer costs one timeout, not one for each of them."""
+    client, clock, link = gated
+    subscriptions = [
+        await client.subscribe([queue]).__aenter__() for queue in (SHARED, OWN, "orders/b")
+    ]
+    link.answers.close()
+
+    async def one_leaves() -> bool:
+        return any(each._closed for each in subscriptions)
+
+    closing = asyncio.create_task(client.close())
+    await until(one_leaves)
+
+    assert all(each._closed for each in subscriptions)
+    assert not closing.done()
+    await ended(clock, closing)
+
+
 async def test_a_subscription_whose_closing_is_cancelled_consumes_nothing(gated: Gated) -> None:
     client, _, link = gated
     await publish(client, SHARED, b"x")

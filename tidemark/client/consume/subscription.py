@@ -128,8 +128,8 @@ class Subscription:
                 self._give_back_untouched(feed)
                 for batch in feed.batches:
                     feed.give_back(batch, _FAILED)
-                with suppress(TimeoutError):
-                    await self._clock.wait_for(feed.leave(), _LEAVE_TIMEOUT_MS)
+            with suppress(TimeoutError):
+                await self._clock.wait_for(_leave(feeds), _LEAVE_TIMEOUT_MS)
         finally:
             for feed in feeds:
                 feed.close()  # before anything waits: the caller may be cancelled
@@ -355,3 +355,7 @@ class Subscription:
         for batch in self.buffer.remove(feed.holds):
             feed.give_back(batch, _NOT_TRIED, batch.handed_out)
         self.buffer.wake_up()  # the first batch may be one of another broker now
+
+
+async def _leave(feeds: Sequence[Feed]) -> None:
+    await asyncio.gather(*(feed.leave() for feed in feeds))
