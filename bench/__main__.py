@@ -22,6 +22,7 @@ MODULES: Final = (
     "bench.preempt",
     "bench.cycle.benchmark",
     "bench.many_queues.benchmark",
+    "bench.members",
     "bench.sweep.benchmark",
     "bench.retention",
     "bench.retention_idle",
