@@ -65,7 +65,8 @@ test-crash: .venv/.dev ## Kill services repeatedly under load, and check for los
 .PHONY: test-cluster
 test-cluster: .venv/.dev ## Run functional tests on three brokers and three storage nodes
 	@exec $(PYTEST) --members 3 tests/service/nodes tests/cluster/test_several_nodes.py \
-		tests/cluster/test_cli_messages.py tests/cluster/test_cli_topics.py $(ARGS)
+		tests/cluster/test_cli_messages.py tests/cluster/test_cli_topics.py \
+		tests/cluster/test_rolling_update.py $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")

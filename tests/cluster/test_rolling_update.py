@@ -6,9 +6,9 @@ from typing import Final
 import tidemark
 from tests.cluster.conftest import StartCluster
 from tidemark.clock import SystemClock
-from tidemark.local.cluster import LocalCluster, ServiceName
+from tidemark.local.cluster import LocalCluster
 
-ORDER: Final[tuple[ServiceName, ...]] = ("storage", "broker", "lifecycle")
+PARTITIONS: Final = 3
 ROUNDS: Final = 2
 WRITERS: Final = 16
 QUEUES: Final = [f"jobs/{number}" for number in range(8)]
@@ -38,8 +38,8 @@ class Ledger:
 async def test_a_rolling_update_under_load_fails_no_publish_and_loses_and_doubles_nothing(
     start_cluster: StartCluster,
 ) -> None:
-    """S5, S11: publishers and consumers use the SDK as it comes and see nothing of it."""
-    cluster: LocalCluster = await start_cluster(partitions=2)
+    """S5, S8, S11: publishers and consumers use the SDK as it comes and see nothing of it."""
+    cluster: LocalCluster = await start_cluster(partitions=PARTITIONS)
     ledger = Ledger()
 
     async with tidemark.connect(cluster.address("broker"), client_id="user") as client:
@@ -52,7 +52,7 @@ async def test_a_rolling_update_under_load_fails_no_publish_and_loses_and_double
             await publish(await client.publisher(QUEUES[0]), LAST, ledger)
             await reading
 
-    assert exit_codes == [0] * len(ORDER) * ROUNDS
+    assert exit_codes == [0] * len(cluster.services) * ROUNDS
     assert ledger.came.keys() == ledger.answered.keys(), "lost, or stored and not answered"
     for payload, deliveries in ledger.came.items():
         places = {(queue, offset) for queue, offset, _ in deliveries}
@@ -64,7 +64,7 @@ async def test_a_rolling_update_under_load_fails_no_publish_and_loses_and_double
 async def update(cluster: LocalCluster, ledger: Ledger) -> list[int]:
     """Restart every service, each under load; how they ended."""
     exit_codes = []
-    for service in ORDER * ROUNDS:
+    for service in cluster.services * ROUNDS:
         await ledger.until_answered(BETWEEN)
         exit_codes.append(await cluster.terminate(service))
         await cluster.restart(service)
