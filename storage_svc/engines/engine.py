@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Version of the key and value layouts. An engine refuses data written in any other."""
 
 Row = tuple[bytes, bytes]
@@ -108,6 +108,11 @@ class EngineFailed(RuntimeError):
     again. What raises this has written nothing."""
 
 
+class EngineFenced(RuntimeError):
+    """Another node has opened the partition since: nothing was written, and nothing will be. To
+    open the engine again would take the partition back."""
+
+
 REFUSALS = (
     ClusterMismatch,
     FormatNotSupported,
@@ -199,6 +204,12 @@ class Engine(Protocol):
     @property
     def identity(self) -> Identity: ...
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a read is a trip to another process. Reads that are called in one turn of the
+        event loop share a trip then, so a commit reads ahead what its operations name."""
+        ...
+
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values in the order of the keys, None where there is none."""
         ...
@@ -215,14 +226,16 @@ class Engine(Protocol):
         """Apply all of it or nothing; on disk when this returns.
 
         Commits take effect in the order of their calls and may overlap. The fence is checked: a
-        process that has lost the partition gets Fenced. After CommitOutcomeUnknown every later
-        commit fails too: close the engine and open it again. Range deletes slow reads down until
-        the engine has written them out, which it does by itself: keep them for bulk.
+        node that has lost the partition gets EngineFenced, and nothing was written. After
+        CommitOutcomeUnknown every later commit fails too: close the engine and open it again.
+        Range deletes slow reads down until the engine has written them out, which it does by
+        itself: keep them for bulk.
         """
         ...
 
     async def verify(self) -> None:
-        """Confirm that a commit made now would be accepted; raises EngineFailed if not."""
+        """Confirm that a commit made now would be accepted, before an answer that wrote nothing;
+        raises EngineFailed or EngineFenced if not."""
         ...
 
     async def wait_failed(self) -> None:
@@ -232,8 +245,8 @@ class Engine(Protocol):
 
     def reader(self) -> Reader: ...
 
-    def disk_free_bytes(self) -> int:
-        """Free room on its disk; read every second, so it must be cheap."""
+    async def free_bytes(self) -> int:
+        """Free room where it stores; read every second, so it must be cheap."""
         ...
 
     async def close(self) -> None:
@@ -247,6 +260,10 @@ class Engines(Protocol):
     async def open(self, identity: Identity) -> Engine:
         """Take the fence of this partition and open it; created if it does not exist.
 
-        Raises DataDirectoryInUse, ClusterMismatch, FormatNotSupported, DataCorrupt, DiskFull.
+        Where the fence is a lock, a partition that is open elsewhere is refused with
+        DataDirectoryInUse. An engine that nodes share takes it over instead: the node that had it
+        open gets EngineFenced from then on.
+
+        Raises ClusterMismatch, FormatNotSupported, DataCorrupt, DiskFull.
         """
         ...

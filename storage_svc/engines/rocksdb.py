@@ -188,6 +188,10 @@ class RocksEngine:
     def identity(self) -> Identity:
         return self._identity
 
+    @property
+    def is_remote(self) -> bool:
+        return False
+
     async def check_identity(self) -> None:
         """Refuse data of another format, cluster or partition; mark new data as ours."""
         mine, database = self._identity, self._database
@@ -234,7 +238,7 @@ class RocksEngine:
         self._database.check_open()
         return RocksReader(self)
 
-    def disk_free_bytes(self) -> int:
+    async def free_bytes(self) -> int:
         return self._database.disk_free_bytes()
 
     async def close(self) -> None:

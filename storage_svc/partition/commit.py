@@ -60,6 +60,7 @@ class CommitContext:
     """One commit in the making."""
 
     __slots__ = (
+        "_absent",
         "_catalog",
         "_names",
         "chance",
@@ -105,6 +106,7 @@ class CommitContext:
         self.deletions_refused = deletions_refused
         self._names: dict[int, str] = {}
         self._catalog: dict[str, bytes] = {}
+        self._absent: set[str] = set()
         self.chance = chance
         """A random number from 0 up to 1, for the jitter of retries."""
         self.handed_out_bytes = 0
@@ -133,6 +135,7 @@ class CommitContext:
         counters.messages += self.journal.messages
         counters.body_bytes += self.journal.body_bytes
         counters.published += self.journal.published
+        counters.deadlines = self.state.deadlines.total
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -141,18 +144,29 @@ class CommitContext:
         wanted = [each for each in queue_ids if self.handles.loaded_name(each) is None]
         if len(wanted) < 2:
             return
+        names = await self.read_names(wanted)
+        keys = [queue_rows.catalog_key(name) for name in names]
+        values = await self.engine.load(Table.CATALOG, keys)
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                self._catalog[name] = value
+
+    async def read_names(self, queue_ids: Sequence[int]) -> list[str]:
+        """The names of those queues that are not loaded; read at once, and remembered."""
+        wanted = [each for each in queue_ids if self.handles.loaded_name(each) is None]
         names = await self.engine.load(Table.QUEUES, [u64(each) for each in wanted])
         found = {
             queue_id: name.decode()
             for queue_id, name in zip(wanted, names, strict=True)
             if name is not None
         }
-        keys = [queue_rows.catalog_key(name) for name in found.values()]
-        values = await self.engine.load(Table.CATALOG, keys)
         self._names.update(found)
-        for name, value in zip(found.values(), values, strict=True):
-            if value is not None:
-                self._catalog[name] = value
+        return list(found.values())
+
+    async def read_queue(self, lmq_name: str) -> None:
+        """Load a queue, or remember that there is none; nothing was applied yet."""
+        if await self.handles.load(lmq_name, self.now_ms) is None:
+            self._absent.add(lmq_name)
 
     async def find_queue(self, lmq_name: str, *, briefly: bool = False) -> Handle | None:
         """The handle of a queue, loaded if need be; None if there is no such queue.
@@ -163,7 +177,7 @@ class CommitContext:
         brief = self.journal.loaded_briefly
         if brief and not briefly:
             brief.discard(lmq_name)
-        if handle is None and lmq_name not in self.journal.removed_names:
+        if handle is None and not self._is_absent(lmq_name):
             value = self._catalog.pop(lmq_name, None)
             handle = await self.handles.load(lmq_name, self.now_ms, value)
             if briefly and handle is not None:
@@ -175,6 +189,9 @@ class CommitContext:
             await self._erase_kept(state)
         handle.used(self.now_ms)
         return handle
+
+    def _is_absent(self, lmq_name: str) -> bool:
+        return lmq_name in self.journal.removed_names or lmq_name in self._absent
 
     async def queue(self, lmq_name: str) -> Handle:
         """The handle of a queue that must exist."""

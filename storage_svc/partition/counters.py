@@ -37,6 +37,7 @@ class Counters:
     acked: int = 0  # messages acknowledged, in total
     paused_queues: int = 0  # that exist and are paused themselves
     suspended_ms: int = 0  # since when deletions are suspended, 0 if they are not
+    deadlines: int = 0  # of reservations and nack delays, that are running
 
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")

@@ -2,9 +2,13 @@
 
 Pure. Counts deadlines in buckets of 10 ms, the resolution of expiry, so that removing a deadline
 costs nothing and the next one is found without passing over removed ones.
+
+A partition that opens knows how many deadlines are stored, and reads the first page of them
+(`loading/deadline_pages.py`). Those from the horizon on are only counted until their page is read.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 BUCKET_MS = 10
@@ -14,52 +18,87 @@ _EMPTY_MIN = 64
 class Deadlines:
     """The number of deadlines per bucket; at most as many buckets are empty as are not."""
 
-    __slots__ = ("_counts", "_empty", "_heap", "total")
+    __slots__ = ("_counts", "_empty", "_heap", "_unread", "horizon_ms", "total")
 
-    def __init__(self) -> None:
+    def __init__(self, stored: int = 0) -> None:
         self._counts: defaultdict[int, int] = defaultdict(int)
         self._heap: list[int] = []
         self._empty = 0
-        self.total = 0
+        self._unread = stored
+        self.total = stored
+        self.horizon_ms: int | None = 0 if stored else None
+        """Deadlines from here on are counted, but not known; None if all are known."""
 
     def __len__(self) -> int:
         """Buckets that take up memory."""
         return len(self._heap)
 
+    @property
+    def needs_page(self) -> bool:
+        """No deadline is known, and the engine holds some."""
+        return self.horizon_ms is not None and self._earliest_bucket() is None
+
+    def add_page(self, deadlines_ms: Iterable[int], horizon_ms: int | None) -> None:
+        """Take what is stored from the horizon to the next one; None if nothing lies behind."""
+        known = self.total - self._unread
+        self.horizon_ms, self.total = None, known
+        for deadline_ms in deadlines_ms:
+            self.add(deadline_ms)
+        self._unread = max(0, self._unread - (self.total - known)) if horizon_ms else 0
+        self.total += self._unread
+        self.horizon_ms = horizon_ms if self._unread else None
+
     def add(self, deadline_ms: int) -> None:
+        self.total += 1
+        if self.horizon_ms is not None and deadline_ms >= self.horizon_ms:
+            self._unread += 1
+            return
         bucket = deadline_ms // BUCKET_MS
         if bucket not in self._counts:
             heappush(self._heap, bucket)
         elif not self._counts[bucket]:
             self._empty -= 1
         self._counts[bucket] += 1
-        self.total += 1
 
     def discard(self, deadline_ms: int) -> None:
         """Remove a deadline that was added before."""
+        self.total -= 1
+        if self.horizon_ms is not None and deadline_ms >= self.horizon_ms:
+            self._unread -= 1
+            if not self._unread:
+                self.horizon_ms = None
+            return
         bucket = deadline_ms // BUCKET_MS
         assert self._counts[bucket] > 0, "a deadline is discarded after it was added"
         self._counts[bucket] -= 1
-        self.total -= 1
         if not self._counts[bucket]:
             self._empty += 1
             if self._empty > max(_EMPTY_MIN, len(self._heap) // 2):
                 self._forget_empty()
 
     def earliest_ms(self) -> int | None:
-        """When the earliest bucket ends: everything in it is due then. None if there is none."""
-        while self._heap:
-            bucket = self._heap[0]
-            if self._counts[bucket] > 0:
-                return (bucket + 1) * BUCKET_MS
-            heappop(self._heap)
-            del self._counts[bucket]
-            self._empty -= 1
-        return None
+        """When the earliest bucket ends: everything in it is due then. None if there is none.
+
+        While a page has to be read first, the time at which that page begins.
+        """
+        bucket = self._earliest_bucket()
+        if bucket is None and self.horizon_ms is not None:
+            bucket = self.horizon_ms // BUCKET_MS
+        return None if bucket is None else (bucket + 1) * BUCKET_MS
 
     def is_due(self, now_ms: int) -> bool:
         earliest_ms = self.earliest_ms()
         return earliest_ms is not None and earliest_ms <= now_ms
+
+    def _earliest_bucket(self) -> int | None:
+        while self._heap:
+            bucket = self._heap[0]
+            if self._counts[bucket] > 0:
+                return bucket
+            heappop(self._heap)
+            del self._counts[bucket]
+            self._empty -= 1
+        return None
 
     def _forget_empty(self) -> None:
         """Empty buckets behind an early deadline that stays would pile up."""

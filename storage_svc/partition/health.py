@@ -22,6 +22,7 @@ class FaultReason(Enum):
     RECORD_UNREADABLE = "RECORD_UNREADABLE"
     CLOCK_JUMPED = "CLOCK_JUMPED"
     DATA_LOST = "DATA_LOST"
+    TAKEN_OVER = "TAKEN_OVER"
 
 
 class HealthState(Enum):

@@ -1,7 +1,8 @@
 """A partition: its life from opening to closing, its health, its clock and its faults.
 
 Submits operations to its writer and runs it. A commit that fails has an unknown outcome: it is
-answered with that, never with success; all memory is dropped and the engine is opened again.
+answered with that, never with success; all memory is dropped and the engine is opened again. A
+partition that another node has taken over stays closed: opening it would take it back.
 """
 
 import asyncio
@@ -11,7 +12,15 @@ from contextlib import suppress
 from random import random
 from typing import TypeVar
 
-from storage_svc.engines.engine import REFUSALS, Engine, Engines, Identity, Reader, Table
+from storage_svc.engines.engine import (
+    REFUSALS,
+    Engine,
+    EngineFenced,
+    Engines,
+    Identity,
+    Reader,
+    Table,
+)
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
@@ -299,6 +308,9 @@ class Partition:
         if isinstance(error, DataCorrupt):
             reason = FaultReason.DATA_CORRUPT
             answer = error
+        elif isinstance(error, EngineFenced):
+            reason = FaultReason.TAKEN_OVER
+            answer = PartitionFaulty(f"another storage node has taken partition {self.number}")
         elif not isinstance(error, CommitOutcomeUnknown):
             # It broke before the commit: nothing was stored, so a repeat is safe.
             answer = PartitionFaulty(f"partition {self.number} failed to apply a frame")
@@ -311,6 +323,8 @@ class Partition:
         self._exchanges.health_changed()
         if state is not None:
             await self._close_engine(state.engine)
+        if isinstance(error, EngineFenced):
+            return
         if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
             await self._pause(_REOPEN_MS_MIN)
         await self._reopen()
@@ -355,7 +369,7 @@ class Partition:
     async def _load(self) -> None:
         state = await open_state(self._engines, self.identity)
         try:
-            self.disk.update(state.engine.disk_free_bytes())
+            self.disk.update(await state.engine.free_bytes())
         except BaseException:
             await state.engine.close()  # or it could never be opened again
             raise
@@ -388,16 +402,21 @@ class Partition:
         """Check the disk and lifecycle, unload idle queues, forget old producers."""
         if self._state is None:
             return
-        self.disk.update(self._state.engine.disk_free_bytes())
+        state = self._state
+        self.disk.update(await state.engine.free_bytes())
+        if state is not self._state:  # it was closed meanwhile
+            return
         earliest_ms = self._deadlines.earliest_ms()
         self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
         changed = self.lifecycle.check_silence(
             self.health, self.now_ms(), self._clock.monotonic_ms()
         )
-        changed |= self._check_time(self._state)
-        if self._check_left_out(self._state) or changed:
+        changed |= self._check_time(state)
+        if self._check_left_out(state) or changed:
             self._exchanges.health_changed()
         with suppress(TidemarkError):  # closing or recovering: both are reported elsewhere
+            if self._deadlines.needs_page:
+                await self.submit([])  # the writer reads it first
             if self._time.suspicious and not self.state.counters.suspended_ms:
                 await self.submit([StampTime()])
             if await self._has_housekeeping():

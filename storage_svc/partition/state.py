@@ -1,15 +1,15 @@
 """The state of an open partition: everything it keeps in memory, and its engine.
 
 Built when the partition is opened and dropped as a whole when a commit fails. No queue is read at
-opening, so that it takes the same time however many queues there are.
+opening, and one page of deadlines, so that it takes the same time however many there are.
 """
 
 from dataclasses import dataclass, field
 
 from storage_svc.engines import outbox_rows
 from storage_svc.engines.engine import Engine, Engines, Identity, Table
-from storage_svc.engines.keys import prefix_end, read_u64
-from storage_svc.engines.paging import scan_all
+from storage_svc.engines.keys import prefix_end
+from storage_svc.loading.deadline_pages import read_deadlines
 from storage_svc.loading.handles import Handles
 from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
@@ -58,10 +58,8 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         counters, claim = await load_counters(engine)
         topics = Topics()
         await topics.load(engine)
-        deadlines = Deadlines()
-        for table in (Table.DEADLINES, Table.DELAYS):
-            async for key, _ in scan_all(engine, table, b"", None):
-                deadlines.add(read_u64(key))
+        deadlines = Deadlines(counters.deadlines)
+        await read_deadlines(engine, deadlines)
         outbox = await _load_outbox(engine)
     except BaseException:
         await engine.close()

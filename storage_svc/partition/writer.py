@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from storage_svc.lifecycle.lifecycle_watch import LifecycleWatch
+from storage_svc.loading.deadline_pages import read_deadlines
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.publish import Append
+from storage_svc.operations.read_ahead import read_ahead
 from storage_svc.operations.reserve import Reserved
 from storage_svc.operations.standing import hand_out_standing
 from storage_svc.partition.commit import CommitContext
@@ -141,6 +143,10 @@ class Writer:
         started_ns = self._clock.monotonic_ns()
         callers = [caller for each in frames for caller in each.callers]
         with CommitSpans(self._partition, callers) as traced:
+            if commit.state.deadlines.needs_page:
+                await read_deadlines(commit.engine, commit.state.deadlines)
+            if commit.engine.is_remote:
+                await read_ahead(commit, [each for frame in frames for each in frame.operations])
             results = [await self._apply_frame(commit, frame, traced) for frame in frames]
             if self._expires_due(commit):
                 await ExpireDue().apply(commit)

@@ -74,6 +74,10 @@ class FaultyEngine:
     def identity(self) -> Identity:
         return self._engine.identity
 
+    @property
+    def is_remote(self) -> bool:
+        return self._engine.is_remote
+
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._engine.load(table, keys)
 
@@ -108,10 +112,10 @@ class FaultyEngine:
     def reader(self) -> Reader:
         return self._engine.reader()
 
-    def disk_free_bytes(self) -> int:
+    async def free_bytes(self) -> int:
         if self._controls.next_looks:
             raise self._controls.next_looks.pop(0)
-        return self._engine.disk_free_bytes()
+        return await self._engine.free_bytes()
 
     async def close(self) -> None:
         await self._engine.close()

@@ -63,6 +63,10 @@ class _Engine:
     def identity(self) -> Identity:
         return self._engine.identity
 
+    @property
+    def is_remote(self) -> bool:
+        return self._engine.is_remote
+
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._faults.load(self._engine, table, keys)
 
@@ -83,8 +87,8 @@ class _Engine:
     def reader(self) -> "_Reader":
         return _Reader(self._engine.reader(), self._faults, self.identity.partition)
 
-    def disk_free_bytes(self) -> int:
-        return self._engine.disk_free_bytes()
+    async def free_bytes(self) -> int:
+        return await self._engine.free_bytes()
 
     async def close(self) -> None:
         await self._engine.close()

@@ -100,3 +100,48 @@ def test_what_is_gone_takes_up_nothing_also_behind_a_deadline_that_stays() -> No
 
     assert (deadlines.total, deadlines.earliest_ms()) == (1, BUCKET_MS)
     assert len(deadlines) < 100
+
+
+def test_deadlines_beyond_the_page_that_was_read_are_counted() -> None:
+    """S2: a partition opens with a count and a page, however many deadlines are running."""
+    deadlines = Deadlines(stored=5)
+    assert (deadlines.total, deadlines.needs_page) == (5, True)
+
+    deadlines.add_page([100, 200], horizon_ms=300)
+    assert (deadlines.total, deadlines.needs_page, deadlines.earliest_ms()) == (5, False, 110)
+
+    deadlines.discard(100)
+    deadlines.discard(400)
+    deadlines.discard(200)
+    assert (deadlines.total, deadlines.needs_page, deadlines.earliest_ms()) == (2, True, 310)
+
+    deadlines.add_page([300, 500], horizon_ms=None)
+    assert (deadlines.total, deadlines.needs_page, deadlines.earliest_ms()) == (2, False, 310)
+
+
+@given(
+    st.lists(st.integers(0, 300), max_size=30),
+    st.lists(st.tuples(st.booleans(), TIMES), max_size=40),
+)
+def test_pages_read_when_they_are_needed_show_the_earliest(
+    stored: list[int], steps: list[tuple[bool, int]]
+) -> None:
+    """V1: as if all deadlines had been read at once."""
+    deadlines = Deadlines(len(stored))
+    kept = Counter(stored)
+    for adds, deadline_ms in [*steps, (True, 1_000)]:
+        if adds or not kept[deadline_ms]:
+            deadlines.add(deadline_ms)
+            kept[deadline_ms] += 1
+        else:
+            deadlines.discard(deadline_ms)
+            kept[deadline_ms] -= 1
+        while deadlines.needs_page:
+            left = sorted(each for each in kept.elements() if each >= (deadlines.horizon_ms or 0))
+            horizon_ms = next((each for each in left[2:] if each > left[0]), None)
+            page = [each for each in left if horizon_ms is None or each < horizon_ms]
+            deadlines.add_page(page, horizon_ms)
+
+        assert deadlines.total == kept.total()
+        if kept.total():
+            assert deadlines.earliest_ms() == (min(kept.elements()) // BUCKET_MS + 1) * BUCKET_MS

@@ -2083,7 +2083,7 @@ class PartitionFault(_message.Message):
     ALARM_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Closed set: AWAITING_SWEEP, SWEEP_FAILED, COMMIT_FAILED, DATA_CORRUPT, LIFECYCLE_SILENT,
-    OPEN_FAILED; RECORD_UNREADABLE and CLOCK_JUMPED, which are always alarms.
+    OPEN_FAILED, DATA_LOST, TAKEN_OVER; RECORD_UNREADABLE and CLOCK_JUMPED, which are always alarms.
     """
     detail: _builtins.str
     """Details for operators."""

@@ -1,0 +1,40 @@
+"""Pages of stored deadlines: opening a partition costs the same however many are running.
+
+The first page is read when the partition opens, the next when every deadline of the last one is
+gone. Only the writer reads them, before it applies anything: what it has written is stored then.
+"""
+
+from storage_svc.engines.engine import Engine, Table
+from storage_svc.engines.keys import read_u64, successor, u64
+from storage_svc.partition.deadlines import Deadlines
+
+PAGE_ROWS = 1000
+
+
+async def read_deadlines(engine: Engine, deadlines: Deadlines) -> None:
+    """Read the next page of reservation deadlines and of nack delays."""
+    start_ms = deadlines.horizon_ms or 0
+    found: list[int] = []
+    ends: list[int] = []
+    for table in (Table.DEADLINES, Table.DELAYS):
+        times_ms, complete = await _read_times(engine, table, start_ms)
+        found += times_ms
+        if not complete:
+            ends.append(times_ms[-1])  # more of the same time may follow
+    horizon_ms = min(ends, default=None)
+    if horizon_ms is not None:
+        found = [time_ms for time_ms in found if time_ms < horizon_ms]
+    deadlines.add_page(found, horizon_ms)
+
+
+async def _read_times(engine: Engine, table: Table, start_ms: int) -> tuple[list[int], bool]:
+    """The times of a page, which has at least two unless it is the last; whether it is that."""
+    times_ms: list[int] = []
+    start = u64(start_ms)
+    while not times_ms or times_ms[0] == times_ms[-1]:
+        page = await engine.scan(table, start, None, limit=PAGE_ROWS)
+        times_ms += [read_u64(key) for key, _ in page]
+        if len(page) < PAGE_ROWS:
+            return times_ms, True
+        start = successor(page[-1][0])
+    return times_ms, False

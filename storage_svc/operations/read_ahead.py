@@ -1,0 +1,63 @@
+"""Reading ahead: what the operations of a commit name is loaded together, before they are applied.
+
+For engines whose reads are trips to another process: a commit over a hundred queues that are not
+loaded makes a few trips instead of hundreds. It changes nothing but what is in memory, and a read
+that fails is repeated, and reported, by the operation that needs it.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from itertools import islice
+from typing import Final
+
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.renew import Renew
+from storage_svc.operations.reserve import Reserve
+from storage_svc.operations.settle import Settle
+from storage_svc.operations.standing import Recall
+from storage_svc.partition.commit import CommitContext
+from tidemark.errors import TidemarkError
+from tidemark.receipts import Receipt
+
+LANES_MAX: Final = 4
+"""Fairness keys of a group that are read ahead; a reserve rarely gets further."""
+
+
+async def read_ahead(commit: CommitContext, operations: Iterable[Operation[object]]) -> None:
+    """Load the queues that operations name, and what reserves hand out first."""
+    names: dict[str, None] = {}
+    queue_ids: dict[int, None] = {}
+    reserved: dict[tuple[str, str], None] = {}
+    for each in operations:
+        for receipt in _receipts(each):
+            with suppress(TidemarkError):  # the operation is refused for it
+                queue_ids[Receipt.decode(receipt).queue_id] = None
+        lmq_name = getattr(each, "lmq_name", None)  # as most operations have it
+        if isinstance(lmq_name, str) and not isinstance(each, Recall):
+            names[lmq_name] = None
+        if isinstance(each, Reserve):
+            reserved[each.lmq_name, each.group] = None
+    names.update(dict.fromkeys(await commit.read_names(list(queue_ids))))
+    await _together(commit.read_queue(name) for name in names if not commit.handles.peek(name))
+    await _together(_read_lanes(commit, *place) for place in reserved)
+
+
+async def _read_lanes(commit: CommitContext, lmq_name: str, group_name: str) -> None:
+    """The pages that a reserve would read one by one."""
+    handle = commit.handles.peek(lmq_name)
+    group = None if handle is None else handle.state.groups.get(group_name)
+    if handle is None or group is None or handle.state.paused:
+        return
+    lanes = [lane for lane in islice(group.lanes.values(), LANES_MAX) if lane.needs_page]
+    await _together(commit.read_lane(handle.state, group, lane) for lane in lanes)
+
+
+async def _together(reads: Iterable[Coroutine[object, object, object]]) -> None:
+    await asyncio.gather(*reads, return_exceptions=True)
+
+
+def _receipts(operation: object) -> Iterable[bytes]:
+    if isinstance(operation, Settle):
+        return (operation.receipt,)
+    return [each.receipt for each in operation.held] if isinstance(operation, Renew) else ()
