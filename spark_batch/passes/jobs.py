@@ -5,10 +5,10 @@ again. A pass that fails is not resumed: the next one finds what is left.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import reduce
-from typing import Final, Protocol
+from functools import partial, reduce
+from typing import Final, NamedTuple, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the customary name
 from pyspark_tidemark.filters import ScanFilter
 from pyspark_tidemark.storage import PartitionAddress
 from spark_batch.due_work import DueWork, find_due_work
-from spark_batch.passes import rules, table_reader
+from spark_batch.passes import cap, rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
 from spark_batch.passes.failures import Failures, collect_failures
 from spark_batch.passes.findings import Counts
@@ -28,6 +28,7 @@ from spark_batch.passes.retention_types import (
     EXPIRED,
     INACTIVE_QUEUE,
     MAX_WAIT_TIME_EVICTION,
+    OLD_RECORDS,
 )
 from spark_batch.storage_client import find_topics
 from tidemark.api.storage.v1.retention_pb2 import RetentionType
@@ -46,6 +47,15 @@ _QUEUE_COLUMNS: Final = (
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
+
+
+class Bounds(NamedTuple):
+    """How much a pass may do."""
+
+    batch_size: int
+    """Planned runs of one call."""
+    limit: int
+    """Messages and queues that one pass removes; 0: all that are due."""
 
 
 class _MakePlan(Protocol):
@@ -70,7 +80,7 @@ class Jobs:
         return self._pass(
             JobName.RETENTION,
             self.plan_retention,
-            self._settings.retention_batch_size,
+            Bounds(self._settings.retention_batch_size, self._settings.retention_pass_limit),
             dry_run,
         )
 
@@ -79,7 +89,7 @@ class Jobs:
         return self._pass(
             JobName.EVICTION,
             self.plan_eviction,
-            self._settings.eviction_batch_size,
+            Bounds(self._settings.eviction_batch_size, self._settings.eviction_pass_limit),
             dry_run,
         )
 
@@ -107,7 +117,6 @@ class Jobs:
                 self._spark, targets, "queues", _QUEUE_COLUMNS, idle, failures
             )
             parts.append(rules.inactive_queues(queues, days))
-        parts = [rules.capped(_union(parts), settings.retention_pass_limit)] if parts else []
         if due.by_table:
             days = settings.metrics_retention_days
             old = ScanFilter(age_ms_min=days * rules.DAY_MS)
@@ -124,7 +133,7 @@ class Jobs:
         if not due.of(*kinds):
             return None
         runs = self._runs(due, kinds, topics, failures)
-        return rules.capped(rules.waiting_too_long(runs), self._settings.eviction_pass_limit)
+        return rules.waiting_too_long(runs)
 
     def _runs(
         self, due: DueWork, kinds: tuple[str, ...], topics: list[Topic], failures: Failures
@@ -141,7 +150,7 @@ class Jobs:
         self,
         name: JobName,
         make_plan: _MakePlan,
-        batch_size: int,
+        bounds: Bounds,
         dry_run: bool,
     ) -> Pass:
         pass_id = f"{name}-{uuid4().hex}"
@@ -157,9 +166,16 @@ class Jobs:
                     failures = self.collect_failures()
                     plan = make_plan(due, topics, failures, dry_run=dry_run)
                     if plan is not None and dry_run:
-                        counts = _count(plan)
+                        counts = _count_oldest(plan, bounds.limit)
                     elif plan is not None:
-                        counts = self.apply(plan, due.cluster, pass_id, batch_size, failures)
+                        apply = partial(
+                            self.apply,
+                            cluster=due.cluster,
+                            pass_id=pass_id,
+                            batch_size=bounds.batch_size,
+                            failures=failures,
+                        )
+                        counts = _apply_oldest(plan, bounds.limit, apply, failures)
                     failed |= failures.value
         found = Found(tuple(topics), counts, failed)
         duration_ms = self._clock.monotonic_ms() - started_ms
@@ -228,6 +244,37 @@ class Jobs:
 def tag_of(name: str) -> str:
     """The tag of the Spark jobs of a retention or eviction pass."""
     return f"tidemark-{name}"
+
+
+def _apply_oldest(
+    plan: DataFrame, limit: int, apply: Callable[[DataFrame], Counts], failures: Failures
+) -> Counts:
+    """Apply the oldest rows of a plan until so much is removed; 0 is no limit.
+
+    Rows of which nothing could be removed do not count, and neither do those of partitions that
+    fail: they are the oldest in every pass, and would keep younger ones from leaving.
+    """
+    if not limit:
+        return apply(plan)
+    counts: dict[tuple[str, str], int] = {}
+    with cap.persisted(plan) as left:
+        while True:
+            oldest = cap.find_cap(left, limit)
+            for key, removed in apply(left if oldest is None else left.where(oldest)).items():
+                counts[key] = counts.get(key, 0) + removed
+                limit -= removed if key[1] != OLD_RECORDS else 0
+            if oldest is None or limit <= 0:
+                return counts
+            left = left.where(~oldest & ~F.col("partition").isin(list(failures.value)))
+
+
+def _count_oldest(plan: DataFrame, limit: int) -> Counts:
+    """What a pass would remove of a plan."""
+    if not limit:
+        return _count(plan)
+    with cap.persisted(plan) as left:
+        oldest = cap.find_cap(left, limit)
+        return _count(left if oldest is None else left.where(oldest))
 
 
 def _count(plan: DataFrame) -> Counts:

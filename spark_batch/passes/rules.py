@@ -7,7 +7,7 @@ A planned deletion is one row of `PLAN`; storage checks it again before it delet
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the customary name
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
@@ -111,19 +111,6 @@ def old_records(records: DataFrame, days: int) -> DataFrame:
         F.lit(0).cast("bigint").alias("before_ms"),
         F.lit(days * DAY_MS).cast("bigint").alias("age_ms"),
     )
-
-
-def capped(plan: DataFrame, limit: int) -> DataFrame:
-    """The oldest rows of a plan of runs or queues, up to the limit; 0 is no limit.
-
-    The row that crosses the limit is included, so that a large run is not postponed indefinitely.
-    """
-    if not limit:
-        return plan
-    oldest_first = Window.orderBy("before_ms", "partition", "queue_id", "first_offset")
-    until = oldest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    before = F.sum("messages").over(until) - F.col("messages")
-    return plan.withColumn("before", before).where(F.col("before") < limit).drop("before")
 
 
 def _is_expired() -> Column:

@@ -14,8 +14,10 @@ from spark_batch.passes.findings import Finding
 from spark_batch.passes.jobs import Jobs
 from spark_batch.passes.outcome import JobName
 from spark_batch.storage_client import find_partitions, find_topics
+from storage_svc.engines.engine import Table
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.spark.conftest import RunPass
+from tests.support.counted_reads import count_reads
 from tests.support.faulty_reads import FaultyReads
 from tests.support.storage_client import (
     RunningStorage,
@@ -53,11 +55,14 @@ async def history(storage: RunningStorage) -> dict[tuple[str, str], int]:
     return found
 
 
-async def days_later(storage: RunningStorage, clock: ManualClock, days: int) -> None:
+async def days_later(
+    storage: RunningStorage, clock: ManualClock, days: int, confirmed: Iterable[int] = (0, 1)
+) -> None:
     """Set the wall clock forward, and confirm to storage that this is right."""
     clock.set_wall_ms(clock.wall_ms() + days * DAY_MS)
     for partition in range(2):
         await storage.due(SCAN_KIND_OUTBOX, partition)  # it looks at its clock
+    for partition in confirmed:
         await storage.storage.ConfirmPartitionTime(ConfirmPartitionTimeRequest(partition=partition))
 
 
@@ -289,6 +294,48 @@ async def test_a_pass_with_a_limit_takes_the_oldest_and_leaves_the_rest_to_the_n
     ]
 
     assert counts == [4, 2, 0]
+
+
+async def test_a_partition_that_refuses_takes_no_share_of_the_limit(
+    storage: RunningStorage, clock: ManualClock, retention: RunPass
+) -> None:
+    """R7, R9: its messages are the oldest in every pass, and the others leave all the same."""
+    topic = await storage.create_topic("old", retention_enabled=True, retention_seconds=1)
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        await apply_topic(second, topic)
+        await first.ask_all(*(append(f"old/{n}", b"1", b"2") for n in range(3)))
+        await clock.advance_ms(1)
+        await second.ask_all(*(append(f"old/{n}", b"1", b"2") for n in range(3)))
+    await days_later(storage, clock, 1, confirmed=(1,))
+
+    passes = [await retention(retention_pass_limit=3) for _ in range(2)]
+
+    assert [each.counts["expired"] for each in passes] == [4, 2]
+    assert [list(each.failed) for each in passes] == [[0], [0]]
+
+
+async def test_old_records_are_deleted_without_being_read(
+    storage: RunningStorage,
+    clock: ManualClock,
+    retention: RunPass,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R4, P3: a pass names their table and age; only a dry run counts them."""
+    figure = MetricRow(instance="i", name="n", samples=1, min=1, max=1, mean=1, last=1)
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=[figure] * 3))
+    await days_later(storage, clock, 91)
+    reads = count_reads(monkeypatch)
+
+    done = await retention()
+    of_the_pass = dict(reads)
+    await storage.retention.RecordMetrics(RecordMetricsRequest(rows=[figure]))
+    await days_later(storage, clock, 91)
+    counted = await retention(dry_run=True)
+
+    assert done.counts["old_records"] == 3
+    assert of_the_pass == {}
+    assert counted.counts["old_records"] == 2  # the figure, and the history of the first pass
+    assert reads == {Table.HISTORY: 1, Table.METRICS: 1}
 
 
 async def test_what_happens_between_plan_and_apply_is_respected(

@@ -151,18 +151,3 @@ def test_old_records_are_planned_per_partition_and_table(spark: SparkSession) ->
     found = {(row["partition"], row["topic"], row["messages"]) for row in plan.collect()}
     assert found == {(0, "history", 2), (1, "history", 0)}
     assert {row["age_ms"] for row in plan.collect()} == {DAY_MS}
-
-
-def test_a_capped_plan_takes_the_oldest_until_the_limit_is_reached(spark: SparkSession) -> None:
-    """R7: the run that reaches it is the last one; none of them is put off without end."""
-    topics = spark.createDataFrame([("t", True, 1, 0, 0)], rules.LIMITS)
-    runs = spark.createDataFrame([run(n, 5_000 - n) for n in range(4)], RUNS)
-    plan = rules.expired(runs.join(topics, "topic"))
-
-    def taken(limit: int) -> list[int]:
-        return sorted(row["first_offset"] for row in rules.capped(plan, limit).collect())
-
-    assert taken(11) == [0, 1]
-    assert taken(10) == [0]
-    assert taken(1) == [0]
-    assert taken(0) == [0, 1, 2, 3]
