@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 
@@ -34,6 +35,7 @@ from broker_svc.links.assignment import Member, assign
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.holders import Holders
 from broker_svc.links.link_events import LinkEvents
+from broker_svc.links.partition_count import ask_partitions
 from broker_svc.links.partition_link import LinkState, PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.topic_cache import TopicCache
@@ -61,12 +63,59 @@ LINK_DRAIN_TIMEOUT_MS = 5_000
 
 _log = logging.getLogger(__name__)
 _BROKER_SERVICE = "tidemark.api.broker.v1.BrokerService"
+_SERVICES = (
+    _BROKER_SERVICE,
+    "tidemark.api.broker.v1.TopicService",
+    "tidemark.api.storage.v1.DelegationService",
+    "tidemark.api.storage.v1.HolderService",
+)
 
 
 @asynccontextmanager
 async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcServer]:
     """A broker that listens, and serves once it has claimed its partitions."""
     server = RpcServer(settings.listen, clock=clock)
+    if settings.partitions:
+        async with _running(server, settings, clock):
+            yield server
+        return
+    server.set_serving(_BROKER_SERVICE, False)
+    leaving = asyncio.Event()
+    await server.start(later=_SERVICES)
+    running = asyncio.create_task(_run_once_counted(server, settings, clock, leaving))
+    try:
+        yield server
+    finally:
+        leaving.set()
+        await running
+
+
+async def _run_once_counted(
+    server: RpcServer, settings: BrokerSettings, clock: Clock, leaving: asyncio.Event
+) -> None:
+    """Ask storage for the number of partitions, then run the broker; until `leaving` is set."""
+    asking = asyncio.create_task(
+        ask_partitions(settings.storage_addresses, settings.cluster_id, clock)
+    )
+    left = asyncio.create_task(leaving.wait())
+    try:
+        await asyncio.wait([asking, left], return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            counted = replace(settings, partitions=asking.result())
+            async with _running(server, counted, clock):
+                await left
+    finally:
+        for task in (asking, left):
+            task.cancel()
+        await asyncio.gather(asking, left, return_exceptions=True)
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def _running(
+    server: RpcServer, settings: BrokerSettings, clock: Clock
+) -> AsyncIterator[None]:
+    """The parts of a broker, with links to a number of partitions that is known."""
     async with AsyncExitStack() as stack:
         channels = [
             await stack.enter_async_context(open_channel(address))
@@ -96,7 +145,8 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
         tasks: list[asyncio.Task[None]] = []
         link_tasks: list[asyncio.Task[None]] = []
         try:
-            await server.start()
+            if not server.is_listening:
+                await server.start()
             listed = dict(settings.brokers).get(settings.broker_id)
             for link in links:
                 link.address = listed or settings.advertise or server.address
@@ -115,7 +165,7 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
                 *(asyncio.create_task(node.link.run()) for node in nodes),
                 *(asyncio.create_task(_run_link(link, service)) for link in links),
             ]
-            yield server
+            yield
         finally:
             service.drain()  # before calls are cancelled: the broker leaves, no client has failed
             await server.stop(0)

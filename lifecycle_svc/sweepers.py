@@ -19,6 +19,7 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
+from tidemark.limits import PARTITIONS_MAX
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import LifecycleSettings
 from tidemark.settings.variables import Address
@@ -36,6 +37,8 @@ class Sweepers:
         """Set once this replica listens."""
         self._channels = channels
         self._settings = settings
+        self._partitions = settings.partitions
+        """The number of partitions of the cluster; 0 until a storage node has answered."""
         self._clock = clock
         self._holders = Holders(channels, clock, settings.sweep_timeout_ms)
         self._sweepers: dict[int, Sweeper] = {}
@@ -60,9 +63,10 @@ class Sweepers:
 
     def announce(self, partition: int, storage_address: str, opening_id: str = "") -> Sweeper:
         """A partition was opened: sweep it now and from now on. Repeats have no effect."""
-        if partition >= self._settings.partitions:
+        if partition >= (self._partitions or PARTITIONS_MAX):
             raise InvalidArgument(
-                f"the cluster has {self._settings.partitions} partitions", field="partition"
+                f"the cluster has {self._partitions or f'at most {PARTITIONS_MAX}'} partitions",
+                field="partition",
             )
         try:
             Address().parse(storage_address)
@@ -111,9 +115,10 @@ class Sweepers:
                     storage.DescribeStorage(DescribeStorageRequest()),
                     self._settings.sweep_timeout_ms,
                 )
-                if described.cluster_id == self._settings.cluster_id:
+                why = self._why_not(described)
+                if not why:
+                    self._partitions = described.partitions
                     return described
-                why = f"it belongs to cluster {described.cluster_id}"
             except (TidemarkError, TimeoutError) as error:
                 why = str(error) or "no answer"
             if why != logged:
@@ -121,6 +126,16 @@ class Sweepers:
             logged = why
             tried.set()
             await self._clock.sleep_ms(DISCOVER_AGAIN_MS)
+
+    def _why_not(self, described: DescribeStorageResponse) -> str:
+        """Why a storage node is not usable; empty if it is."""
+        if described.cluster_id != self._settings.cluster_id:
+            return f"it belongs to cluster {described.cluster_id}"
+        if not described.partitions:
+            return "it does not know the number of partitions yet"
+        if described.partitions != (self._partitions or described.partitions):
+            return f"it has {described.partitions} partitions, not {self._partitions}"
+        return ""
 
     async def stop(self) -> None:
         """Stop all sweepers and give up their leases, so that other replicas take over at once."""

@@ -3,15 +3,17 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
 
 from storage_svc import key_figures, metrics
 from storage_svc.api.delegation_service import DelegationService
 from storage_svc.api.retention_service import RetentionService
 from storage_svc.api.storage_service import StorageService
 from storage_svc.engines.engine import REFUSALS, Engines
-from storage_svc.engines.node_record import NodeRecord
+from storage_svc.engines.node_record import NodeRecord, stored_partitions
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.node import StorageNode
 from storage_svc.placement.placement import Placement
@@ -20,12 +22,15 @@ from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServi
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
 from tidemark.errors import DataDirectoryInUse
+from tidemark.limits import PARTITIONS_DEFAULT
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
 
 _REOPEN_MS_MIN = 100
 _REOPEN_MS_MAX = 10_000
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +65,10 @@ async def storage(
         copied: list[DataDirectoryInUse] = []
         try:
             if record is None:
-                await node.open(range(settings.partitions))
+                await _open_alone(node, engines, settings, clock)
             else:
-                await _open_record(record, settings, clock)
+                await _until_open(record.open, settings, clock)
+                node.set_count(record.partitions)
                 await node.open(record.held)
                 placement = Placement(
                     record,
@@ -95,13 +101,28 @@ async def storage(
             raise copied[0]
 
 
-async def _open_record(record: NodeRecord, settings: StorageSettings, clock: Clock) -> None:
-    """Raises what a setting is to blame for, and tries again after any other fault: without its
-    record, a node does not know what it holds."""
+async def _open_alone(
+    node: StorageNode, engines: RocksEngines, settings: StorageSettings, clock: Clock
+) -> None:
+    """Open all partitions of the cluster in its only node."""
+    try:
+        if not settings.partitions:
+            read = partial(stored_partitions, engines, settings.cluster_id)
+            node.set_count(await _until_open(read, settings, clock) or PARTITIONS_DEFAULT)
+        await node.open(range(node.partitions.count))
+    finally:
+        await engines.release_node()
+
+
+async def _until_open(
+    read: Callable[[], Awaitable[T]], settings: StorageSettings, clock: Clock
+) -> T:
+    """Raises what a setting is to blame for, and tries again after any other fault: what is read
+    decides which partitions there are."""
     wait_ms = _REOPEN_MS_MIN
     while True:
         try:
-            return await record.open()
+            return await read()
         except REFUSALS:
             raise
         except Exception as error:

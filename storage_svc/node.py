@@ -28,7 +28,11 @@ class StorageNode:
         self._lost: set[int] = set()
         self._address = ""
         self._announcing: list[asyncio.Task[None]] = []
-        self.partitions = Partitions(self._held)
+        self.partitions = Partitions(self._held, settings.partitions)
+
+    def set_count(self, partitions: int) -> None:
+        """The number of partitions of the cluster, which `open` needs."""
+        self.partitions.count = partitions
 
     async def open(self, numbers: Collection[int]) -> None:
         """Raises the first refusal, after all have ended: they share one database."""
@@ -78,7 +82,7 @@ class StorageNode:
         settings = self._settings
         return Partition(
             self._engines,
-            Identity(settings.cluster_id, number, settings.partitions),
+            Identity(settings.cluster_id, number, self.partitions.count),
             self._clock,
             await_sweep=settings.await_sweep,
             disk_free_bytes_min=settings.disk_free_bytes_min,

@@ -111,6 +111,9 @@ PULL_WAIT_MS_MAX: Final = 60_000
 
 # ------------------------------------------------------------------------------ queues and topics
 
+PARTITIONS_DEFAULT: Final = 16
+"""Partitions of a new cluster, unless its settings name a number."""
+
 PARTITIONS_MAX: Final = 1024
 """Partitions of a cluster. Each costs an engine, a writer and a sweeper."""
 

@@ -12,11 +12,14 @@ from tidemark.local.cluster import SERVICES, LocalCluster, ServiceName
 async def running_cluster(
     directory: Path,
     *,
-    partitions: int | None = None,
+    partitions: int = 4,
     variables: Mapping[str, str] | None = None,
     storage_module: str = "storage_svc",
 ) -> AsyncIterator[LocalCluster]:
-    """A healthy cluster with data and logs in the directory; stopped at the end."""
+    """A healthy cluster with data and logs in the directory; stopped at the end.
+
+    Figures are compared over time, so the number of partitions is not that of a new cluster.
+    """
     cluster = LocalCluster(
         directory / "data",
         log_dir=directory / "logs",

@@ -61,7 +61,6 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self.placement: Placement | None = None
         """Of a node among others."""
         self._cluster_id = settings.cluster_id
-        self._cluster_partitions = settings.partitions
         self._partitions = partitions
         self._stopping = stopping
         self._clock = clock
@@ -74,7 +73,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         held = self._partitions.held
         return storage_pb2.DescribeStorageResponse(
             cluster_id=self._cluster_id,
-            partitions=self._cluster_partitions,
+            partitions=self._partitions.count,
             held=map(_partition_info, held.values()),
             format_version=FORMAT_VERSION,
             engine="rocksdb",
@@ -97,11 +96,11 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.ClaimPartitionResponse:
         if request.cluster_id != self._cluster_id:
             raise ClusterMismatch(f"this is cluster {self._cluster_id}", cluster=self._cluster_id)
-        if request.partitions not in (0, self._cluster_partitions):
+        if request.partitions not in (0, self._partitions.count):
             raise ClusterMismatch(
-                f"this cluster has {self._cluster_partitions} partitions, not {request.partitions}",
+                f"this cluster has {self._partitions.count} partitions, not {request.partitions}",
                 cluster=self._cluster_id,
-                partitions=str(self._cluster_partitions),
+                partitions=str(self._partitions.count),
             )
         if not request.broker_id:
             raise InvalidArgument("a claim needs a broker_id", field="broker_id")

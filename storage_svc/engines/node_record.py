@@ -18,14 +18,27 @@ _NODE_ID: Final = b"node_id"
 _PLACED: Final = b"placed"
 
 
+async def stored_partitions(engines: RocksEngines, cluster_id: str) -> int:
+    """The number of partitions that the data of a node has; 0 for new data.
+
+    The database stays open until `release_node`. Raises what opening it raises.
+    """
+    try:
+        return await check_node(await engines.hold(), cluster_id, 0)
+    except BaseException:
+        await engines.release_node()
+        raise
+
+
 class NodeRecord:
     """Keeps the database open from `open` to `close`."""
 
     def __init__(self, engines: RocksEngines, cluster_id: str, partitions: int) -> None:
         self.cluster_id = cluster_id
         self.partitions = partitions
+        """0 until the data, or `decide`, has decided the number of partitions of the cluster."""
         self.node_id = ""
-        """Empty until it is open."""
+        """Empty until it is open and the number of partitions is decided."""
         self.held: set[int] = set()
         """The partitions whose data is here."""
         self.placed: dict[int, str] = {}
@@ -36,7 +49,9 @@ class NodeRecord:
         """Raises what opening the database raises."""
         try:
             database = await self._engines.hold()
-            await check_node(database, self.cluster_id, self.partitions)
+            self.partitions = await check_node(database, self.cluster_id, self.partitions)
+            if not self.partitions:
+                return
             numbers = range(self.partitions)
             (node_id,) = database.load(NODE_PREFIX, Table.META, [_NODE_ID])
             placed = database.load(NODE_PREFIX, Table.META, [_PLACED + u16(n) for n in numbers])
@@ -55,6 +70,11 @@ class NodeRecord:
             await self._engines.release_node()
             raise
         self.node_id = node_id.decode()
+
+    async def decide(self, partitions: int) -> None:
+        """The number of partitions of the cluster, for new data; on disk when this returns."""
+        await check_node(await self._engines.hold(), self.cluster_id, partitions)
+        await self.open()
 
     async def remember(self, placed: Mapping[int, str]) -> None:
         """Record who created partitions; on disk when this returns."""

@@ -207,7 +207,12 @@ class RocksEngine:
                 )
             await database.commit(self._prefix, _identity_row(expected))
         else:
-            _refuse_foreign(database.directory, stored, expected, mine.cluster_id, mine.partitions)
+            _check_foreign(database.directory, stored, 8, mine.cluster_id, mine.partitions)
+            if stored != expected:
+                raise DataCorrupt(
+                    f"{database.directory}: partition {mine.partition} has the identity of another",
+                    file="CURRENT",
+                )
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return self._database.load(self._prefix, table, keys)
@@ -289,33 +294,40 @@ class RocksReader:
         return self._engine
 
 
-async def check_node(database: NodeDatabase, cluster_id: str, partitions: int) -> None:
-    """Refuse data of another format or cluster; mark a new database as ours."""
-    expected = u32(FORMAT_VERSION) + u32(partitions) + text(cluster_id.encode())
+async def check_node(database: NodeDatabase, cluster_id: str, partitions: int) -> int:
+    """Refuse data of another format or cluster; mark a new database as ours.
+
+    Returns the number of partitions. `partitions` is 0 where the data decides; then a new database
+    stays unmarked, and the number is 0.
+    """
     (stored,) = database.load(NODE_PREFIX, Table.META, [IDENTITY_KEY])
-    if stored is None:
-        if not database.is_empty:
-            raise DataCorrupt(f"{database.directory} has lost its identity", file="CURRENT")
-        await database.commit(NODE_PREFIX, _identity_row(expected))
-    else:
-        _refuse_foreign(database.directory, stored, expected, cluster_id, partitions)
+    if stored is not None:
+        return _check_foreign(database.directory, stored, 4, cluster_id, partitions)
+    if not database.is_empty:
+        raise DataCorrupt(f"{database.directory} has lost its identity", file="CURRENT")
+    if partitions:
+        identity = u32(FORMAT_VERSION) + u32(partitions) + text(cluster_id.encode())
+        await database.commit(NODE_PREFIX, _identity_row(identity))
+    return partitions
 
 
-def _refuse_foreign(
-    directory: Path, stored: bytes, expected: bytes, cluster_id: str, partitions: int
-) -> None:
+def _check_foreign(
+    directory: Path, stored: bytes, partitions_at: int, cluster_id: str, partitions: int
+) -> int:
+    """Refuse an identity of another format, cluster or number of partitions; returns the number."""
     if (version := read_u32(stored)) != FORMAT_VERSION:
         raise FormatNotSupported(
             f"{directory} is in format {version}, this version reads {FORMAT_VERSION}"
         )
-    if stored != expected:
-        partitions_at = len(expected) - len(text(cluster_id.encode())) - 4
-        other = read_text(stored, partitions_at + 4)[0].decode(errors="replace")
+    found = read_u32(stored, partitions_at)
+    cluster = read_text(stored, partitions_at + 4)[0].decode(errors="replace")
+    if (cluster, partitions or found) != (cluster_id, found):
         raise ClusterMismatch(
-            f"{directory} belongs to cluster {other!r} with "
-            f"{read_u32(stored, partitions_at)} partitions, not to cluster "
-            f"{cluster_id!r} with {partitions}"
+            f"{directory} belongs to cluster {cluster!r} with {found} partitions, "
+            f"not to cluster {cluster_id!r}"
+            + (f" with {partitions} (TIDEMARK_PARTITIONS)" if partitions else "")
         )
+    return found
 
 
 def _identity_row(value: bytes) -> Batch:

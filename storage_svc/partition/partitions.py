@@ -9,8 +9,10 @@ from tidemark.errors import PartitionNotFound
 class Partitions:
     """The partitions of this process, by number."""
 
-    def __init__(self, held: Mapping[int, Partition]) -> None:
+    def __init__(self, held: Mapping[int, Partition], count: int) -> None:
         self.held = held
+        self.count = count
+        """The number of partitions of the cluster; 0 until the storage nodes have agreed on it."""
 
     def get(self, number: int) -> Partition:
         """Raises PartitionNotFound for one that is held elsewhere, or nowhere."""

@@ -6,11 +6,11 @@ noticed by the rest of the cluster (C6). What is held already is served without 
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final, Protocol, TypeVar
 
 from storage_svc.engines.node_record import NodeRecord
-from storage_svc.placement.rules import NodeAnswer, Verdict, creator, verdict
+from storage_svc.placement.rules import NodeAnswer, Verdict, agreed_count, creator, verdict
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
@@ -21,12 +21,15 @@ ANSWER_MS_MAX: Final = 5_000
 ASK_AGAIN_MS_MIN: Final = 100
 ASK_AGAIN_MS_MAX: Final = 5_000
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
 
 class PartitionHost(Protocol):
     """The partitions of this process."""
 
+    def set_count(self, partitions: int) -> None: ...
     async def create(self, partition: int) -> None: ...
     def report_lost(self, partition: int, detail: str) -> None: ...
     def forget_lost(self, partition: int) -> None: ...
@@ -49,12 +52,11 @@ class Placement:
         """`address` is that of this node, one of `addresses`."""
         self._record = record
         self._host = host
+        self._address = address
+        self._addresses = addresses
         self._others = [each for each in addresses if each != address]
-        self._own = [
-            number
-            for number in range(record.partitions)
-            if creator(number, addresses) == address and number not in record.held
-        ]
+        self._own: list[int] = []
+        """Partitions that this node creates unless they are found elsewhere."""
         self._channels = channels
         self._clock = clock
         self._create_lost = create_lost
@@ -69,13 +71,63 @@ class Placement:
 
     async def run(self) -> None:
         """Raises DataDirectoryInUse if another node runs on a copy of the same data."""
-        wait_ms = ASK_AGAIN_MS_MIN
-        while not await self.run_once():
-            await self._clock.sleep_ms(wait_ms)
-            wait_ms = min(2 * wait_ms, ASK_AGAIN_MS_MAX)
+        if not self._record.partitions:
+            await self._repeat(self._decide_count)
+        self._own = [
+            number
+            for number in range(self._record.partitions)
+            if creator(number, self._addresses) == self._address and number not in self._record.held
+        ]
+        await self._repeat(self._place)
         _log.info("all partitions are placed", extra={"held": len(self._record.held)})
 
-    async def run_once(self) -> bool:
+    async def _repeat(self, step: Callable[[], Awaitable[bool]]) -> None:
+        """Until it returns true."""
+        wait_ms = ASK_AGAIN_MS_MIN
+        while not await step():
+            await self._clock.sleep_ms(wait_ms)
+            wait_ms = min(2 * wait_ms, ASK_AGAIN_MS_MAX)
+
+    async def _decide_count(self) -> bool:
+        """Take the number of partitions of the other nodes; returns whether that was possible.
+
+        All of them have to answer: until then this node, without data, has nothing to serve.
+        """
+        outcomes = await asyncio.gather(
+            *(self._ask_count(address) for address in self._others), return_exceptions=True
+        )
+        self._check(outcomes)
+        counts = [each for each in outcomes if isinstance(each, int)]
+        if len(counts) < len(self._others):
+            return False
+        count = agreed_count(counts)
+        if not count:
+            numbers = dict(zip(self._others, counts, strict=True))
+            if self._logged.get("") != str(numbers):
+                self._logged[""] = str(numbers)
+                _log.error("storage nodes differ in their number of partitions: %s", numbers)
+            return False
+        try:
+            await self._record.decide(count)
+        except Exception:  # of any kind: the disk may be full
+            _log.exception("the number of partitions cannot be stored")
+            return False
+        self._host.set_count(count)
+        _log.info("the number of partitions is decided", extra={"partitions": count})
+        return True
+
+    async def _ask_count(self, address: str) -> int:
+        stub = StorageServiceStub(await self._channels.to(address))
+        call = stub.DescribeStorage(storage_pb2.DescribeStorageRequest())
+        described = await self._answered(address, call)
+        if described.cluster_id != self._record.cluster_id:
+            raise ClusterMismatch(
+                f"{address} belongs to cluster {described.cluster_id!r}, "
+                f"not to {self._record.cluster_id!r}"
+            )
+        return described.partitions
+
+    async def _place(self) -> bool:
         """Ask all others once; returns whether nothing is left to do."""
         answers = await self._ask_all(())
         if answers is None:
@@ -117,14 +169,8 @@ class Placement:
         outcomes = await asyncio.gather(
             *(self._ask(address, create) for address in self._others), return_exceptions=True
         )
+        self._check(outcomes)
         answers = [each for each in outcomes if isinstance(each, NodeAnswer)]
-        for address, outcome in zip(self._others, outcomes, strict=True):
-            if isinstance(outcome, DataDirectoryInUse):
-                raise outcome
-            if isinstance(outcome, TidemarkError):
-                self._log_once(address, outcome)
-            elif isinstance(outcome, BaseException):
-                raise outcome
         held = {number: each.node_id for each in answers for number in each.held}
         for number in sorted(held.keys() & self._record.held):
             _log.error("two nodes hold a partition", extra={"partition": number})
@@ -142,12 +188,24 @@ class Placement:
             create=create,
             replace_lost=self._create_lost,
         )
+        answer = await self._answered(address, stub.PlacePartitions(request))
+        return NodeAnswer(answer.node_id, frozenset(answer.held), dict(answer.placed))
+
+    async def _answered(self, address: str, call: Awaitable[T]) -> T:
         try:
-            answer = await self._clock.wait_for(stub.PlacePartitions(request), ANSWER_MS_MAX)
+            answer = await self._clock.wait_for(call, ANSWER_MS_MAX)
         except TimeoutError:
             raise Unavailable(f"{address} did not answer in {ANSWER_MS_MAX} ms") from None
         self._logged.pop(address, None)
-        return NodeAnswer(answer.node_id, frozenset(answer.held), dict(answer.placed))
+        return answer
+
+    def _check(self, outcomes: Sequence[object]) -> None:
+        """Log why a node did not answer; raises what is no answer of a node."""
+        for address, outcome in zip(self._others, outcomes, strict=True):
+            if isinstance(outcome, TidemarkError) and not isinstance(outcome, DataDirectoryInUse):
+                self._log_once(address, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     def _log_once(self, address: str, error: TidemarkError) -> None:
         if self._logged.get(address) != error.reason:
@@ -165,7 +223,7 @@ class Placement:
         """What this node holds and remembers, with the creations of the caller recorded."""
         record = self._record
         if not record.node_id:
-            raise Unavailable("the data of this node is not open")
+            raise Unavailable("this node does not know the number of partitions yet")
         if (request.cluster_id, request.partitions) != (record.cluster_id, record.partitions):
             raise ClusterMismatch(
                 f"this is cluster {record.cluster_id} with {record.partitions} partitions",

@@ -2,12 +2,14 @@
 
 Pure. The data decides what a node holds. A partition that no node holds is created by the node at
 `partition % nodes` in the sorted list of addresses, and only if every other node has answered and
-none has ever seen it created by another one.
+none has ever seen it created by another one. All nodes have the same number of partitions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
+
+from tidemark.limits import PARTITIONS_DEFAULT
 
 
 class NodeAnswer(NamedTuple):
@@ -34,6 +36,18 @@ class Verdict(Enum):
 def creator(partition: int, addresses: Sequence[str]) -> str:
     """The address of the node that creates a partition."""
     return sorted(addresses)[partition % len(addresses)]
+
+
+def agreed_count(others: Collection[int]) -> int:
+    """The number of partitions for a node without data whose settings name none.
+
+    `others` are the numbers of all other nodes, 0 for one that does not know it either. Returns 0
+    if they differ.
+    """
+    known = set(others) - {0}
+    if len(known) > 1:
+        return 0
+    return known.pop() if known else PARTITIONS_DEFAULT
 
 
 def verdict(

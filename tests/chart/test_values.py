@@ -269,8 +269,8 @@ NONSENSE: dict[str, tuple[Values, str]] = {
         "cluster.partitions: Invalid type. Expected: integer",
     ),
     "less than the least": (
-        {"cluster": {"partitions": 0}},
-        "cluster.partitions: Must be greater than or equal to 1",
+        {"cluster": {"partitions": -1}},
+        "cluster.partitions: Must be greater than or equal to 0",
     ),
     "more than the most": (
         {"shutdownGraceSeconds": 601},

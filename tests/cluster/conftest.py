@@ -22,10 +22,14 @@ SHARED_LOGS = pytest.StashKey[dict[str, Path]]()
 """Log directories of clusters that tests share, by the name of the fixture."""
 
 
+PARTITIONS = 4
+"""Fewer than a new cluster has by default: a cluster starts and stops sooner."""
+
+
 def members(request: pytest.FixtureRequest) -> dict[str, int]:
-    """How many brokers and storage nodes a cluster has, unless its test decides."""
+    """How many brokers, storage nodes and partitions a cluster has, unless its test decides."""
     count = request.config.getoption("members")
-    return {"brokers": count, "storages": count}
+    return {"brokers": count, "storages": count, "partitions": PARTITIONS}
 
 
 @pytest.fixture

@@ -81,7 +81,9 @@ async def running(directory: Path, **sampler: str) -> AsyncIterator[Traced]:
     async with otlp_receiver() as receiver:
         environment = {name: {**receiver.environment, **sampler} for name in SERVICES}
         data_dir, log_dir = directory / "data", directory / "logs"
-        async with LocalCluster(data_dir, log_dir=log_dir, environment=environment) as cluster:
+        async with LocalCluster(
+            data_dir, log_dir=log_dir, environment=environment, partitions=4
+        ) as cluster:
             yield Traced(cluster, receiver)
 
 

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from tidemark.clock import Clock, SystemClock
+from tidemark.errors import Unavailable
 from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
 from tidemark.rpc.deadline import UNARY_DEADLINE_MS_DEFAULT, DefaultDeadline
 from tidemark.rpc.health import Health
@@ -85,31 +86,49 @@ class RpcServer:
         return len(self._calls)
 
     def add(self, add_to_server: Callable[[S, Any], None], servicer: S) -> None:
-        """Add a servicer with its generated `add_XServicer_to_server`, before `start`."""
+        """Add a servicer with its generated `add_XServicer_to_server`, before `start` or announced
+        to it."""
         add_to_server(servicer, _Registrar(self))
 
     def add_service(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add the handlers of one service by method name, before `start`."""
+        """Add the handlers of one service by method name, before `start` or announced to it."""
         wrapped = {
             name: self._interception.wrap(f"/{service}/{name}", handler)
             for name, handler in handlers.items()
         }
-        self._services[service] = grpc.method_handlers_generic_handler(service, wrapped)
+        handler = grpc.method_handlers_generic_handler(service, wrapped)
+        self._services[service] = handler
+        if self._server is not None:
+            self._server.add_generic_rpc_handlers((handler,))
+            if not self._health.knows(service):
+                self._health.set(service, True)
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Set the health of a service. A service that is never set is SERVING from `start` on."""
         self._health.set(service, serving)
 
-    async def start(self) -> None:
-        """Listen and serve; raises AddressInUse or another OSError."""
+    @property
+    def is_listening(self) -> bool:
+        return self._server is not None
+
+    async def start(self, later: Iterable[str] = ()) -> None:
+        """Listen and serve; raises AddressInUse or another OSError.
+
+        `later` names services that are added afterwards. Until then, their calls fail with
+        UNAVAILABLE, and callers try again.
+        """
+        later = tuple(later)
         for service in self._services:
             if not self._health.knows(service):
                 self._health.set(service, True)
         self.add(add_HealthServicer_to_server, self._health)
-        names = (*self._services, reflection.SERVICE_NAME)
+        names = (*self._services, *later, reflection.SERVICE_NAME)
         self.add(add_ServerReflectionServicer_to_server, reflection.aio.ReflectionServicer(names))
 
-        server = grpc.aio.server(handlers=tuple(self._services.values()), options=OPTIONS)
+        handlers = [*self._services.values()]
+        if later:
+            handlers.append(_Later(later, self._services, self._interception))
+        server = grpc.aio.server(handlers=handlers, options=OPTIONS)
         await self._listen(server)
         await server.start()
         self._server = server
@@ -147,6 +166,29 @@ class RpcServer:
                 self._port = server.add_secure_port(self.address, self._credentials)
         except RuntimeError:  # without a reason
             raise OSError(f"cannot listen on {self.address}") from None
+
+
+class _Later(grpc.GenericRpcHandler):
+    """Answers the calls of services that are not added yet."""
+
+    def __init__(
+        self, names: Iterable[str], added: Mapping[str, object], interception: Interception
+    ) -> None:
+        self._names = frozenset(names)
+        self._added = added
+        self._interception = interception
+
+    def service(self, details: grpc.HandlerCallDetails) -> Handler | None:
+        service = details.method.strip("/").partition("/")[0]
+        if service in self._added or service not in self._names:
+            return None
+        # Calls of all four kinds: the caller only sees how the call ends.
+        refusal: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+        return self._interception.wrap(details.method, refusal)
+
+
+async def _refuse(_requests: object, _context: object) -> None:
+    raise Unavailable("this process is still starting")
 
 
 class _Registrar:

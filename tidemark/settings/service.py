@@ -21,9 +21,11 @@ class ServiceSettings(Settings):
     )
     partitions: int = setting(
         "TIDEMARK_PARTITIONS",
-        Integer(1, limits.PARTITIONS_MAX),
-        default=4,
-        doc="Number of partitions, the same for all services. Fixed once data is stored.",
+        Integer(0, limits.PARTITIONS_MAX),
+        default=0,
+        doc="Number of partitions, fixed once data is stored. 0: the number that the data has, and "
+        f"{limits.PARTITIONS_DEFAULT} for new data; the other services ask storage for it. A "
+        "number that differs from that of the data is rejected.",
     )
     shutdown_grace_ms: int = setting(
         "TIDEMARK_SHUTDOWN_GRACE_MS",

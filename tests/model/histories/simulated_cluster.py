@@ -144,7 +144,7 @@ class SimulatedCluster:
             await partition.open()
         self._storage_service = StorageService(
             StorageSettings(cluster_id=CLUSTER_ID, partitions=PARTITIONS),
-            Partitions(held),
+            Partitions(held, PARTITIONS),
             asyncio.Event(),
             self.clock,
         )

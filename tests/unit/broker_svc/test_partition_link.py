@@ -60,7 +60,7 @@ def health(openings: int, state: topic_pb2.PartitionState.ValueType) -> Partitio
 async def link() -> AsyncIterator[PartitionLink]:
     async with open_channel("127.0.0.1:1") as channel:
         node = StorageNode("storage", StorageServiceStub(channel))
-        settings, clock = BrokerSettings(), ManualClock()
+        settings, clock = BrokerSettings(partitions=4), ManualClock()
         nodes = StorageNodes([node], settings, clock)
         link = PartitionLink(0, settings, 1, nodes, clock, lambda: None)
         node.link.bind(link, broker_epoch=1)

@@ -39,7 +39,7 @@ class Node:
         self.links = [self._bound(number) for number in range(PARTITIONS)]
 
     def _bound(self, number: int) -> PartitionLink:
-        settings, clock = BrokerSettings(), ManualClock()
+        settings, clock = BrokerSettings(partitions=4), ManualClock()
         nodes = StorageNodes([self.node], settings, clock)
         link = PartitionLink(number, settings, 1, nodes, clock, lambda: None)
         link.part_ended = lambda reason: self.ended.update({number: reason.reason})  # type: ignore[method-assign]

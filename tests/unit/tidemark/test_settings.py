@@ -66,13 +66,13 @@ def test_the_process_environment_is_the_default_one(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("value", ["", "   "])
 def test_an_empty_variable_counts_as_unset(value: str) -> None:
-    assert StorageSettings.from_environment({"TIDEMARK_PARTITIONS": value}).partitions == 4
+    assert StorageSettings.from_environment({"TIDEMARK_PARTITIONS": value}).partitions == 0
 
 
 @pytest.mark.parametrize(
     ("variable", "values"),
     [
-        ("TIDEMARK_PARTITIONS", ["1", "1024"]),
+        ("TIDEMARK_PARTITIONS", ["0", "1", "1024"]),
         ("TIDEMARK_SHUTDOWN_GRACE_MS", ["0", "600000"]),
         ("TIDEMARK_CLUSTER_ID", ["x" * 128, "7", "_a.B-c"]),
         ("TIDEMARK_BROKER_LISTEN", ["0.0.0.0:0", "broker.example:65535", "[::]:1"]),
@@ -87,7 +87,6 @@ def test_values_at_the_edge_are_taken(variable: str, values: list[str]) -> None:
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("TIDEMARK_PARTITIONS", "0"),
         ("TIDEMARK_PARTITIONS", "1025"),
         ("TIDEMARK_PARTITIONS", "-1"),
         ("TIDEMARK_PARTITIONS", "four"),
@@ -167,7 +166,7 @@ def test_a_service_with_wrong_settings_exits_with_2_and_one_line() -> None:
 
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "TIDEMARK_PARTITIONS='many': must be a whole number from 1 to 1024\n"
+    assert done.stderr == "TIDEMARK_PARTITIONS='many': must be a whole number from 0 to 1024\n"
 
 
 def test_right_settings_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

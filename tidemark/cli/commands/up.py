@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tidemark.limits import PARTITIONS_MAX
+from tidemark.limits import PARTITIONS_DEFAULT, PARTITIONS_MAX
 
 Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 picks a free one.")]
 
@@ -27,9 +27,9 @@ def up(
         int | None,
         typer.Option(
             envvar="TIDEMARK_PARTITIONS",
-            min=1,
+            min=0,
             max=PARTITIONS_MAX,
-            show_default="4",
+            show_default=f"as in the data, {PARTITIONS_DEFAULT} for new data",
             help="Number of partitions, fixed once data is stored.",
         ),
     ] = None,

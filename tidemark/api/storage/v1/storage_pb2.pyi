@@ -98,7 +98,7 @@ class DescribeStorageResponse(_message.Message):
     cluster_id: _builtins.str
     """The cluster."""
     partitions: _builtins.int
-    """Number of partitions of the cluster."""
+    """Number of partitions of the cluster; 0 while its storage nodes have not agreed on it."""
     format_version: _builtins.int
     """Format version of the data."""
     engine: _builtins.str
