@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention import OF_PASSES, ApplyRetention, RetentionRow
+from storage_svc.operations.retention import OF_PASSES, ApplyRetention
+from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partitions import Partitions
 from storage_svc.reads import tables

@@ -29,6 +29,9 @@ class AgeKind(StrEnum):
 
 _KINDS = tuple(AgeKind)  # in the order of the bounds in a record; an Enum is slow to walk over
 
+Bounds = tuple[int, int, int]
+"""The bounds of a queue, in the order of the kinds; 0: no row."""
+
 NewAges = dict[tuple[AgeKind, str], int]
 """The earliest of the rows that were added, by kind and topic ("" for idle queues)."""
 
@@ -59,18 +62,24 @@ def write_ages(record: QueueRecord, batch: Batch, new: NewAges) -> None:
     bounds = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
     if bounds == record.indexed:
         return
-    topic = topic_of(record.lmq_name)
-    for kind, before_ms, time_ms in zip(_KINDS, record.indexed, bounds, strict=True):
+    move_ages(topic_of(record.lmq_name), record.queue_id, record.indexed, bounds, batch, new)
+    record.indexed = bounds
+
+
+def move_ages(
+    topic: str, queue_id: int, before: Bounds, after: Bounds, batch: Batch, new: NewAges
+) -> None:
+    """Replace the rows of a queue by others; notes those that are new."""
+    for kind, before_ms, time_ms in zip(_KINDS, before, after, strict=True):
         if before_ms == time_ms:
             continue
         prefix = age_prefix(kind, topic)
         if before_ms:
-            batch.delete(Table.AGES, prefix + u64x2(before_ms, record.queue_id))
+            batch.delete(Table.AGES, prefix + u64x2(before_ms, queue_id))
         if time_ms:
-            batch.put(Table.AGES, prefix + u64x2(time_ms, record.queue_id), b"")
+            batch.put(Table.AGES, prefix + u64x2(time_ms, queue_id), b"")
             place = (kind, "" if kind is AgeKind.IDLE else topic)
             new[place] = min(time_ms, new.get(place, time_ms))
-    record.indexed = bounds
 
 
 def delete_ages(record: QueueRecord, batch: Batch) -> None:

@@ -1,6 +1,7 @@
 """Rows of groups: progress, lanes and what was given back."""
 
 from struct import Struct
+from typing import NamedTuple
 
 from storage_svc.engines.keys import read_text, read_u64, read_u64x2, text, u64, u64x2
 from storage_svc.queue.group import Group
@@ -10,6 +11,8 @@ from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
 _GROUP = Struct(">QQQQQ")
+_SETTLED = Struct(">Q")
+_SETTLED_AT = 8
 
 _RETURNED = Struct(">QQIIQBQQ")
 
@@ -37,6 +40,24 @@ def read_group(key: bytes, value: bytes) -> tuple[Group, tuple[int, int]]:
     group.owner_epoch = owner_epoch
     group.owner_client_id = value[_GROUP.size :].decode()
     return group, (run_start, position)
+
+
+class GroupProgress(NamedTuple):
+    """How far a group is, as its row has it."""
+
+    base: int
+    settled: int
+    position: int
+
+
+def read_progress(value: bytes) -> GroupProgress:
+    base, settled, _, _, position = _GROUP.unpack_from(value)
+    return GroupProgress(base, settled, position)
+
+
+def with_settled(row: bytearray, at: int, settled: int) -> None:
+    """Change the number of settled messages in the value of a group, which begins at `at`."""
+    _SETTLED.pack_into(row, at + _SETTLED_AT, settled)
 
 
 def lane_key(queue_id: int, group: str, fairness_key: str) -> bytes:

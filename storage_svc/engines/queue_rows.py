@@ -9,7 +9,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from storage_svc.engines.engine import Row
-from storage_svc.engines.group_rows import group_value
+from storage_svc.engines.group_rows import GroupProgress, group_value, read_progress, with_settled
 from storage_svc.engines.keys import prefix_end, read_text, read_u16, text, u16, u64
 from storage_svc.engines.reservation_rows import reservation_value
 from storage_svc.queue.record import QueueRecord
@@ -29,11 +29,13 @@ SETTLED_INLINE_MAX = 16
 """Settled reservations that gather in the row of their queue before they move to one of SETTLED."""
 
 _QUEUE = Struct(">QQQQQQQQQQ????????BB")
+_COUNTS = Struct(">QQQQQQ")
+_COUNTS_AT = 32  # messages, body_bytes, scheduled and the bounds
 
 
 def catalog_key(lmq_name: str) -> bytes:
-    topic, _, lite = lmq_name.partition("/")
-    return text(topic.encode()) + text(lite.encode())
+    topic, _, lite = lmq_name.encode().partition(b"/")
+    return text(topic) + text(lite)
 
 
 def topic_range(topic: str, lite_prefix: str = "") -> tuple[bytes, bytes]:
@@ -115,6 +117,55 @@ def read_inline(value: bytes) -> Inline:
         part, at = _read_part(value, at + 8)
         inline.held.append((key, part))
     return inline._replace(settled=value[at:])
+
+
+class ColdQueue(NamedTuple):
+    """A row that can be changed without loading its queue."""
+
+    queue_id: int
+    last_activity_ms: int
+    messages: int
+    scheduled: int
+    bounds: tuple[int, int, int]
+    """Those of `QueueRecord`: of waiting and settled messages, and of a queue without any."""
+    kept: bool
+    groups: tuple[tuple[int, GroupProgress], ...]
+    """Where the groups lie in the row, and their progress."""
+
+
+def read_cold(value: bytes) -> ColdQueue | None:
+    """The row of a queue of which nothing is in flight; None if other rows have to be read.
+
+    It has no fairness keys, no runs for one group alone, no reservations that are live or have rows
+    of their own, and nothing was given back: every message that a group was handed is settled.
+    """
+    head = _QUEUE.unpack_from(value)
+    keyed, returned, reserved, addressed, kept, _, _, groups_apart, count, held = head[10:]
+    if keyed or returned or reserved or addressed or groups_apart or held:
+        return None
+    groups: tuple[tuple[int, GroupProgress], ...] = ()
+    at = _QUEUE.size
+    for _ in range(count):
+        _, at = read_text(value, at)
+        part, end = _read_part(value, at)
+        groups += ((at + 2, read_progress(part)),)
+        at = end
+    return ColdQueue(head[0], head[2], head[4], head[6], head[7:10], kept, groups)
+
+
+def emptied_value(value: bytes, cold: ColdQueue, idle_since_ms: int, run_end: int) -> bytes:
+    """The row once the only run of the queue is deleted, which ends at `run_end`."""
+    run_start = run_end - cold.messages
+    counts = _COUNTS.pack(0, 0, cold.scheduled, 0, 0, idle_since_ms)
+    tail = value[_COUNTS_AT + _COUNTS.size :]
+    if cold.groups:
+        changed = bytearray(value)
+        for at, progress in cold.groups:
+            open_from = max(progress.base, progress.position, run_start)
+            if open_from < run_end:
+                with_settled(changed, at, progress.settled + run_end - open_from)
+        tail = bytes(changed[_COUNTS_AT + _COUNTS.size :])
+    return value[:_COUNTS_AT] + counts + tail
 
 
 def _read_part(value: bytes, at: int) -> tuple[bytes, int]:

@@ -24,6 +24,8 @@ BODY_INLINE_BYTES_MAX = 512
 ones stay apart, so that scans of headers stay cheap."""
 
 _RUN = Struct(">IQQQHH")
+_PLAIN_KEY = Struct(">QHQ")
+_NO_FAIRNESS_KEY = 1  # what `text` makes of an empty string, as a number
 
 
 def lane_prefix(queue_id: int, fairness_key: str) -> bytes:
@@ -36,6 +38,11 @@ def run_key(queue_id: int, run: Run) -> bytes:
 
 def run_key_of(queue_id: int, fairness_key: str, first_offset: int) -> bytes:
     return lane_prefix(queue_id, fairness_key) + u64(first_offset)
+
+
+def plain_run_key(queue_id: int, first_offset: int) -> bytes:
+    """The key of a run without a fairness key, which most runs are."""
+    return _PLAIN_KEY.pack(queue_id, _NO_FAIRNESS_KEY, first_offset)
 
 
 def has_inline_body(run: Run) -> bool:
@@ -84,6 +91,20 @@ def _run(first_offset: int, fairness_key: str, value: bytes) -> Run:
     return Run(
         first_offset, messages, body_bytes, published, dead, fairness_key, traceparent, group
     )
+
+
+class PlainRun(NamedTuple):
+    """The numbers of a header."""
+
+    messages: int
+    body_bytes: int
+    publish_time_ms: int
+    dead_deadline_ms: int
+
+
+def read_plain_run(value: bytes) -> PlainRun:
+    """The numbers of a header alone, for work on many runs at once."""
+    return PlainRun._make(_RUN.unpack_from(value)[:4])
 
 
 def body_key(queue_id: int, run: Run) -> bytes:

@@ -20,7 +20,7 @@ from storage_svc.queue.run import Run
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import QueueNotFound, TopicNotEmpty
 
-_QUEUE_TABLES = (
+QUEUE_TABLES = (
     Table.RUN_HEADERS,
     Table.RUN_BODIES,
     Table.GROUPS,
@@ -153,7 +153,7 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
         if run.dead_deadline_ms:
             commit.journal.batch.delete(Table.TTL, run_rows.ttl_key(record.queue_id, run))
     start, end = queue_rows.queue_range(record.queue_id)
-    for table in _QUEUE_TABLES:
+    for table in QUEUE_TABLES:
         await delete_rows(commit, table, start, end)
     commit.journal.queue_removed(record)
     commit.counters.queues -= 1

@@ -5,7 +5,7 @@ alone; what is deleted is counted by the history row of its topic, type and pass
 commit. A pass may repeat itself: rows that are gone already count as stale, not twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.engines import run_rows
@@ -14,16 +14,23 @@ from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import u64
 from storage_svc.loading.handles import Handle
 from storage_svc.operations import history
+from storage_svc.operations.cold_queues import empty_cold_queues
 from storage_svc.operations.dead_letters import dispose_waiting
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.queues import delete_queue
+from storage_svc.operations.retention_rules import (
+    OF_MESSAGES,
+    Removal,
+    RetentionRow,
+    age_limit_s,
+)
 from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.run import Run
 from tidemark.errors import InvalidArgument, RecordUnreadable
 from tidemark.telemetry import counter
-from tidemark.topics import MaxWaitAction, TopicSettings
+from tidemark.topics import MaxWaitAction
 
 RECORDS_PER_ROW_MAX = 2_000
 """Old records that one planned row removes; the result has `more` set if there are more."""
@@ -35,7 +42,7 @@ removed."""
 ROWS_PER_COMMIT_MAX = 32
 """Planned rows that go into one commit: each may have to load a queue and remove many runs."""
 
-SMALL_ROWS_PER_COMMIT_MAX = 128
+SMALL_ROWS_PER_COMMIT_MAX = 256
 """The same where every row has few messages."""
 
 SMALL_ROW_MESSAGES = 10
@@ -43,11 +50,6 @@ SMALL_ROW_MESSAGES = 10
 RUNS_PER_ROW_MAX = 1_000
 """Runs that one planned row removes."""
 
-OF_MESSAGES = (
-    RetentionType.EXPIRED,
-    RetentionType.COMPLETED,
-    RetentionType.MAX_WAIT_TIME_EVICTION,
-)
 OF_PASSES = (*OF_MESSAGES, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
 RECORD_TABLES = {
     "messages_consumed": Table.CONSUMED,
@@ -60,9 +62,6 @@ _removed = counter(
     "Messages, records and queues that passes removed, by type",
     zeros=[{"type": kind.value} for kind in OF_PASSES],
 )
-_Removed = tuple[int, int]
-"""Messages and bytes."""
-
 _Headers = Mapping[bytes, bytes]
 """Headers that were read ahead, by their keys."""
 
@@ -75,24 +74,6 @@ class RetentionApplied(NamedTuple):
     queues: int = 0
     stale: int = 0
     more: bool = False
-
-
-class RetentionRow(NamedTuple):
-    """One planned deletion, with the state that it expects."""
-
-    queue_id: int = 0
-    lmq_name: str = ""
-    fairness_key: str = ""
-    first_offset: int = 0
-    end_offset: int = 0
-    before_ms: int = 0
-    table: str = ""
-    age_ms: int = 0
-
-    @property
-    def first_key(self) -> bytes:
-        """The key of the header of its first run."""
-        return run_rows.run_key_of(self.queue_id, self.fairness_key, self.first_offset)
 
 
 class ApplyRetention(NamedTuple):
@@ -127,11 +108,15 @@ class ApplyRetention(NamedTuple):
     async def apply(self, commit: CommitContext) -> RetentionApplied:
         if commit.deletions_refused is not None:
             raise commit.deletions_refused
-        messages = body_bytes = queues = stale = 0
+        totals: dict[str, Removal] = {}
+        stale, left = 0, list(self.rows)
+        if self.type in OF_MESSAGES:
+            totals, stale, left = await empty_cold_queues(commit, self.type, self.rows)
+        queues = 0
         more = False
-        totals: dict[str, _Removed] = {}
-        headers = await self._read_ahead(commit)
-        for row in self.rows:
+        headers = await self._read_ahead(commit, left)
+        for row in left:
+            removed: Removal | None
             match self.type:
                 case RetentionType.OLD_RECORDS:
                     removed, is_cut = await _old_records(commit, row)
@@ -144,31 +129,33 @@ class ApplyRetention(NamedTuple):
             if removed is None:
                 stale += 1
                 continue
-            messages += removed[0]
-            body_bytes += removed[1]
             name = row.lmq_name or row.table
-            before = totals.get(name, (0, 0))
-            totals[name] = (before[0] + removed[0], before[1] + removed[1])
+            before = totals.get(name, Removal(0, 0))
+            totals[name] = Removal(
+                before.messages + removed.messages, before.body_bytes + removed.body_bytes
+            )
         for name, removed in totals.items():
             history.write(commit, name, self.type, self.pass_id, *removed)
+        messages = sum(removed.messages for removed in totals.values())
+        body_bytes = sum(removed.body_bytes for removed in totals.values())
         _removed.add(messages + queues, {"type": self.type.value})
         return RetentionApplied(messages, body_bytes, queues, stale, more)
 
-    async def _read_ahead(self, commit: CommitContext) -> _Headers:
-        """Read queues, and the headers of first runs, for all rows at once."""
-        if self.type is RetentionType.OLD_RECORDS:
+    async def _read_ahead(self, commit: CommitContext, rows: Sequence[RetentionRow]) -> _Headers:
+        """Read queues, and the headers of first runs, for many rows at once."""
+        if not rows or self.type is RetentionType.OLD_RECORDS:
             return {}
-        await commit.prefetch([row.queue_id for row in self.rows])
+        await commit.prefetch([row.queue_id for row in rows])
         if self.type not in OF_MESSAGES:
             return {}
-        keys = [row.first_key for row in self.rows]
+        keys = [row.first_key for row in rows]
         found = await commit.engine.load(Table.RUN_HEADERS, keys)
         return {key: value for key, value in zip(keys, found, strict=True) if value is not None}
 
 
 async def _runs(
     commit: CommitContext, row: RetentionRow, kind: RetentionType, headers: _Headers
-) -> _Removed | None:
+) -> Removal | None:
     """Delete the runs of a row that are due by the rule of the topic as it is now (R9)."""
     handle = await commit.queue_by_id(row.queue_id, briefly=True)
     if handle is None:
@@ -194,10 +181,10 @@ async def _runs(
     if not due:
         return None
     _delete_runs(commit, handle, due)
-    return sum(run.messages for run in due), sum(run.body_bytes for run in due)
+    return Removal(sum(run.messages for run in due), sum(run.body_bytes for run in due))
 
 
-async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> _Removed | None:
+async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> Removal | None:
     """Remove the messages of runs that still wait (R5).
 
     A run of which all messages wait is deleted. Otherwise its other messages may be kept for
@@ -224,7 +211,7 @@ async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> _Rem
             body_bytes += waiting[run] * run.message_bytes
     if whole:
         _delete_runs(commit, handle, whole)
-    return (messages, body_bytes) if messages else None
+    return Removal(messages, body_bytes) if messages else None
 
 
 def _delete_runs(commit: CommitContext, handle: Handle, runs: list[Run]) -> None:
@@ -254,18 +241,7 @@ def _waiting(handle: Handle, run: Run) -> int:
     return sum(end - start for start, end in waiting_spans(handle.state, run))
 
 
-def age_limit_s(settings: TopicSettings, kind: RetentionType) -> int:
-    """The age from which a rule removes messages of a topic; 0 if it is off."""
-    if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
-        return settings.max_wait_time_seconds
-    if not settings.retention_enabled:
-        return 0
-    if kind is RetentionType.EXPIRED:
-        return settings.retention_seconds
-    return settings.completed_retention_seconds
-
-
-async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed | None:
+async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> Removal | None:
     handle = await commit.queue_by_id(row.queue_id, briefly=True)
     if handle is None:
         return None
@@ -276,10 +252,10 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> _Removed 
     if record.paused or commit.state.is_in_use(record.lmq_name, commit.now_ms):
         return None
     await delete_queue(commit, handle)
-    return 0, 0
+    return Removal(0, 0)
 
 
-async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Removed | None, bool]:
+async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[Removal | None, bool]:
     """What was removed, and whether there may be more."""
     limit = RECORDS_PER_ROW_MAX if row.table == "system_metrics" else GATHERED_ROWS_MAX
     before = u64(max(0, commit.now_ms - row.age_ms + 1))
@@ -297,4 +273,4 @@ async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[_Remov
         records = sum(run_rows.consumed_ranges(value) for _, value in old)
     elif row.table == "history":
         records = sum(len(read_history(*each).queues) for each in old)
-    return (records, body_bytes) if old else None, len(old) == limit
+    return Removal(records, body_bytes) if old else None, len(old) == limit

@@ -178,7 +178,7 @@ class CommitContext:
         if brief and not briefly:
             brief.discard(lmq_name)
         if handle is None and not self._is_absent(lmq_name):
-            value = self._catalog.pop(lmq_name, None)
+            value = self.journal.emptied.pop(lmq_name, None) or self._catalog.pop(lmq_name, None)
             handle = await self.handles.load(lmq_name, self.now_ms, value)
             if briefly and handle is not None:
                 brief.add(lmq_name)

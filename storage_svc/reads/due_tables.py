@@ -13,7 +13,7 @@ from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.loading.recovery import fairness_keys
 from storage_svc.operations.ages import offsets_of
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention import age_limit_s
+from storage_svc.operations.retention_rules import age_limit_s
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord

@@ -11,7 +11,8 @@ from storage_svc.engines.age_rows import AgeKind
 from storage_svc.engines.engine import Reader
 from storage_svc.operations.ages import ReviewAges
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention import OF_MESSAGES, RECORD_TABLES
+from storage_svc.operations.retention import RECORD_TABLES
+from storage_svc.operations.retention_rules import OF_MESSAGES
 from storage_svc.partition.age_marks import FAR_MS
 from storage_svc.partition.partition import Partition
 from storage_svc.reads.due_tables import limit_ms

@@ -16,7 +16,7 @@ from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import read_u64, u64
 from storage_svc.operations import system_metrics
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention import OF_MESSAGES
+from storage_svc.operations.retention_rules import OF_MESSAGES
 from storage_svc.partition.partition import Partition
 from storage_svc.reads.due_tables import scan_due_runs, scan_inactive_queues
 from storage_svc.reads.queue_tables import scan_queues

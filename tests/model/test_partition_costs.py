@@ -20,7 +20,8 @@ from storage_svc.operations.loading import (
 from storage_svc.operations.partition_time import StampTime
 from storage_svc.operations.queues import Purge
 from storage_svc.operations.reserve import Reserve
-from storage_svc.operations.retention import ApplyRetention, RetentionRow
+from storage_svc.operations.retention import ApplyRetention
+from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.broker_hold import CLIENT_TIMEOUT_DEFAULT_MS
 from storage_svc.partition.partition import HOUSEKEEPING_MS

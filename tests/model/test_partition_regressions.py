@@ -19,7 +19,8 @@ from storage_svc.operations.ownership import ConfirmOwnership, TakeOwnership
 from storage_svc.operations.publish import Appended
 from storage_svc.operations.queues import Purge, RemoveQueue
 from storage_svc.operations.reserve import Reserve
-from storage_svc.operations.retention import ApplyRetention, RetentionRow
+from storage_svc.operations.retention import ApplyRetention
+from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.schedule import PromoteScheduled
 from storage_svc.operations.settle import Settle
 from storage_svc.operations.topics import PutTopic

@@ -206,7 +206,7 @@ async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
     assert await history(storage) == [("kept", 3, RETENTION_TYPE_EXPIRED, "pass-1")]
 
 
-@pytest.mark.parametrize(("queues", "messages"), [(65, 11), (257, 1)])
+@pytest.mark.parametrize(("queues", "messages"), [(65, 11), (513, 1)])
 async def test_a_call_with_many_rows_is_done_in_several_commits(
     storage: RunningStorage,
     exchange: ExchangeClient,
