@@ -5,12 +5,12 @@ in flight and not its backlog. A record whose run or group is gone is left out a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
-from storage_svc.engines.engine import Engine, Reader, Table
+from storage_svc.engines.engine import Engine, Reader, Row, Table
 from storage_svc.engines.keys import prefix_end, read_u64
-from storage_svc.engines.paging import scan_all
+from storage_svc.engines.paging import scan_all, scan_pages
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord, Rules
 from storage_svc.queue.reservation import Reservation
@@ -93,15 +93,12 @@ async def _recover_reservations(
     engine: Engine, state: QueueState, inline: queue_rows.Inline, on_orphan: OnOrphan
 ) -> None:
     record = state.record
-    for key, value in inline.held:
-        reservation = await _recover_reservation(engine, state, key, value, on_orphan)
-        if reservation is not None:
-            record.held[reservation.reservation_id] = reservation
+    for reservation in await _recover_page(engine, state, inline.held, on_orphan):
+        record.held[reservation.reservation_id] = reservation
     if record.reserved:
         start, end = queue_rows.queue_range(record.queue_id)
-        async for key, value in scan_all(engine, Table.RESERVATIONS, start, end):
-            reservation = await _recover_reservation(engine, state, key, value, on_orphan)
-            if reservation is not None:
+        async for page in scan_pages(engine, Table.RESERVATIONS, start, end):
+            for reservation in await _recover_page(engine, state, page, on_orphan):
                 reservation.apart = True
         async for key, value in scan_all(engine, Table.SETTLED, start, end):
             record.settled_rows += ((read_u64(key, 8), _recover_settled(state, value)),)
@@ -109,26 +106,40 @@ async def _recover_reservations(
     record.settled_count = _recover_settled(state, inline.settled)
 
 
-async def _recover_reservation(
-    engine: Engine, state: QueueState, key: bytes, value: bytes, on_orphan: OnOrphan
-) -> Reservation | None:
-    """A reservation as it is stored; None if its run or its group is gone."""
-    run = _UNREAD_RUN
-    if reservation_rows.is_live(value):
-        run_key = reservation_rows.reservation_run_key(key, value)
-        (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
-        if header is None:
+async def _recover_page(
+    engine: Engine, state: QueueState, page: list[Row], on_orphan: OnOrphan
+) -> list[Reservation]:
+    """Reservations as they are stored, without those whose run or group is gone."""
+    run_keys = {
+        key: reservation_rows.reservation_run_key(key, value)
+        for key, value in page
+        if reservation_rows.is_live(value)
+    }
+    headers = await _load_headers(engine, run_keys.values())
+    recovered = []
+    for key, value in page:
+        run = _UNREAD_RUN
+        if key in run_keys:
+            run_key = run_keys[key]
+            header = headers[run_key]
+            if header is None:
+                on_orphan(Table.RESERVATIONS, key)
+                continue
+            run = run_rows.read_run(run_key, header)
+        reservation = reservation_rows.read_reservation(key, value, run)
+        if reservation.group not in state.groups:
             on_orphan(Table.RESERVATIONS, key)
-            return None
-        run = run_rows.read_run(run_key, header)
-    reservation = reservation_rows.read_reservation(key, value, run)
-    if reservation.group not in state.groups:
-        on_orphan(Table.RESERVATIONS, key)
-        return None
-    state.recover_reservation(reservation)
-    if reservation.live:
-        state.groups[reservation.group].count_outstanding(run, reservation.open_messages)
-    return reservation
+            continue
+        state.recover_reservation(reservation)
+        if reservation.live:
+            state.groups[reservation.group].count_outstanding(run, reservation.open_messages)
+        recovered.append(reservation)
+    return recovered
+
+
+async def _load_headers(engine: Engine, run_keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
+    keys = list(dict.fromkeys(run_keys))
+    return dict(zip(keys, await engine.load(Table.RUN_HEADERS, keys), strict=True)) if keys else {}
 
 
 def _recover_settled(state: QueueState, value: bytes) -> int:
@@ -142,21 +153,23 @@ def _recover_settled(state: QueueState, value: bytes) -> int:
 
 async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
     start, end = queue_rows.queue_range(state.record.queue_id)
-    async for key, value in scan_all(engine, Table.RETURNED, start, end):
-        run_key = group_rows.returned_run_key(key, value)
-        (header,) = await engine.load(Table.RUN_HEADERS, [run_key])
-        if header is None:
-            on_orphan(Table.RETURNED, key)
-            continue
-        group_name, returned = group_rows.read_returned(
-            key, value, run_rows.read_run(run_key, header)
-        )
-        group = state.groups.get(group_name)
-        if group is None:
-            on_orphan(Table.RETURNED, key)
-            continue
-        state.recover_returned(group, returned)
-        group.count_outstanding(returned.slice.run, returned.slice.messages)
+    async for page in scan_pages(engine, Table.RETURNED, start, end):
+        run_keys = [group_rows.returned_run_key(key, value) for key, value in page]
+        headers = await _load_headers(engine, run_keys)
+        for (key, value), run_key in zip(page, run_keys, strict=True):
+            header = headers[run_key]
+            if header is None:
+                on_orphan(Table.RETURNED, key)
+                continue
+            group_name, returned = group_rows.read_returned(
+                key, value, run_rows.read_run(run_key, header)
+            )
+            group = state.groups.get(group_name)
+            if group is None:
+                on_orphan(Table.RETURNED, key)
+                continue
+            state.recover_returned(group, returned)
+            group.count_outstanding(returned.slice.run, returned.slice.messages)
 
 
 async def stored_fairness_keys(engine: Engine, record: QueueRecord) -> list[str]:

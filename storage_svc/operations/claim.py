@@ -13,6 +13,7 @@ from storage_svc.engines.paging import scan_all
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.counters import Claim, put_claim
 from storage_svc.queue.reservation import Ending
+from storage_svc.turns import in_turns
 from tidemark.errors import Fenced
 
 
@@ -72,15 +73,16 @@ class ReleaseUnreported(NamedTuple):
         released = 0
         ended = dict(self.held)
         stored = [row async for row in scan_all(commit.engine, Table.DEADLINES, b"", None)]
-        for key, value in stored:
-            _, queue_id, reservation_id = read_u64x3(key)
-            if ended.pop(reservation_id, None) is not None or read_u64(value) != incarnation:
-                continue
-            found = await commit.reservation(queue_id, reservation_id)
-            if found is not None and found[1].live:
-                handle, reservation = found
-                handle.state.settle(reservation, (), Ending.RELEASE, commit.now_ms, commit.journal)
-                released += 1
+        async for part in in_turns(stored):
+            for key, value in part:
+                _, queue_id, reservation_id = read_u64x3(key)
+                if ended.pop(reservation_id, None) is not None or read_u64(value) != incarnation:
+                    continue
+                found = await commit.reservation(queue_id, reservation_id)
+                if found is not None and found[1].live:
+                    state, reservation = found[0].state, found[1]
+                    state.settle(reservation, (), Ending.RELEASE, commit.now_ms, commit.journal)
+                    released += 1
         gone = [each for each, queue_id in ended.items() if await _is_gone(commit, queue_id, each)]
         return Reported(released, tuple(gone))
 

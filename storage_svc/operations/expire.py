@@ -19,6 +19,7 @@ from storage_svc.operations.operation import (
 )
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.reservation import Ending
+from storage_svc.turns import in_turns
 from tidemark.api.storage.v1 import action_pb2, exchange_pb2
 from tidemark.telemetry import counter, messaging, tracer
 from tidemark.telemetry.messaging import Messages
@@ -156,8 +157,9 @@ class ExpireDue(NamedTuple):
             start = u64(commit.state.due.mark_ms(table))
             end = u64(commit.now_ms + 1)
             due = await commit.engine.scan(table, start, end, limit=self.limit)
-            for key, _ in due:
-                messages += (await action.from_index(key).apply(commit)).messages
+            async for part in in_turns(due):
+                for key, _ in part:
+                    messages += (await action.from_index(key).apply(commit)).messages
             if len(due) < self.limit:
                 # Entries are only added for the time to come: nothing will lie before it again.
                 commit.state.due.scanned(table, commit.now_ms)

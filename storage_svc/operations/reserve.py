@@ -16,6 +16,7 @@ from storage_svc.queue.group import PASSED_MAX, Group
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Slice
 from storage_svc.queue.standing import Standing
+from storage_svc.turns import give_way, in_turns
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, RecordUnreadable
@@ -29,6 +30,12 @@ ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
 HANDED_OUT_BYTES_MAX = 32 * 1024 * 1024
 """Bodies that one commit hands out; later reserves of the commit get nothing and are asked again.
 All of them are in memory until they are sent, however many consumers ask at once."""
+
+TURN_SLICES_MAX = 256
+"""Slices of a large hand-out that one turn of the event loop works on."""
+
+TURN_PAGES_MAX = 4
+"""Pages of a lane that one turn reads; most hand-outs read one."""
 
 UNREADABLE_DELAY_MS = 60_000
 """After which messages whose body could not be read are tried again."""
@@ -174,26 +181,28 @@ async def hand_out(
     taken, taken_bodies = await _readable(commit, handle, group, taken)
     visibility_ms = bounds.visibility_ms or handle.topic.settings.visibility_timeout_ms
     counters = commit.counters
-    reservations = state.reserve(
-        group,
-        taken,
-        counters.reservation_id + 1,
-        commit.now_ms + visibility_ms,
-        commit.now_ms,
-        commit.journal,
-        broker_incarnation=commit.state.claim.incarnation,
-        given_messages=0 if bounds.reports_hand_outs else None,
-    )
-    counters.reservation_id += len(reservations)
+    reservations: list[Reservation] = []
+    async for part in in_turns(taken, TURN_SLICES_MAX):
+        reservations += state.reserve(
+            group,
+            part,
+            counters.reservation_id + 1,
+            commit.now_ms + visibility_ms,
+            commit.now_ms,
+            commit.journal,
+            broker_incarnation=commit.state.claim.incarnation,
+            given_messages=0 if bounds.reports_hand_outs else None,
+        )
+        counters.reservation_id += len(part)
     counters.delivered += sum(each.slice.messages for each in reservations)
     # A key that is still active was held back only by the bounds of the request.
     group.has_waiters = not group.ring or not (taken or too_large)
     if len(group.lanes) > group.lanes_max:
         await commit.forget_lanes(state)
-    slices = [
-        _reserved(commit, handle, reservation, visibility_ms, body)
-        for reservation, body in zip(reservations, taken_bodies, strict=True)
-    ]
+    slices: list[ReservedSlice] = []
+    pairs = list(zip(reservations, taken_bodies, strict=True))
+    async for some in in_turns(pairs, TURN_SLICES_MAX):
+        slices += [_reserved(commit, handle, each, visibility_ms, body) for each, body in some]
     commit.handed_out_bytes += sum(len(each.body) for each in slices)
     return Reserved(tuple(slices), more=not group.has_waiters)
 
@@ -207,7 +216,7 @@ async def _take(
     """
     taken: list[Slice] = []
     messages_max, bytes_max = bounds.messages_max, bounds.bytes_max
-    room_bytes, measured = ANSWER_BYTES_MAX, 0
+    room_bytes, measured, pages = ANSWER_BYTES_MAX, 0, 0
     if len(group.delayed) + len(group.buried) >= RETURNED_SLICES_MAX:
         return taken, False  # what was returned must go first, or it would grow without end
     if commit.handed_out_bytes >= HANDED_OUT_BYTES_MAX:
@@ -239,6 +248,9 @@ async def _take(
         if found.needs_page is None:
             return taken, found.too_large or found.answer_full
         await commit.read_lane(handle.state, group, found.needs_page)
+        pages += 1
+        if pages % TURN_PAGES_MAX == 0:
+            await give_way()
     return taken, False
 
 
@@ -250,7 +262,9 @@ async def _readable(
     The others stay in the queue and are tried again after a delay: one unreadable record must not
     keep its queue from being consumed, nor its partition from serving (V3).
     """
-    found = [await _body(commit, handle, slice_) for slice_ in taken]
+    found: list[bytes | None] = []
+    async for part in in_turns(taken, TURN_SLICES_MAX):
+        found += [await _body(commit, handle, slice_) for slice_ in part]
     unreadable = [slice_ for slice_, body in zip(taken, found, strict=True) if body is None]
     if unreadable:
         not_before_ms = commit.now_ms + UNREADABLE_DELAY_MS

@@ -8,6 +8,7 @@ commit that fails.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from storage_svc.lifecycle.lifecycle_watch import LifecycleWatch
@@ -23,6 +24,7 @@ from storage_svc.partition.counters import put_counters
 from storage_svc.partition.exchange_events import ConnectedExchanges
 from storage_svc.partition.spans import CommitSpans, refused
 from storage_svc.partition.state import PartitionState
+from storage_svc.turns import TURN_OPERATIONS_MAX, give_way, in_turns
 from tidemark.clock import Clock
 from tidemark.errors import DataCorrupt, Fenced, TidemarkError
 from tidemark.telemetry import counter, current_traceparent, histogram, is_sampled, seconds
@@ -30,6 +32,9 @@ from tidemark.telemetry.metrics import BYTES, COUNTS
 
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
 """Bodies that one commit takes: the rest waits for the next, so that no commit takes long."""
+
+COMMIT_OPERATIONS_MAX = 1000
+"""Operations that one commit takes; a frame with more is cut into parts."""
 
 R = TypeVar("R")
 
@@ -102,11 +107,24 @@ class Writer:
         results: asyncio.Future[list[R | TidemarkError]] = loop.create_future()
         if not callers and (caller := current_traceparent()):
             callers = [caller] * len(operations)
-        requests: Sequence[object] = operations
-        body_bytes = sum(len(each.body) for each in requests if isinstance(each, Append))
-        self._frames.append(Frame(operations, callers, broker_epoch, results, body_bytes))
-        self._arrived.set()
+        if len(operations) <= COMMIT_OPERATIONS_MAX:
+            self._add(Frame(operations, callers, broker_epoch, results, _body_bytes(operations)))
+            return results
+        parts = []
+        for start in range(0, len(operations), COMMIT_OPERATIONS_MAX):
+            end = start + COMMIT_OPERATIONS_MAX
+            some = operations[start:end]
+            part = Frame(
+                some, callers[start:end], broker_epoch, loop.create_future(), _body_bytes(some)
+            )
+            self._add(part)
+            parts.append(part.results)
+        asyncio.gather(*parts, return_exceptions=True).add_done_callback(partial(_join, results))
         return results
+
+    def _add(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._arrived.set()
 
     def stop(self) -> None:
         """End `next_frames` once everything that was submitted is taken."""
@@ -126,12 +144,15 @@ class Writer:
                 return []
             self._arrived.clear()
             await self._arrived.wait()
-        taken = body_bytes = 0
+        taken = body_bytes = operations = 0
         for frame in self._frames:
             if taken and body_bytes + frame.body_bytes > COMMIT_BYTES_MAX:
                 break
+            if taken and operations + len(frame.operations) > COMMIT_OPERATIONS_MAX:
+                break
             taken += 1
             body_bytes += frame.body_bytes
+            operations += len(frame.operations)
         frames, self._frames = self._frames[:taken], self._frames[taken:]
         return frames
 
@@ -147,7 +168,7 @@ class Writer:
                 await read_deadlines(commit.engine, commit.state.deadlines)
             if commit.engine.is_remote:
                 await read_ahead(commit, [each for frame in frames for each in frame.operations])
-            results = [await self._apply_frame(commit, frame, traced) for frame in frames]
+            results = await self._apply_frames(commit, frames, traced)
             if self._expires_due(commit):
                 await ExpireDue().apply(commit)
             handed_out = await self._hand_out(commit)
@@ -184,6 +205,19 @@ class Writer:
         connected = self._exchanges.includes(commit.counters.broker_epoch)
         return await hand_out_standing(commit) if connected else []
 
+    async def _apply_frames(
+        self, commit: CommitContext, frames: list[Frame], traced: CommitSpans
+    ) -> list[list[Any]]:
+        results = []
+        turn_operations = 0
+        for frame in frames:
+            if turn_operations >= TURN_OPERATIONS_MAX:
+                await give_way()
+                turn_operations = 0
+            results.append(await self._apply_frame(commit, frame, traced))
+            turn_operations += len(frame.operations)
+        return results
+
     async def _apply_frame(
         self, commit: CommitContext, frame: Frame, traced: CommitSpans
     ) -> list[Any]:
@@ -191,9 +225,13 @@ class Writer:
             check_broker_epoch(commit.state, frame.broker_epoch)
         except Fenced as error:
             return [error] * len(frame.operations)
-        if not any(map(is_sampled, frame.callers)):
-            return [await _apply(commit, operation) for operation in frame.operations]
         results: list[Any] = []
+        if not any(map(is_sampled, frame.callers)):
+            if len(frame.operations) <= TURN_OPERATIONS_MAX:
+                return [await _apply(commit, operation) for operation in frame.operations]
+            async for part in in_turns(frame.operations):
+                results += [await _apply(commit, operation) for operation in part]
+            return results
         for operation, caller in zip(frame.operations, frame.callers, strict=True):
             with traced.operation(operation, caller) as span:
                 results.append(await _apply(commit, operation))
@@ -223,6 +261,23 @@ class Writer:
             state.deadlines.earliest_ms(),
             commit.now_ms,
         )
+
+
+def _body_bytes(operations: Sequence[object]) -> int:
+    return sum(len(each.body) for each in operations if isinstance(each, Append))
+
+
+def _join(results: asyncio.Future[list[Any]], parts: asyncio.Future[list[Any]]) -> None:
+    """The results of a frame that was cut; if a part has failed, it fails as a whole."""
+    if results.done() or parts.cancelled():  # its caller may have been cancelled
+        return
+    joined: list[Any] = []
+    for part in parts.result():
+        if isinstance(part, BaseException):
+            results.set_exception(part)
+            return
+        joined += part
+    results.set_result(joined)
 
 
 async def _apply(commit: CommitContext, operation: Operation[R]) -> R | TidemarkError:

@@ -47,13 +47,14 @@ async def scan(
     async for some in _rows(partition, name, wanted):
         pending += some
         while len(pending) >= batch_rows:
-            yield arrow.encode(schema, columns, pending[:batch_rows]), batch_rows
-            del pending[:batch_rows]
+            batch, pending = pending[:batch_rows], pending[batch_rows:]
+            # In a thread: a batch takes longer than a turn of the event loop may.
+            yield await asyncio.to_thread(arrow.encode, schema, columns, batch), batch_rows
         if clock.monotonic_ns() - slice_began_ns > SLICE_NS_MAX:
             await clock.sleep_ms(0)
             slice_began_ns = clock.monotonic_ns()
     if pending:
-        yield arrow.encode(schema, columns, pending), len(pending)
+        yield await asyncio.to_thread(arrow.encode, schema, columns, pending), len(pending)
 
 
 def _rows(partition: Partition, name: TableName, wanted: TableFilter) -> AsyncIterator[list[Row]]:
