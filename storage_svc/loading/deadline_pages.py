@@ -7,6 +7,7 @@ gone. Only the writer reads them, before it applies anything: what it has writte
 from storage_svc.engines.engine import Engine, Table
 from storage_svc.engines.keys import read_u64, successor, u64
 from storage_svc.partition.deadlines import Deadlines
+from storage_svc.turns import give_way
 
 PAGE_ROWS = 1000
 
@@ -37,4 +38,5 @@ async def _read_times(engine: Engine, table: Table, start_ms: int) -> tuple[list
         if len(page) < PAGE_ROWS:
             return times_ms, True
         start = successor(page[-1][0])
+        await give_way()
     return times_ms, False
