@@ -35,8 +35,9 @@ from broker_svc.links.assignment import Member, assign
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.holders import Holders
 from broker_svc.links.link_events import LinkEvents
+from broker_svc.links.link_state import Assigned, LinkState
 from broker_svc.links.partition_count import ask_partitions
-from broker_svc.links.partition_link import LinkState, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
@@ -156,14 +157,14 @@ async def _running(
                 components.cleanup.run(),
                 components.given_notes.run(),
                 _expire(service, clock),
-                _report_health(server, links, components.links_changed),
+                _report_links(server, service, links, components.links_changed),
                 _drain(server, service),
                 _sampler(settings, components, service, channels[0]).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
             link_tasks = [
                 *(asyncio.create_task(node.link.run()) for node in nodes),
-                *(asyncio.create_task(_run_link(link, service)) for link in links),
+                *(asyncio.create_task(link.run()) for link in links),
             ]
             yield
         finally:
@@ -189,9 +190,9 @@ def build_components(
         for number in range(settings.partitions)
     }
     members = [Member(*each) for each in settings.brokers]
-    for number, member in assign(settings.partitions, members).items() if members else ():
-        if member.broker_id != settings.broker_id:
-            links[number].assign_to(*member)
+    members = members or [Member(settings.broker_id, settings.listen)]
+    for number, member in assign(settings.partitions, members).items():
+        links[number].follow(Assigned(1, *member))
     others = [each.address for each in members if each.broker_id != settings.broker_id]
     holders = Holders(links, ChannelPool(), others)
     tracking = Tracking()
@@ -237,15 +238,13 @@ def build_components(
         components.settlements,
         topics,
         timers,
+        links,
+        subscriptions,
+        components.publishers,
     )
     for link in links.values():
         link.listen(listener)
     return components, list(timers.values())
-
-
-async def _run_link(link: PartitionLink, service: BrokerService) -> None:
-    await link.run()  # ends when another broker has taken the partition
-    service.partition_moved(link)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -261,32 +260,48 @@ async def _expire(service: BrokerService, clock: Clock) -> None:
         service.expire(clock.monotonic_ms())
 
 
-async def _report_health(
-    server: RpcServer, links: Sequence[PartitionLink], links_changed: asyncio.Event
+async def _report_links(
+    server: RpcServer,
+    service: BrokerService,
+    links: Sequence[PartitionLink],
+    links_changed: asyncio.Event,
 ) -> None:
-    """Report ready unless the links to storage are down.
+    """Report the health of the broker, and to its clients which partitions have moved where."""
+    was_ready = False
+    holders = dict.fromkeys(links, "")
+    while True:
+        links_changed.clear()
+        for link in links:
+            holder, holders[link] = holders[link], link.holder_address
+            if link.holder_address not in ("", holder):
+                service.partition_moved(link)
+        is_ready = _is_ready(links, was_ready)
+        server.set_serving(_BROKER_SERVICE, is_ready)
+        if is_ready != was_ready:
+            _log.info(
+                "broker serves" if is_ready else "broker not ready",
+                extra={
+                    "partitions": sum(1 for link in links if link.is_assigned),
+                    "links_down": sum(1 for link in links if link.state is LinkState.CLAIMING),
+                },
+            )
+            was_ready = is_ready
+        await links_changed.wait()
+
+
+def _is_ready(links: Sequence[PartitionLink], was_ready: bool) -> bool:
+    """Ready unless the links to storage are down.
 
     A faulty partition, or one that another broker holds, does not keep clients from the others. A
     link that is reconnecting will be up soon, and calls would fail until then: not ready. A storage
     node that is away concerns its own partitions only (C1): a broker starts without it, and stays
     ready while the links to another node are up. So is a broker without partitions.
     """
-    was_ready = False
-    while True:
-        links_changed.clear()
-        own = [link for link in links if link.state is not LinkState.MOVED]
-        down = [link for link in own if link.state is LinkState.DOWN]
-        incomplete = {link.node for link in down}
-        whole = not own or any(link.node not in incomplete for link in own)
-        is_ready = whole and (was_ready or all(link.is_away for link in down))
-        server.set_serving(_BROKER_SERVICE, is_ready)
-        if is_ready != was_ready:
-            _log.info(
-                "broker serves" if is_ready else "broker not ready",
-                extra={"partitions": len(links), "links_down": len(down)},
-            )
-            was_ready = is_ready
-        await links_changed.wait()
+    own = [link for link in links if link.state is not LinkState.AWAY]
+    down = [link for link in own if link.state is LinkState.CLAIMING]
+    incomplete = {link.node for link in down}
+    whole = not own or any(link.node not in incomplete for link in own)
+    return whole and (was_ready or all(link.is_unreachable for link in down))
 
 
 def _sampler(

@@ -123,7 +123,7 @@ class Session:
 
     def partition_moved(self, link: PartitionLink) -> None:
         """Notify the client that another broker holds a partition now."""
-        self._output.frame.go_aways.add(partition=link.partition, address=link.owner_address)
+        self._output.frame.go_aways.add(partition=link.partition, address=link.holder_address)
         self._output.wakeup.set()
 
     def check_alive(self, now_ms: int) -> None:
@@ -163,7 +163,7 @@ class Session:
         self._output.frame.welcome.partitions = settings.partitions
         self._output.frame.welcome.client_timeout_ms = settings.client_timeout_ms
         for link in self._components.links.values():
-            if link.fenced:
+            if link.holder_address:
                 self.partition_moved(link)
         self._output.wakeup.set()
 

@@ -19,7 +19,7 @@ from broker_svc.api.topic_deletion import TopicDeletion
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.holders import FORWARDED, is_forwarded
-from broker_svc.links.partition_link import LinkState
+from broker_svc.links.link_state import LinkState
 from broker_svc.links.placement import TOPIC_HOME
 from tidemark import topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
@@ -44,10 +44,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _UNREACHABLE = topic_pb2.PARTITION_STATE_UNSPECIFIED
 _LINK_STATES = {
-    LinkState.UP: topic_pb2.LINK_STATE_UP,
-    LinkState.DOWN: topic_pb2.LINK_STATE_DOWN,
+    LinkState.HELD: topic_pb2.LINK_STATE_UP,
+    LinkState.LEAVING: topic_pb2.LINK_STATE_UP,
+    LinkState.CLAIMING: topic_pb2.LINK_STATE_DOWN,
     LinkState.FAULTY: topic_pb2.LINK_STATE_FAULTY,
-    LinkState.MOVED: topic_pb2.LINK_STATE_MOVED,
+    LinkState.AWAY: topic_pb2.LINK_STATE_MOVED,
 }
 
 

@@ -15,7 +15,7 @@ from broker_svc.consume.hand_outs import HandOuts, Place
 from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import Fenced, ReservationExpired, TidemarkError, UnknownDeliveryTag
+from tidemark.errors import Fenced, NotOwner, ReservationExpired, TidemarkError, UnknownDeliveryTag
 from tidemark.telemetry import messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
@@ -107,7 +107,7 @@ class Deliveries:
         self._tags: dict[ReservationKey, int] = {}
         self._last_tag = 0
         self._ended: dict[int, Callable[[], TidemarkError]] = {}
-        """Tags that the client did not settle in time, each with the reason."""
+        """Tags that the client did not settle here in time, each with the reason."""
         self.check_at_ms: int | None = None
         """When `given_notes` checks them next."""
 
@@ -129,7 +129,8 @@ class Deliveries:
     def get(self, tag: int) -> HeldDelivery:
         """Raises UnknownDeliveryTag for one never issued here, or settled since.
 
-        Raises ReservationExpired for one that ran out, Fenced for one that was revoked.
+        Raises ReservationExpired for one that ran out, Fenced for one that was revoked, and
+        NotOwner for one whose partition has left this broker.
         """
         held = self._by_tag.get(tag)
         if held is None:
@@ -161,17 +162,28 @@ class Deliveries:
         """Another client took the queue: the same with FENCED."""
         self._end(key, _revoked)
 
+    def left(self, key: ReservationKey, refusal: Callable[[], TidemarkError]) -> None:
+        """Its partition has left this broker: the client still holds it, and settles elsewhere."""
+        tag = self._tags.get(key)
+        if tag is not None:
+            self._remember(tag, refusal)
+            self.drop(key)
+
     def _end(self, key: ReservationKey, refusal: Callable[[str, int, int], TidemarkError]) -> None:
         tag = self._tags.get(key)
         if tag is not None:
             held = self._by_tag[tag]
             place = (held.queue.lmq_name, held.first_offset, held.owner_epoch)
-            self._ended[tag] = partial(refusal, *place)
+            self._remember(tag, partial(refusal, *place))
             self.drop(key)
             if held.ended is not None:
                 held.ended(tag)
-            if len(self._ended) > ENDED_MAX:
-                del self._ended[next(iter(self._ended))]
+
+    def _remember(self, tag: int, refusal: Callable[[], TidemarkError]) -> None:
+        """Why a tag that the client may still use is refused."""
+        self._ended[tag] = refusal
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
 
     def take_all(self) -> list[HeldDelivery]:
         """Everything the client holds, which it holds no longer."""
@@ -218,10 +230,26 @@ class DeliveryDirectory:
             if held is not None and held.feed_key == feed_key and held.owner_epoch < epoch:
                 holder.revoke(key)
 
+    def partition_left(self, partition: int, refusal: Callable[[], TidemarkError]) -> None:
+        """Another broker holds the partition: settling by tag is refused from now on."""
+        for key, holder in list(self._holders.items()):
+            if key[0] == partition:
+                holder.left(key, partial(_moved, partition, refusal))
+
     def receipts(self, partition: int) -> list[bytes]:
         """Of everything that clients hold of a partition."""
         held = (holder.find(key) for key, holder in self._holders.items() if key[0] == partition)
         return [each.receipt for each in held if each is not None]
+
+
+def _moved(partition: int, refusal: Callable[[], TidemarkError]) -> TidemarkError:
+    """Also if the partition has come back: the receipt is good there, and the tag is not."""
+    reason = refusal()
+    if isinstance(reason, NotOwner):
+        return reason
+    return NotOwner(
+        f"partition {partition} has moved since: settle by receipt", partition=str(partition)
+    )
 
 
 def _expired(lmq_name: str, first_offset: int, _owner_epoch: int) -> TidemarkError:

@@ -26,7 +26,8 @@ from broker_svc.consume.consumer import (
 from broker_svc.consume.standing import StandingReserve, StandingReserves
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import QueueKey
-from broker_svc.links.partition_link import Answer, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, QueueNotFound, QuotaExceeded, TidemarkError
 from tidemark.limits import PULL_MESSAGES_MAX

@@ -14,7 +14,8 @@ from itertools import count
 from typing import Final
 
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery
-from broker_svc.links.partition_link import Answer, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
 from broker_svc.consume.settlements import has_ended
-from broker_svc.links.partition_link import Answer, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock

@@ -18,7 +18,8 @@ from broker_svc.consume.deliveries import (
     ReservationKey,
 )
 from broker_svc.consume.dispatcher import Dispatcher
-from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
+from broker_svc.links.partition_link import PartitionLink, refusal_of
+from broker_svc.links.unanswered_operations import Answer
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
@@ -194,6 +195,11 @@ class Settlements:
         for each, action in list(self._returning.values()):
             if each.queue.partition == partition:
                 self._give_back(each, action)
+
+    def partition_left(self, partition: int) -> None:
+        """Another broker holds the partition: what is on its way back runs out there."""
+        for key in [key for key in self._returning if key[0] == partition]:
+            del self._returning[key]
 
     def returning(self, partition: int) -> list[bytes]:
         """Receipts of what is on its way back: storage must not take them for lost."""

@@ -82,6 +82,13 @@ class ExclusiveQueue:
         if not self._users and not self.subscriptions and not self.must_read:
             self._forget(self)
 
+    def forget_owner(self) -> None:
+        """This broker does not hold the queue any more. A task that has the lock learns that from
+        its next answer."""
+        if not self._users:
+            self.state = Vacant()
+            self.unused()
+
     @property
     def must_read(self) -> bool:
         """Whether only storage knows the owner."""
@@ -126,6 +133,11 @@ class Ownerships:
             if queue.partition == partition and queue.must_read
         ]
 
+    def partition_left(self, partition: int) -> None:
+        """Another broker holds the partition: the owners of its queues are read when it is back."""
+        for queue in [each for each in self._queues.values() if each.partition == partition]:
+            queue.forget_owner()
+
     async def take(
         self,
         queue: ExclusiveQueue,
@@ -152,7 +164,10 @@ class Ownerships:
             operation.take_ownership.start.CopyFrom(start)
         try:
             taken = (await self._links[queue.partition].call(operation)).ownership
-        except (Unavailable, NotOwner, CommitOutcomeUnknown, asyncio.CancelledError):
+        except NotOwner:  # another broker holds the partition, and reads the owner from storage
+            queue.state = Vacant()
+            raise
+        except (Unavailable, CommitOutcomeUnknown, asyncio.CancelledError):
             queue.state = takeover.outcome_unknown(queue.state)
             raise
         except TidemarkError:

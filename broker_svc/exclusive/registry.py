@@ -96,6 +96,18 @@ class Subscribers:
             if key[1] == lmq_name
         ]
 
+    def of_partition(
+        self, partition: int
+    ) -> list[tuple[Subscriber, SubscriptionKey, Subscription]]:
+        """All subscriptions to queues that live in a partition. Iterates over all of them."""
+        return [
+            (subscriber, key, subscription)
+            for incarnations in self._by_client.values()
+            for subscriber in incarnations
+            for key, subscription in subscriber.subscriptions.items()
+            if any(queue.partition == partition for queue in subscription.lease.queues)
+        ]
+
     def owning(self, topic: str) -> list[tuple[str, ExclusiveQueue]]:
         """Exclusive queues of a topic, each with the client that consumes it."""
         return [

@@ -18,6 +18,7 @@ from broker_svc.exclusive.ownership import ExclusiveQueue, Ownerships
 from broker_svc.exclusive.registry import Subscriber, Subscribers, Subscription, SubscriptionKey
 from broker_svc.exclusive.takeover import Transferring
 from broker_svc.idle.activity_leases import ActivityLeases, Lease
+from broker_svc.links.link_state import LinkState
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
@@ -125,6 +126,17 @@ class Subscriptions:
         for client_id, queue in self._subscribers.owning(name):
             self._evictions.end_all(queue, client_id, RESYNC_REQUIRED)
 
+    def partition_left(self, partition: int) -> None:
+        """End the subscriptions to queues that live in no partition of this broker any more.
+
+        Their clients follow to the new holder, and confirm what they own there with their epochs.
+        """
+        for subscriber, key, subscription in self._subscribers.of_partition(partition):
+            queues = subscription.lease.queues
+            if all(self._links[each.partition].state is LinkState.AWAY for each in queues):
+                self._subscribers.end(subscriber, key)
+        self._ownerships.partition_left(partition)
+
     # --- syncs ---------------------------------------------------------------------------------
 
     async def sync(
@@ -208,9 +220,10 @@ class Subscriptions:
             changing = asyncio.ensure_future(change(subscriber, group, entry, consumer, topic))
             result.state, result.epoch = await asyncio.shield(changing)
             if result.state == ACTIVE:
+                self._check_here(entry.lmq_name, topic)
                 result.other_holders.extend(self._other_holders(entry.lmq_name, topic))
         except TidemarkError as error:
-            if isinstance(error, _NOT_HERE):
+            if isinstance(error, _NOT_HERE) or result.state == ACTIVE:
                 self._subscribers.end(subscriber, (group, entry.lmq_name))
             result.error.CopyFrom(to_status(error))
         return result
@@ -339,11 +352,17 @@ class Subscriptions:
                         raise
                     self._subscribers.end(subscriber, (group, lmq_name))
 
+    def _check_here(self, lmq_name: str, topic: Topic) -> None:
+        """Raise NotOwner if the queue has left this broker while it was being subscribed."""
+        partitions = partitions_of(lmq_name, topic, self._settings.partitions)
+        if all(self._links[each].state is LinkState.AWAY for each in partitions):
+            raise self._links[partitions[0]].refusal()
+
     def _other_holders(self, lmq_name: str, topic: Topic) -> Iterable[str]:
         """The brokers that hold partitions of a queue which this one does not hold."""
         partitions = partitions_of(lmq_name, topic, self._settings.partitions)
-        moved = [self._links[each] for each in partitions if self._links[each].fenced]
-        return dict.fromkeys(link.owner_address for link in moved if link.owner_address)
+        addresses = (self._links[each].holder_address for each in partitions)
+        return dict.fromkeys(each for each in addresses if each)
 
     # --- helpers -------------------------------------------------------------------------------
 

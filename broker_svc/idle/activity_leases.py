@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Mapping
 
 from broker_svc.idle.tracking import TrackedQueue, Tracking
-from broker_svc.links.partition_link import Answer, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
+from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import (

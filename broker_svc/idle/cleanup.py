@@ -13,7 +13,8 @@ from enum import Enum
 from functools import partial
 
 from broker_svc.idle.tracking import QueueKey, TrackedQueue, Tracking
-from broker_svc.links.partition_link import Answer, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
-from broker_svc.links.partition_link import Answer
+from broker_svc.links.unanswered_operations import Answer
 from tidemark.names import topic_of
 from tidemark.topics import Topic
 
@@ -147,6 +147,13 @@ class Tracking:
             heappop(self._candidates)
             if current and queue.check_at_ms is not None:
                 self._line_up(queue, queue.check_at_ms)
+
+    def partition_left(self, partition: int) -> None:
+        """Another broker holds the partition: its queues stay only while something leases them."""
+        left = [each for each in self._queues.values() if each.partition == partition]
+        for queue in left:
+            if not queue.leases:
+                self.forget(queue)
 
     def link_lost(self, partition: int) -> None:
         """Storage may have unloaded the queues of the partition."""

@@ -42,7 +42,7 @@ class Holders:
     def address(self, partition: int) -> str:
         """The address of another broker that holds the partition; "" if this one is to serve it."""
         link = self._links.get(partition)
-        return link.owner_address if link is not None and link.fenced else ""
+        return "" if link is None else link.holder_address
 
     async def close(self) -> None:
         await self._channels.close()

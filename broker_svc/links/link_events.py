@@ -7,10 +7,14 @@ from broker_svc.consume.deliveries import DeliveryDirectory
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.consume.settlements import Settlements
 from broker_svc.exclusive.owner_checks import OwnerChecks
+from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
+from broker_svc.links.link_state import LinkState
+from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
+from broker_svc.publish.publishers import PublisherRegistry
 from tidemark.api.storage.v1 import exchange_pb2
 
 
@@ -26,6 +30,9 @@ class LinkEvents:
     settlements: Settlements
     topics: TopicCache
     timers: Mapping[int, ExpiryTimer]
+    links: Mapping[int, PartitionLink]
+    subscriptions: Subscriptions
+    publishers: PublisherRegistry
 
     def before_frame_sent(self, partition: int) -> None:
         self.dispatcher.before_frame_sent(partition)
@@ -53,6 +60,21 @@ class LinkEvents:
     def link_down(self, partition: int) -> None:
         self.tracking.link_lost(partition)
         self.dispatcher.link_down(partition)
+
+    def partition_left(self, partition: int) -> None:
+        """Another broker holds the partition: drop all that this one held of it.
+
+        Reservations and their receipts stay good. Clients settle at the new holder.
+        """
+        self.timers[partition].next_deadline(None)
+        self.directory.partition_left(partition, self.links[partition].refusal)
+        self.settlements.partition_left(partition)
+        self.subscriptions.partition_left(partition)
+        self.publishers.partition_left(self._is_away)
+        self.tracking.partition_left(partition)
+
+    def _is_away(self, partition: int) -> bool:
+        return self.links[partition].state is LinkState.AWAY
 
     def held_receipts(self, partition: int) -> Iterable[bytes]:
         return [*self.directory.receipts(partition), *self.settlements.returning(partition)]

@@ -1,21 +1,20 @@
 """The link to one partition: its claim, and its part of the exchange with its storage node.
 
-Operations that arrive while others are in flight wait for the next frame, which takes them when
-those are answered, or at once above a size that is worth its cost. Every operation gets exactly one
-answer. When a link breaks, pending operations fail with UNAVAILABLE, and the broker claims the
-partition again and reports the reservations that it still holds. A fenced broker does not retry;
-only a newer assignment brings the partition back.
+A link follows assignments for as long as the broker runs: `link_state` decides what it may do. When
+a link breaks, pending operations fail with UNAVAILABLE, and the broker claims the partition again
+and reports the reservations that it still holds. When another broker has taken the partition, they
+fail with NOT_OWNER, and the listener drops what the broker held of it.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from enum import Enum
 from typing import Final, Protocol
 
+from broker_svc.links.link_state import Assigned, Holding, LinkState
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
+from broker_svc.links.unanswered_operations import Answer, UnansweredOperations
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2, partition_pb2, storage_pb2
 from tidemark.clock import Clock
@@ -28,22 +27,14 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
-from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings
 from tidemark.telemetry import counter, current_traceparent
-
-FRAMES_IN_FLIGHT_MAX: Final = 8
-WORTHWHILE_BYTES: Final = 64 * 1024
-WORTHWHILE_OPERATIONS: Final = 32
-"""A frame of so much does not wait for the one before it: its own cost is small beside its work."""
 
 _HELD_PER_PAGE: Final = 10_000
 _RECONNECT_MS_MIN: Final = 50
 _RECONNECT_MS_MAX: Final = 2_000
 _FAULTY: Final = (DataCorrupt, PartitionFaulty)
-
-Answer = asyncio.Future[exchange_pb2.OperationResult]
 
 _log = logging.getLogger(__name__)
 _reconnects = counter("tidemark.broker.link_reconnects", description="Claims after a link was lost")
@@ -52,18 +43,6 @@ _reconnects = counter("tidemark.broker.link_reconnects", description="Claims aft
 def refusal_of(result: exchange_pb2.OperationResult) -> str:
     """The reason for which storage refused an operation; empty if it did it."""
     return from_status(result.error).reason if result.HasField("error") else ""
-
-
-class LinkState(Enum):
-    """Whether the broker can use a partition."""
-
-    UP = "up"
-    DOWN = "down"
-    """Storage does not answer, or the link is being made again."""
-    FAULTY = "faulty"
-    """Storage answers that the partition cannot be claimed."""
-    MOVED = "moved"
-    """Another broker holds it."""
 
 
 class Listener(Protocol):
@@ -76,11 +55,12 @@ class Listener(Protocol):
     def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
     def link_up(self, partition: int) -> None: ...
     def link_down(self, partition: int) -> None: ...
+    def partition_left(self, partition: int) -> None: ...
     def held_receipts(self, partition: int) -> Iterable[bytes]: ...
 
 
 class PartitionLink:
-    """One partition as this broker sees it. `run` keeps it connected until cancelled."""
+    """One partition as this broker sees it. `run` follows its assignment until cancelled."""
 
     def __init__(
         self,
@@ -90,13 +70,16 @@ class PartitionLink:
         nodes: StorageNodes,
         clock: Clock,
         state_changed: Callable[[], None],
+        version_seen: Callable[[int], None] = lambda _version: None,
     ) -> None:
         self.partition = partition
         self.connected = asyncio.Event()
-        self._state = LinkState.DOWN
-        self._detail = "not connected yet"
+        self._holding = Holding(settings.broker_id)
+        self._reassigned = asyncio.Event()
+        self._detail = "not assigned yet"
         self._state_changed = state_changed
-        self.owner_address = ""
+        self._version_seen = version_seen
+        """Called with the version of the assignment under which another broker holds it."""
         self.address = settings.listen
         """The address of this broker, as storage and other brokers get it."""
         self._settings = settings
@@ -104,23 +87,13 @@ class PartitionLink:
         self._nodes = nodes
         self.node: StorageNode | None = nodes.located(partition)
         """The node that the partition was last found at."""
-        self.is_away = False
+        self.is_unreachable = False
         """Whether the last claim did not reach the node: it may be gone for long."""
         self._clock = clock
         self._listener: Listener | None = None
-        self.fenced = False
-        """Whether another broker has taken the partition."""
+        self._was_away = True
         self._health = partition_pb2.PartitionHealth()
-        self._request_ids = 0
-        self._gathered: deque[tuple[exchange_pb2.Operation, int]] = deque()
-        """Operations for the next frames, with their sizes."""
-        self._gathered_bytes = 0
-        self._frame_ends: set[int] = set()
-        """The last request of each frame that is under way."""
-        self._answers: dict[int, Answer] = {}
-        self._sent_bytes: dict[int, int] = {}
-        """The sizes of operations that were sent and are not answered."""
-        self._unanswered_bytes = 0
+        self._unanswered = UnansweredOperations()
         self._held_epoch = 0
         self._ended: asyncio.Future[None] | None = None
         """The end of the part that is bound, which is always an error."""
@@ -128,14 +101,36 @@ class PartitionLink:
     def listen(self, listener: Listener) -> None:
         self._listener = listener
 
-    def assign_to(self, broker_id: str, address: str) -> None:
-        """Another broker holds the partition by the assignment: this one never claims it."""
-        self.fenced, self.owner_address = True, address
-        self._state, self._detail = LinkState.MOVED, f"assigned to {broker_id} at {address}"
+    def follow(self, assigned: Assigned) -> None:
+        """An assignment names the broker that is to hold the partition."""
+        known, was = self._holding.assigned, self._holding.state
+        self._holding.follow(assigned)
+        if self._holding.assigned == known:
+            return
+        self._reassigned.set()
+        if self.state in (LinkState.AWAY, LinkState.LEAVING):
+            self._detail = f"assigned to {assigned.broker_id or 'no broker'} {assigned.address}"
+        elif self.state is not was:
+            self._detail = "" if self.connected.is_set() else "being claimed"
+        self._entered()
 
     @property
     def state(self) -> LinkState:
-        return self._state
+        return self._holding.state
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether this broker is to hold it, as far as storage has not refused that."""
+        return self._holding.may_claim
+
+    @property
+    def assigned(self) -> Assigned:
+        return self._holding.assigned
+
+    @property
+    def holder_address(self) -> str:
+        """The address of the other broker that holds it; "" if none is known, or this one does."""
+        return self._holding.holder_address
 
     @property
     def detail(self) -> str:
@@ -151,7 +146,7 @@ class PartitionLink:
     @property
     def waiting(self) -> int:
         """Operations that are not answered yet."""
-        return len(self._answers)
+        return len(self._unanswered)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -161,14 +156,9 @@ class PartitionLink:
         if not self.connected.is_set():
             answer.set_exception(self.refusal())
             return answer
-        self._request_ids += 1
-        operation.request_id = self._request_ids
         if not operation.traceparent:
             operation.traceparent = current_traceparent()
-        self._answers[operation.request_id] = answer
-        size = operation.ByteSize()
-        self._gathered.append((operation, size))
-        self._gathered_bytes += size
+        self._unanswered.put(operation, answer)
         self._let_leave()
         return answer
 
@@ -182,12 +172,14 @@ class PartitionLink:
     def refusal(self) -> TidemarkError:
         """Why nothing can be asked of the partition now."""
         number = str(self.partition)
-        if self.fenced:
+        if self.holder_address:
             return NotOwner(
                 f"another broker owns partition {number}",
                 partition=number,
-                owner=self.owner_address,
+                owner=self.holder_address,
             )
+        if self.state is LinkState.AWAY:
+            return Unavailable(f"partition {number} has no broker now", partition=number)
         return Unavailable(f"the link to partition {number} is broken", partition=number)
 
     async def finish(self, timeout_ms: int) -> None:
@@ -197,7 +189,7 @@ class PartitionLink:
 
     async def _all_answered(self) -> None:
         # Repeatedly: a callback of an answer may have sent more operations.
-        while pending := [answer for answer in self._answers.values() if not answer.done()]:
+        while pending := self._unanswered.pending():
             await asyncio.wait(pending)
 
     def check_serving(self) -> None:
@@ -215,51 +207,61 @@ class PartitionLink:
     # --- staying connected ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Claim, exchange, and again after every fault; ends when a claim is refused for good.
+        """Claim while the partition is assigned here, exchange, and again after every fault.
 
-        A fenced exchange or report does not prove that: a claim of this broker whose answer was
-        lost may have come after the one that it goes by.
+        A fenced exchange or report does not prove that another broker holds the partition: a claim
+        of this broker whose answer was lost may have come after the one that it goes by. So the
+        partition is claimed once more, unless it is assigned to another broker by now.
         """
         wait_ms = _RECONNECT_MS_MIN
-        while not self.fenced:
+        while True:
+            self._reassigned.clear()
+            if not self._holding.may_claim:
+                await self._reassigned.wait()
+                wait_ms = _RECONNECT_MS_MIN
+                continue
             claimed = False
             try:
                 node = self.node = await self._nodes.locate(self.partition)
-                epoch = await self._claim(node)
+                epoch = await self._claim(node, self._holding.assigned.version)
                 claimed = True
                 wait_ms = _RECONNECT_MS_MIN
                 await self._exchange(node, epoch)
             except TidemarkError as error:
-                _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
-                if isinstance(error, PartitionNotFound):
-                    self._nodes.forget(self.partition)
-                lost = self.node is not None or self._nodes.is_any_away
-                self.is_away = not claimed and lost and isinstance(error, Unavailable)
-                self._enter(self._state_after(error), f"{error.reason}: {error.detail}")
+                self._lost(error, claimed=claimed)
             finally:
                 self._drop_callers()
-            if not self.fenced:
+            self._entered()
+            if self._holding.may_claim:
                 _reconnects.add(1)
-                await self._clock.sleep_ms(wait_ms)
+                with suppress(TimeoutError):
+                    await self._clock.wait_for(self._reassigned.wait(), wait_ms)
                 wait_ms = min(2 * wait_ms, _RECONNECT_MS_MAX)
 
-    def _state_after(self, error: TidemarkError) -> LinkState:
-        if self.fenced:
-            return LinkState.MOVED
-        return LinkState.FAULTY if isinstance(error, _FAULTY) else LinkState.DOWN
+    def _lost(self, error: TidemarkError, *, claimed: bool) -> None:
+        _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
+        if isinstance(error, PartitionNotFound):
+            self._nodes.forget(self.partition)
+        known = self.node is not None or self._nodes.is_any_away
+        self.is_unreachable = not claimed and known and isinstance(error, Unavailable)
+        self._holding.lost(faulty=isinstance(error, _FAULTY))
+        self._detail = f"{error.reason}: {error.detail}"
 
-    def _enter(self, state: LinkState, detail: str = "") -> None:
-        self._detail = detail
-        self._state = state
+    def _entered(self) -> None:
+        """The state may have changed: have what was held of a partition that has left dropped."""
+        was_away, self._was_away = self._was_away, self.state is LinkState.AWAY
+        if self._was_away and not was_away and self._listener is not None:
+            self._listener.partition_left(self.partition)
         self._state_changed()
 
-    async def _claim(self, node: StorageNode) -> int:
+    async def _claim(self, node: StorageNode, version: int) -> int:
         claim = storage_pb2.ClaimPartitionRequest(
             partition=self.partition,
             cluster_id=self._settings.cluster_id,
             broker_id=self._settings.broker_id,
             incarnation=self._incarnation,
             broker_address=self.address,
+            assignment_version=version,
             held_epoch=self._held_epoch,
             client_timeout_ms=self._settings.client_timeout_ms,
             partitions=self._settings.partitions,
@@ -267,9 +269,9 @@ class PartitionLink:
         try:
             claimed = await node.storage.ClaimPartition(claim)
         except Fenced as error:
-            self.fenced = True
-            self.owner_address = error.metadata.get("owner", "")
             _log.warning("fenced: %s", error, extra={"partition": self.partition})
+            self._holding.refused(version, error.metadata.get("owner", ""))
+            self._version_seen(int(error.metadata.get("assignment_version", "0")))
             raise
         self._held_epoch = claimed.broker_epoch
         if claimed.report_required:
@@ -315,58 +317,21 @@ class PartitionLink:
         self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
     ) -> int:
         """All waiting operations, as far as they fit and storage may owe answers."""
-        frame: list[exchange_pb2.Operation] = []
-        frame_bytes = 0
-        while self._gathered and self._may_owe():
-            operation, size = self._gathered[0]
-            if frame_bytes + size > (share_bytes if frame else room_bytes):
-                break
-            self._gathered.popleft()
-            frame_bytes += size
-            self._sent_bytes[operation.request_id] = size
-            self._unanswered_bytes += size
-            frame.append(operation)
-        if frame:
-            self._gathered_bytes -= frame_bytes
-            self._frame_ends.add(frame[-1].request_id)
-            part.operations.extend(frame)
+        moved_bytes = self._unanswered.move_to(part, share_bytes, room_bytes)
         self._let_leave()
-        return frame_bytes
-
-    def _may_owe(self) -> bool:
-        """Whether one more operation may be unanswered: beyond that, storage would stop reading,
-        also what other partitions have to send."""
-        return not self._sent_bytes or (
-            len(self._sent_bytes) < UNANSWERED_OPERATIONS_MAX
-            and self._unanswered_bytes + self._gathered[0][1] <= UNANSWERED_BYTES_MAX
-        )
+        return moved_bytes
 
     def _let_leave(self) -> None:
-        """Whether the next operations leave now; asked again whenever something has changed.
-
-        Storage commits what gathers there while it commits, so a small frame that waits for the one
-        before it loses little time, and what joins it meanwhile saves the cost of a frame each.
-        """
-        under_way = len(self._frame_ends)
-        worthwhile = (
-            len(self._gathered) >= WORTHWHILE_OPERATIONS or self._gathered_bytes >= WORTHWHILE_BYTES
-        )
-        prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
         if self.node is not None:
-            self.node.link.may_leave(self, bool(self._gathered) and prompt and self._may_owe())
+            self.node.link.may_leave(self, self._unanswered.may_leave)
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
         for result in frame.results:
-            request_id = result.request_id
-            if not request_id:  # of a standing reserve
+            if result.request_id:
+                self._unanswered.take(result)
+            else:  # of a standing reserve
                 self._handed_out(result.reserve)
-                continue
-            self._frame_ends.discard(request_id)
-            self._unanswered_bytes -= self._sent_bytes.pop(request_id, 0)
-            answer = self._answers.pop(request_id, None)
-            if answer is not None and not answer.done():
-                answer.set_result(result)
         if frame.results:
             self._let_leave()
         was_serving, openings = self.serving, self._health.openings
@@ -383,8 +348,10 @@ class PartitionLink:
             if not frame.HasField("health"):
                 return  # the bind is refused
             self.connected.set()
-            self.is_away = False
-            self._enter(LinkState.UP)
+            self.is_unreachable = False
+            self._holding.claimed()
+            self._detail = ""
+            self._entered()
             _log.info("link up", extra={"partition": self.partition})
         if listener is None:
             return
@@ -412,16 +379,7 @@ class PartitionLink:
     def _drop_callers(self) -> None:
         was_connected = self.connected.is_set()
         self.connected.clear()
-        self._gathered.clear()
-        self._gathered_bytes = 0
-        self._frame_ends.clear()
-        self._sent_bytes.clear()
-        self._unanswered_bytes = 0
+        self._unanswered.fail(self.refusal)
         self._let_leave()
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            if not answer.done():
-                answer.set_exception(self.refusal())
-                answer.exception()  # marked as seen: its caller may be gone
         if was_connected and self._listener is not None:
             self._listener.link_down(self.partition)

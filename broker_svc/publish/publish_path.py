@@ -14,9 +14,10 @@ from opentelemetry.trace import Span
 
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.idle.activity_leases import ActivityLeases
-from broker_svc.links.partition_link import Answer, PartitionLink, refusal_of
+from broker_svc.links.partition_link import PartitionLink, refusal_of
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
+from broker_svc.links.unanswered_operations import Answer
 from broker_svc.publish.publishers import Publisher, PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2

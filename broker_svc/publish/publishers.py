@@ -141,6 +141,12 @@ class PublisherRegistry:
     def revoke(self, publisher: Publisher) -> None:
         self._by_id.pop(publisher.publisher_id, None)
 
+    def partition_left(self, is_away: Callable[[int], bool]) -> None:
+        """Destroy the publishers of queues that live in no partition of this broker any more."""
+        for cache, publisher in list(self._by_id.values()):
+            if all(map(is_away, publisher.partitions)):
+                cache.destroy(publisher)
+
     def destroy(self, publisher_id: int) -> None:
         """Destroy a publisher by its id, wherever it is cached (I8)."""
         found = self._by_id.get(publisher_id)

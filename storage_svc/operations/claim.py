@@ -37,6 +37,7 @@ class ClaimPartition(NamedTuple):
             raise Fenced(
                 f"partition {commit.partition} was assigned to {held.broker_id} since",
                 owner=held.address,
+                assignment_version=str(held.assignment_version),
             )
         same = held.broker_id == asked.broker_id and held.incarnation == asked.incarnation
         newer = asked.assignment_version > held.assignment_version
@@ -44,6 +45,7 @@ class ClaimPartition(NamedTuple):
             raise Fenced(
                 f"partition {commit.partition} was claimed by {held.broker_id} since",
                 owner=held.address,
+                assignment_version=str(held.assignment_version),
             )
         if not same:
             commit.handles.forget_trackers()

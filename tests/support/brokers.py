@@ -7,6 +7,7 @@ from typing import Any
 
 from broker_svc.app import broker
 from tests.support.local_broker import BROKER_SERVICE, SERVES_WITHIN_MS
+from tests.support.session import Session
 from tests.support.storage_nodes import StorageNodes
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
@@ -48,6 +49,12 @@ class Brokers(StorageNodes):
         """Have the calls of `LocalBroker` go to another broker."""
         channel = await self._clients.enter_async_context(open_channel(self.members[number][1]))
         self.api, self.topics = BrokerServiceStub(channel), TopicServiceStub(channel)
+
+    async def session_with(self, number: int, client_id: str = "ada", **options: Any) -> Session:
+        """A session with one of the brokers."""
+        session = await Session.open(self.members[number][1], client_id, **options)
+        self._clients.push_async_callback(session.abort)
+        return session
 
     async def close(self) -> None:
         await self._clients.aclose()

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from broker_svc.app import broker
+from broker_svc.links.link_state import Assigned
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from tests.service.broker.conftest import Gated, StartGated, break_and_hold
@@ -323,6 +324,7 @@ async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
     node = StorageNode("storage", local.storage)
     nodes = StorageNodes([node], settings, SystemClock())
     link = PartitionLink(0, settings, 7, nodes, SystemClock(), lambda: None)
+    link.follow(Assigned(1, settings.broker_id))
     running = [asyncio.create_task(each.run()) for each in (node.link, link)]
     try:
         await in_time(link.connected.wait())
@@ -331,6 +333,7 @@ async def test_a_broker_is_not_fenced_by_a_claim_of_its_own_that_comes_late(
             cluster_id=settings.cluster_id,
             broker_id=settings.broker_id,
             incarnation=7,
+            assignment_version=1,
         )
         await local.storage.ClaimPartition(late)
 

@@ -228,6 +228,7 @@ async def test_a_resync_confirms_what_is_here_though_something_went_to_another_b
         broker_id="another",
         incarnation=1,
         broker_address="another:1",
+        assignment_version=1,
     )
     await broker.storage.ClaimPartition(claim)
 

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from broker_svc.links.partition_link import (
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.storage_nodes import StorageNode, StorageNodes
+from broker_svc.links.unanswered_operations import (
     FRAMES_IN_FLIGHT_MAX,
     WORTHWHILE_BYTES,
     WORTHWHILE_OPERATIONS,
-    PartitionLink,
 )
-from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
@@ -41,6 +41,7 @@ class Offers:
         self.link_ups += 1
 
     def link_down(self, partition: int) -> None: ...
+    def partition_left(self, partition: int) -> None: ...
     def before_frame_sent(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def handed_out(self, partition: int, reserved: ReserveResult) -> None: ...

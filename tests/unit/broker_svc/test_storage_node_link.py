@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker_svc.links.partition_link import FRAMES_IN_FLIGHT_MAX, PartitionLink
+from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
+from broker_svc.links.unanswered_operations import FRAMES_IN_FLIGHT_MAX
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
@@ -114,7 +115,7 @@ async def test_a_partition_that_does_not_answer_delays_no_other(node: Node) -> N
         parts = {part.partition: len(part.operations) for part in node.frame().parts}
         sent += parts.get(0, 0)
         assert parts[1] == 1
-        node.answer(1, results=[OperationResult(request_id=node.links[1]._request_ids)])
+        node.answer(1, results=[OperationResult(request_id=node.links[1]._unanswered._request_ids)])
 
     assert sent == UNANSWERED_OPERATIONS_MAX
     assert not node.has_frame()

@@ -1,0 +1,118 @@
+"""The operations of one partition that storage has not answered: waiting, or in a frame.
+
+Operations that arrive while others are in flight wait for the next frame, which takes them when
+those are answered, or at once above a size that is worth its cost. Every operation gets exactly one
+answer.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.errors import TidemarkError
+from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
+
+FRAMES_IN_FLIGHT_MAX: Final = 8
+WORTHWHILE_BYTES: Final = 64 * 1024
+WORTHWHILE_OPERATIONS: Final = 32
+"""A frame of so much does not wait for the one before it: its own cost is small beside its work."""
+
+Answer = asyncio.Future[exchange_pb2.OperationResult]
+
+
+class UnansweredOperations:
+    """What was asked of one partition over its present link."""
+
+    def __init__(self) -> None:
+        self._request_ids = 0
+        self._gathered: deque[tuple[exchange_pb2.Operation, int]] = deque()
+        """Operations for the next frames, with their sizes."""
+        self._gathered_bytes = 0
+        self._frame_ends: set[int] = set()
+        """The last request of each frame that is under way."""
+        self._answers: dict[int, Answer] = {}
+        self._sent_bytes: dict[int, int] = {}
+        """The sizes of operations that were sent and are not answered."""
+        self._unanswered_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def put(self, operation: exchange_pb2.Operation, answer: Answer) -> None:
+        """Queue one operation."""
+        self._request_ids += 1
+        operation.request_id = self._request_ids
+        self._answers[operation.request_id] = answer
+        size = operation.ByteSize()
+        self._gathered.append((operation, size))
+        self._gathered_bytes += size
+
+    def move_to(
+        self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
+    ) -> int:
+        """All waiting operations, as far as they fit and storage may owe answers."""
+        frame: list[exchange_pb2.Operation] = []
+        frame_bytes = 0
+        while self._gathered and self._may_owe():
+            operation, size = self._gathered[0]
+            if frame_bytes + size > (share_bytes if frame else room_bytes):
+                break
+            self._gathered.popleft()
+            frame_bytes += size
+            self._sent_bytes[operation.request_id] = size
+            self._unanswered_bytes += size
+            frame.append(operation)
+        if frame:
+            self._gathered_bytes -= frame_bytes
+            self._frame_ends.add(frame[-1].request_id)
+            part.operations.extend(frame)
+        return frame_bytes
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether the next operations leave now; asked again whenever something has changed.
+
+        Storage commits what gathers there while it commits, so a small frame that waits for the one
+        before it loses little time, and what joins it meanwhile saves the cost of a frame each.
+        """
+        under_way = len(self._frame_ends)
+        worthwhile = (
+            len(self._gathered) >= WORTHWHILE_OPERATIONS or self._gathered_bytes >= WORTHWHILE_BYTES
+        )
+        prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
+        return bool(self._gathered) and prompt and self._may_owe()
+
+    def take(self, result: exchange_pb2.OperationResult) -> None:
+        """Storage has answered an operation."""
+        request_id = result.request_id
+        self._frame_ends.discard(request_id)
+        self._unanswered_bytes -= self._sent_bytes.pop(request_id, 0)
+        answer = self._answers.pop(request_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(result)
+
+    def pending(self) -> Sequence[Answer]:
+        return [answer for answer in self._answers.values() if not answer.done()]
+
+    def fail(self, refusal: Callable[[], TidemarkError]) -> None:
+        """The link is broken: nothing that was asked will be answered by storage."""
+        self._gathered.clear()
+        self._gathered_bytes = 0
+        self._frame_ends.clear()
+        self._sent_bytes.clear()
+        self._unanswered_bytes = 0
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(refusal())
+                answer.exception()  # marked as seen: its caller may be gone
+
+    def _may_owe(self) -> bool:
+        """Whether one more operation may be unanswered: beyond that, storage would stop reading,
+        also what other partitions have to send."""
+        return not self._sent_bytes or (
+            len(self._sent_bytes) < UNANSWERED_OPERATIONS_MAX
+            and self._unanswered_bytes + self._gathered[0][1] <= UNANSWERED_BYTES_MAX
+        )
