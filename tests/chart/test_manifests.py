@@ -20,12 +20,15 @@ from tests.support.chart_rendering import (
 )
 from tests.support.chart_value_sets import VALUE_SETS
 from tidemark.rpc.health import LIVENESS, READINESS
-from tidemark.settings import SERVICES
+from tidemark.settings import SERVICES, BrokerSettings, StorageSettings
 
 KUBERNETES_VERSIONS = ("1.25", "1.37")
 CUSTOM = {"ServiceMonitor"}  # defined by the Prometheus operator, not by Kubernetes
 
 KNOWN = {variable.name for service in SERVICES for variable in service.variables()}
+KNOWN |= {"TIDEMARK_REGISTRY_URL"}  # ignored until brokers have a registry
+
+SEVERAL = VALUE_SETS["several nodes"]
 
 each_value_set = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
 
@@ -192,11 +195,114 @@ def test_storage_is_named_by_its_headless_service() -> None:
     assert rendered[f"Service/{name}"]["spec"]["clusterIP"] == "None"
 
 
-def test_two_brokers_never_run_at_once_during_an_update() -> None:
-    """E10: the second would fence the first while it still has clients."""
-    broker = render()[f"Deployment/{NAME}-broker"]
+def test_two_brokers_run_at_once_during_an_update_only_with_a_registry() -> None:
+    """E10, S8: without one, the second would fence the first while it still has clients."""
+    alone = render()[f"Deployment/{NAME}-broker"]
+    several = render(SEVERAL)[f"Deployment/{NAME}-broker"]
+    replaced = render({**SEVERAL, "broker": {"replicas": 3, "updateStrategy": "Recreate"}})
 
-    assert broker["spec"]["strategy"] == {"type": "Recreate"}
+    assert alone["spec"]["strategy"] == {"type": "Recreate"}
+    assert several["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+    assert replaced[f"Deployment/{NAME}-broker"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@each_value_set
+def test_services_find_every_storage_node(values: Values) -> None:
+    """S8: each node by the name of its pod, which is also what it advertises."""
+    rendered = render(values)
+    (storage,) = (each for each in rendered.values() if each["kind"] == "StatefulSet")
+    name, spec = storage["metadata"]["name"], storage["spec"]
+    port = container(spec["template"])["ports"][0]["containerPort"]
+    nodes = [f"{name}-{number}" for number in range(spec["replicas"])]
+    expected = [f"{node}.{spec['serviceName']}:{port}" for node in nodes]
+
+    addresses = {
+        key: environment(container(template))["TIDEMARK_STORAGE_ADDRESSES"].split(",")
+        for key, template in pods(rendered)
+        if not key.startswith("Pod/")
+    }
+
+    assert len(addresses) >= 3
+    for key, found in addresses.items():
+        assert found == (expected if len(nodes) > 1 else [f"{name}:{port}"]), key
+    if len(nodes) > 1:
+        assert spec["podManagementPolicy"] == "Parallel"
+        for node in nodes:
+            settings = StorageSettings.from_environment(environment_of_pod(storage, node))
+            assert settings.own_address in settings.storage_addresses
+
+
+def test_several_brokers_have_ids_and_addresses_of_their_own() -> None:
+    """S8: a new pod is a new member, at the address of the pod."""
+    broker = render(SEVERAL)[f"Deployment/{NAME}-broker"]
+
+    first, second = (
+        BrokerSettings.from_environment(environment_of_pod(broker, f"{NAME}-broker-{letter}", ip))
+        for letter, ip in (("a", "10.0.0.1"), ("b", "10.0.0.2"))
+    )
+
+    assert broker["spec"]["replicas"] == 3
+    assert (first.broker_id, first.advertise) == (f"{NAME}-broker-a", "10.0.0.1:7400")
+    assert (second.broker_id, second.advertise) == (f"{NAME}-broker-b", "10.0.0.2:7400")
+    variables = environment(container(broker["spec"]["template"]))
+    assert variables["TIDEMARK_REGISTRY_URL"] == "redis://valkey:6379/0"
+
+
+def test_the_url_of_the_registry_may_be_in_a_secret() -> None:
+    """S5, S8: then it is in no manifest, and only brokers get it."""
+    rendered = render({"registry": {"secret": {"name": "login", "key": "redis"}}})
+
+    found = {
+        key: environment(container(template)).get("TIDEMARK_REGISTRY_URL")
+        for key, template in pods(rendered)
+    }
+
+    assert found.pop(f"Deployment/{NAME}-broker") == {
+        "secretKeyRef": {"name": "login", "key": "redis"}
+    }
+    assert set(found.values()) == {None}
+
+
+def test_the_autoscaler_decides_how_many_brokers_there_are() -> None:
+    """S8: unless they are stopped. An upgrade must not set the number back."""
+    values = VALUE_SETS["autoscaled"]
+    stopped = {**values, "broker": {**values["broker"], "replicas": 0}}
+
+    rendered = render(values)
+
+    broker = rendered[f"Deployment/{NAME}-broker"]
+    autoscaler = rendered[f"HorizontalPodAutoscaler/{NAME}-broker"]["spec"]
+    assert "replicas" not in broker["spec"]
+    assert autoscaler["scaleTargetRef"]["name"] == broker["metadata"]["name"]
+    assert (autoscaler["minReplicas"], autoscaler["maxReplicas"]) == (2, 6)
+    assert render(stopped)[f"Deployment/{NAME}-broker"]["spec"]["replicas"] == 0
+    assert f"HorizontalPodAutoscaler/{NAME}-broker" not in render()
+
+
+def test_drains_take_one_pod_of_a_service_at_a_time() -> None:
+    """S8."""
+    rendered = render(SEVERAL)
+
+    for service in ("storage", "broker", "lifecycle"):
+        budget = rendered[f"PodDisruptionBudget/{NAME}-{service}"]
+        assert budget["spec"]["maxUnavailable"] == 1
+
+
+@each_value_set
+def test_pods_of_a_service_are_spread_over_zones(values: Values) -> None:
+    """S8: where that is possible; one zone is enough to run."""
+    for key, template in pods(render(values)):
+        if key.startswith("Pod/"):
+            continue
+        (constraint,) = template["spec"]["topologySpreadConstraints"]
+
+        assert constraint["topologyKey"] == "topology.kubernetes.io/zone", key
+        assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+        labels = template["metadata"]["labels"]
+        assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 def test_only_its_own_services_may_call_storage() -> None:
@@ -207,7 +313,7 @@ def test_only_its_own_services_may_call_storage() -> None:
         peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in grpc["from"]
     }
 
-    assert callers == {"broker", "lifecycle", "retention"}
+    assert callers == {"storage", "broker", "lifecycle", "retention"}
 
 
 def test_no_pod_may_call_the_driver_of_spark_while_it_runs_in_its_pod() -> None:
@@ -241,6 +347,16 @@ def test_a_dashboard_in_the_chart_becomes_a_config_map(tmp_path: Path) -> None:
 def test_each_template_makes_one_resource() -> None:
     for template in CHART.glob("templates/**/*.yaml"):
         assert "\n---" not in template.read_text(), template.name
+
+
+def environment_of_pod(owner: Manifest, name: str, ip: str = "10.0.0.1") -> dict[str, str]:
+    """The environment of a pod that Kubernetes has given a name and an address."""
+    variables = environment(container(owner["spec"]["template"]))
+    return {
+        variable: value.replace("$(POD_NAME)", name).replace("$(POD_IP)", ip)
+        for variable, value in variables.items()
+        if isinstance(value, str)
+    }
 
 
 def copy_chart(target: Path) -> None:

@@ -162,6 +162,7 @@ DECIDED_BY_VALUES: dict[str, Values] = {
     "TIDEMARK_STORAGE_ADDRESSES": {"storage": {"port": 7777}},
     "TIDEMARK_BROKER_LISTEN": {"broker": {"port": 7777}},
     "TIDEMARK_BROKER_ADVERTISE": {"broker": {"port": 7777}},
+    "TIDEMARK_REGISTRY_URL": {"registry": {"url": "redis://valkey:6379"}},
     "TIDEMARK_LIFECYCLE_LISTEN": {"lifecycle": {"port": 7777}},
     "TIDEMARK_LIFECYCLE_ADVERTISE": {"lifecycle": {"port": 7777}},
     "TIDEMARK_LIFECYCLE_ADDRESS": {"lifecycle": {"port": 7777}},
@@ -219,7 +220,7 @@ def test_what_the_chart_decides_cannot_be_set_beside_it(section: str, name: str)
     [(1_073_741_824, "1073741824"), (0, "0"), (False, "false"), ("", ""), ("a b", "a b")],
 )
 def test_a_setting_arrives_as_it_was_written(value: object, text: str) -> None:
-    name = "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES"
+    name = "TIDEMARK_STORAGE_DISK_FREE_BYTES_MIN"
 
     assert variables_of("storage", {"storage": {"settings": {name: value}}})[name] == text
 
@@ -324,13 +325,63 @@ NONSENSE: dict[str, tuple[Values, str]] = {
         {"broker": {"topologySpreadConstraints": [{"maxSkew": 1}]}},
         "topologyKey is required",
     ),
-    "more storage than is supported": (
-        {"storage": {"replicas": 3}},
-        "storage.replicas is 3: one storage process holds all partitions",
+    "more storage nodes than partitions": (
+        {"storage": {"replicas": 3}, "cluster": {"partitions": 2}},
+        "storage.replicas is 3, and there are 2 partitions (cluster.partitions)",
     ),
-    "more brokers than are supported": (
+    "several brokers without a registry": (
         {"broker": {"replicas": 2}},
-        "broker.replicas is 2: every broker claims all partitions",
+        "broker.replicas is 2: several brokers need a registry to share the partitions",
+    ),
+    "a rolling update without a registry": (
+        {"broker": {"updateStrategy": "RollingUpdate"}},
+        "broker.updateStrategy is RollingUpdate: the old and the new broker need a registry",
+    ),
+    "an autoscaler without a registry": (
+        {"broker": {"autoscaling": {"enabled": True}}},
+        "broker.autoscaling.enabled requires a registry",
+    ),
+    "an autoscaler with less than nothing to decide": (
+        {
+            "broker": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 3}},
+            "registry": {"url": "redis://valkey:6379"},
+        },
+        "broker.autoscaling.minReplicas is 4, more than maxReplicas, 3",
+    ),
+    "an autoscaler without a request to compare with": (
+        {
+            "broker": {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
+            "registry": {"url": "redis://valkey:6379"},
+        },
+        "broker.autoscaling.enabled requires broker.resources.requests.cpu",
+    ),
+    "a registry of another kind": (
+        {"registry": {"url": "http://consul:8500"}},
+        "registry.url: Does not match pattern",
+    ),
+    "two registries": (
+        {"registry": {"url": "redis://valkey:6379", "secret": {"name": "login"}}},
+        "registry.url and registry.secret.name are both set",
+    ),
+    "a registry beside that of the chart": (
+        {"broker": {"settings": {"TIDEMARK_REGISTRY_URL": "redis://valkey:6379"}}},
+        "TIDEMARK_REGISTRY_URL is set by the chart",
+    ),
+    "caches that do not fit": (
+        {"storage": {"settings": {"TIDEMARK_STORAGE_BLOCK_CACHE_BYTES": 1_073_741_824}}},
+        "storage.resources.requests.memory is 512Mi, less than the 1140850688 bytes of",
+    ),
+    "write buffers of all services that do not fit": (
+        {"settings": {"TIDEMARK_STORAGE_WRITE_BUFFER_BYTES": "536870912"}},
+        "storage.resources.requests.memory is 512Mi, less than the 603979776 bytes of",
+    ),
+    "less memory than the defaults need": (
+        {"storage": {"resources": {"requests": {"memory": "0.12G"}}}},
+        "storage.resources.requests.memory is 0.12G, less than the 134217728 bytes of",
+    ),
+    "a limit without a request that is too low": (
+        {"storage": {"resources": {"requests": {"memory": None}, "limits": {"memory": "100M"}}}},
+        "storage.resources.requests.memory is 100M, less than",
     ),
     "a monitor without metrics": (
         {"telemetry": {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}},

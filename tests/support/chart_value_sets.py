@@ -30,6 +30,18 @@ VALUE_SETS: dict[str, Values] = {
         "retention": {"mode": "none"},
     },
     "ipv6": {"ipFamily": "IPv6"},
+    "several nodes": {
+        "storage": {"replicas": 3},
+        "broker": {"replicas": 3},
+        "lifecycle": {"replicas": 2},
+        "registry": {"url": "redis://valkey:6379/0"},
+    },
+    "autoscaled": {
+        "ipFamily": "IPv6",
+        "storage": {"replicas": 2},
+        "broker": {"autoscaling": {"enabled": True}},
+        "registry": {"secret": {"name": "registry-login"}},
+    },
     "everything": {
         "fullnameOverride": "mq",
         "image": {"registry": "registry.example.com/team", "tag": "1.2.3", "pullPolicy": "Always"},
@@ -44,6 +56,7 @@ VALUE_SETS: dict[str, Values] = {
         "storage": {
             "persistence": {"size": "1Ti", "storageClass": "fast"},
             "settings": {"TIDEMARK_STORAGE_BLOCK_CACHE_BYTES": 1_073_741_824},
+            "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "3Gi"}},
             "nodeSelector": {"disk": "nvme"},
             "tolerations": [{"key": "queues", "operator": "Exists"}],
             "priorityClassName": "important",

@@ -30,6 +30,9 @@ OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # gRPC asks for the address of a name at most every half minute; a pod that was replaced has
+    # another address at once.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Channels to one address share neither connection nor backoff.
     ("grpc.use_local_subchannel_pool", 1),
     # Only settings/ reads the environment, and there is no HTTP proxy between services.

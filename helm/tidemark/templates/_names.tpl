@@ -43,6 +43,33 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "tidemark.name" . }}:{{ .values.port }}
 {{- end }}
 
+{{/* Addresses of all storage nodes. Of several, each pod has its own, by the name that the headless
+     Service gives it. Takes the context of the chart. */}}
+{{- define "tidemark.storageAddresses" -}}
+{{- $it := dict "root" . "component" "storage" "values" .Values.storage -}}
+{{- if gt (int .Values.storage.replicas) 1 -}}
+{{- $addresses := list -}}
+{{- range $number := until (int .Values.storage.replicas) -}}
+{{- $pod := printf "%s-%d" (include "tidemark.name" $it) $number -}}
+{{- $addresses = append $addresses (include "tidemark.storagePodAddress" (dict "root" $ "pod" $pod)) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- else -}}
+{{- include "tidemark.address" $it -}}
+{{- end -}}
+{{- end }}
+
+{{/* Takes root and pod, the name of a pod of storage. */}}
+{{- define "tidemark.storagePodAddress" -}}
+{{- $it := dict "root" .root "component" "storage" -}}
+{{ .pod }}.{{ include "tidemark.name" $it }}-pods:{{ .root.Values.storage.port }}
+{{- end }}
+
+{{/* "true" if brokers have a registry. */}}
+{{- define "tidemark.hasRegistry" -}}
+{{- if or .Values.registry.url .Values.registry.secret.name }}true{{ end -}}
+{{- end }}
+
 {{/* Services listen on loopback by default. Takes root and port. */}}
 {{- define "tidemark.listen" -}}
 {{ eq .root.Values.ipFamily "IPv6" | ternary "[::]" "0.0.0.0" }}:{{ .port }}

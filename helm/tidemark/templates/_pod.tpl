@@ -62,9 +62,10 @@ affinity:
             matchLabels:
               {{- include "tidemark.selectorLabels" . | nindent 14 }}
   {{- end }}
-{{- with .values.topologySpreadConstraints }}
+{{- $zones := dict "topologyKey" "topology.kubernetes.io/zone" "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway" }}
+{{- if hasKey .values "topologySpreadConstraints" }}
 topologySpreadConstraints:
-  {{- range . }}
+  {{- range default (list $zones) .values.topologySpreadConstraints }}
   {{- $selector := dict "matchLabels" (include "tidemark.selectorLabels" $ | fromYaml) }}
   - {{- merge (deepCopy .) (dict "labelSelector" $selector) | toYaml | nindent 4 }}
   {{- end }}

@@ -3,7 +3,6 @@
 {{/* The settings that the chart derives, as YAML. With a local master, Spark stays inside its pod. With
      an external cluster, executors must reach the driver at ports that a policy can name. */}}
 {{- define "tidemark.retentionSettings" -}}
-{{- $storage := dict "root" .root "component" "storage" "values" .root.Values.storage -}}
 {{- $spark := .root.Values.retention.spark -}}
 {{- $options := dict "spark.driver.host" "127.0.0.1" "spark.driver.bindAddress" "127.0.0.1" -}}
 {{- if include "tidemark.sparkIsForeign" .root -}}
@@ -13,7 +12,7 @@
 {{- $pairs := list -}}
 {{- range $name, $value := $options }}{{ $pairs = append $pairs (printf "%s=%s" $name (include "tidemark.text" $value)) }}{{ end -}}
 {{ include "tidemark.commonSettings" . }}
-TIDEMARK_STORAGE_ADDRESSES: {{ include "tidemark.address" $storage | quote }}
+TIDEMARK_STORAGE_ADDRESSES: {{ include "tidemark.storageAddresses" .root | quote }}
 TIDEMARK_SPARK_MASTER: {{ $spark.master | quote }}
 TIDEMARK_SPARK_OPTIONS: {{ join "," $pairs | quote }}
 {{- end }}

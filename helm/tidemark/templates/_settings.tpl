@@ -17,15 +17,18 @@
 {{- fail (printf "%s is set twice: under settings and under secretSettings" $name) }}
 {{- end }}
 {{- end }}
+{{- $ownSecrets := default dict .ownSecrets }}
 {{- range $name, $value := $own }}
+{{- if not (hasKey $ownSecrets $name) }}
 - name: {{ $name }}
   value: {{ include "tidemark.text" $value | quote }}
+{{- end }}
 {{- end }}
 {{- range $name, $value := $settings }}
 - name: {{ $name }}
   value: {{ include "tidemark.text" $value | quote }}
 {{- end }}
-{{- range $name, $secret := $secrets }}
+{{- range $name, $secret := merge (dict) $secrets $ownSecrets }}
 - name: {{ $name }}
   valueFrom:
     secretKeyRef:
@@ -37,6 +40,14 @@
 {{/* Helm keeps numbers as floats, which print as 1e+06. */}}
 {{- define "tidemark.text" -}}
 {{ kindIs "float64" . | ternary (. | int64) . }}
+{{- end }}
+
+{{/* The bytes of a quantity of Kubernetes, such as 512Mi. */}}
+{{- define "tidemark.bytes" -}}
+{{- $text := toString . -}}
+{{- $suffix := regexFind "[A-Za-z]+$" $text -}}
+{{- $factors := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- mulf (trimSuffix $suffix $text | float64) (get $factors $suffix) -}}
 {{- end }}
 
 {{/* The settings that the chart derives for every service, as YAML. */}}
