@@ -8,14 +8,17 @@ decisions are in `storage_svc.placement`.
 
 import random
 from collections.abc import Mapping
-from typing import Final
 
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.keys import u16
-from storage_svc.engines.rocksdb import IDENTITY_KEY, NODE_PREFIX, RocksEngines, check_node
-
-_NODE_ID: Final = b"node_id"
-_PLACED: Final = b"placed"
+from storage_svc.engines.rocksdb import (
+    IDENTITY_KEY,
+    NODE_ID_KEY,
+    NODE_PREFIX,
+    PLACED_KEY,
+    RocksEngines,
+    check_node,
+)
 
 
 async def stored_partitions(engines: RocksEngines, cluster_id: str) -> int:
@@ -53,8 +56,8 @@ class NodeRecord:
             if not self.partitions:
                 return
             numbers = range(self.partitions)
-            (node_id,) = database.load(NODE_PREFIX, Table.META, [_NODE_ID])
-            placed = database.load(NODE_PREFIX, Table.META, [_PLACED + u16(n) for n in numbers])
+            (node_id,) = database.load(NODE_PREFIX, Table.META, [NODE_ID_KEY])
+            placed = database.load(NODE_PREFIX, Table.META, [PLACED_KEY + u16(n) for n in numbers])
             self.held = {
                 number
                 for number in numbers
@@ -64,7 +67,7 @@ class NodeRecord:
             if node_id is None:
                 node_id = f"{random.getrandbits(64):016x}".encode()
                 batch = Batch()
-                batch.put(Table.META, _NODE_ID, node_id)
+                batch.put(Table.META, NODE_ID_KEY, node_id)
                 await database.commit(NODE_PREFIX, batch)
         except BaseException:
             await self._engines.release_node()
@@ -83,7 +86,7 @@ class NodeRecord:
             return
         batch = Batch()
         for number, node_id in news.items():
-            batch.put(Table.META, _PLACED + u16(number), node_id.encode())
+            batch.put(Table.META, PLACED_KEY + u16(number), node_id.encode())
         database = await self._engines.hold()
         await database.commit(NODE_PREFIX, batch)
         self.placed.update(news)

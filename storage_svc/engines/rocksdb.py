@@ -74,6 +74,9 @@ SWITCH_INTERVAL_S: Final = 0.0001
 
 NODE_PREFIX: Final = u16(0xFFFF)
 IDENTITY_KEY: Final = b"identity"
+NODE_ID_KEY: Final = b"node_id"
+PLACED_KEY: Final = b"placed"
+"""Followed by a partition: the id of the node that has created it."""
 _NODE_HOLD: Final = 0xFFFF
 """Holds the database open like a partition does."""
 _CLOCK = SystemClock()
@@ -205,6 +208,7 @@ class RocksEngine:
                     f"{database.directory}: partition {mine.partition} has lost its identity",
                     file="CURRENT",
                 )
+            _refuse_to_create(database, mine.partition)
             await database.commit(self._prefix, _identity_row(expected))
         else:
             _check_foreign(database.directory, stored, 8, mine.cluster_id, mine.partitions)
@@ -328,6 +332,17 @@ def _check_foreign(
             + (f" with {partitions} (TIDEMARK_PARTITIONS)" if partitions else "")
         )
     return found
+
+
+def _refuse_to_create(database: NodeDatabase, partition: int) -> None:
+    """Refuse what another node has created: a node of several that is set up as the only one."""
+    keys = [NODE_ID_KEY, PLACED_KEY + u16(partition)]
+    node_id, creator = database.load(NODE_PREFIX, Table.META, keys)
+    if creator not in (None, node_id):
+        raise ClusterMismatch(
+            f"{database.directory} belongs to one of several storage nodes, and another node has "
+            f"created partition {partition}: TIDEMARK_STORAGE_ADDRESSES must name all of them"
+        )
 
 
 def _identity_row(value: bytes) -> Batch:

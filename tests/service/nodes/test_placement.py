@@ -149,3 +149,16 @@ async def test_a_node_that_is_not_in_the_list_does_not_start(nodes: StorageNodes
     """C1."""
     with pytest.raises(SettingsError, match="TIDEMARK_STORAGE_ADDRESSES"):
         await nodes.start_node(0, storage_addresses=("a:1", "b:1"))
+
+
+async def test_a_node_of_several_does_not_start_as_the_only_one(nodes: StorageNodes) -> None:
+    """C6: it would create the partitions of the others again, empty."""
+    await start_all(nodes)
+    for node in range(3):
+        await nodes.stop_node(node)
+
+    with pytest.raises(ClusterMismatch, match=r"another node has created partition [12]\b"):
+        await nodes.start_node(0, storage_addresses=nodes.addresses[:1])
+
+    await nodes.start_node(0)
+    assert await nodes.held() == {0: [0, 3]}
