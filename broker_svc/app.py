@@ -31,7 +31,6 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
-from broker_svc.links.assignment import Member, assign
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.holders import Holders
 from broker_svc.links.link_events import LinkEvents
@@ -52,6 +51,8 @@ from tidemark.api.storage.v1.holder_pb2_grpc import add_HolderServiceServicer_to
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
+from tidemark.registry.protocol import Member
+from tidemark.registry.static import StaticRegistry
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
@@ -189,11 +190,14 @@ def build_components(
         )
         for number in range(settings.partitions)
     }
-    members = [Member(*each) for each in settings.brokers]
-    members = members or [Member(settings.broker_id, settings.listen)]
-    for number, member in assign(settings.partitions, members).items():
-        links[number].follow(Assigned(1, *member))
-    others = [each.address for each in members if each.broker_id != settings.broker_id]
+    listed = settings.brokers or ((settings.broker_id, settings.listen),)
+    members = [Member(*each, incarnation=0) for each in listed]
+    view = StaticRegistry(members, settings.partitions).view
+    for number, holder_id in view.assignment.holders.items():
+        holder = view.members[holder_id]
+        assigned = Assigned(view.assignment.version, holder.member_id, holder.address)
+        links[number].follow(assigned)
+    others = [each.address for each in members if each.member_id != settings.broker_id]
     holders = Holders(links, ChannelPool(), others)
     tracking = Tracking()
     topics = TopicCache(storage_nodes, links, holders, clock)

@@ -16,6 +16,8 @@ module covers one subject; other packages import from here.
     │   ├── InvalidArgument          INVALID_ARGUMENT
     │   ├── InvalidName              INVALID_ARGUMENT
     │   ├── JobRunning               FAILED_PRECONDITION
+    │   ├── MemberReplaced           FAILED_PRECONDITION
+    │   ├── MembershipStatic         FAILED_PRECONDITION
     │   ├── MessageTooLarge          INVALID_ARGUMENT
     │   ├── NotOwner                 FAILED_PRECONDITION
     │   ├── NotSubscribed            FAILED_PRECONDITION
@@ -49,6 +51,7 @@ module covers one subject; other packages import from here.
         ├── LifecycleUnavailable     UNAVAILABLE           retry
         ├── PartitionFaulty          UNAVAILABLE           retry
         ├── RecordUnreadable         DATA_LOSS
+        ├── RegistryUnavailable      UNAVAILABLE           retry
         ├── ResourceExhausted        RESOURCE_EXHAUSTED    retry
         ├── ShuttingDown             UNAVAILABLE           retry
         └── Unavailable              UNAVAILABLE           retry
@@ -63,6 +66,7 @@ from tidemark.errors.availability import (
     Internal,
     LifecycleUnavailable,
     PartitionFaulty,
+    RegistryUnavailable,
     ResourceExhausted,
     ShuttingDown,
     Unavailable,
@@ -87,6 +91,8 @@ from tidemark.errors.ownership import (
     AlreadySettled,
     ClusterMismatch,
     Fenced,
+    MemberReplaced,
+    MembershipStatic,
     NotOwner,
     NotSubscribed,
     ReservationExpired,
@@ -134,6 +140,8 @@ __all__ = [
     "InvalidName",
     "JobRunning",
     "LifecycleUnavailable",
+    "MemberReplaced",
+    "MembershipStatic",
     "MessageTooLarge",
     "NotOwner",
     "NotSubscribed",
@@ -145,6 +153,7 @@ __all__ = [
     "QueueNotFound",
     "QuotaExceeded",
     "RecordUnreadable",
+    "RegistryUnavailable",
     "ReservationExpired",
     "ReservationNotFound",
     "ResourceExhausted",

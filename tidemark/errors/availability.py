@@ -52,6 +52,17 @@ class LifecycleUnavailable(ServiceError):
     retry_after_ms = 1_000
 
 
+class RegistryUnavailable(ServiceError):
+    """The registry of members does not answer; members keep serving what they hold.
+
+    What to do: repeat the call after the given time; check the server at TIDEMARK_REGISTRY_URL.
+    """
+
+    reason = "REGISTRY_UNAVAILABLE"
+    code = StatusCode.UNAVAILABLE
+    retry_after_ms = 1_000
+
+
 class ShuttingDown(ServiceError):
     """The process is draining and accepts no new work.
 

@@ -86,3 +86,23 @@ class ClusterMismatch(ClientError):
 
     reason = "CLUSTER_MISMATCH"
     code = StatusCode.FAILED_PRECONDITION
+
+
+class MemberReplaced(ClientError):
+    """A later process with the same id has joined the cluster.
+
+    What to do: give every member an id of its own; the earlier process has to end.
+    """
+
+    reason = "MEMBER_REPLACED"
+    code = StatusCode.FAILED_PRECONDITION
+
+
+class MembershipStatic(ClientError):
+    """The members of the cluster come from settings, so that their partitions do not move.
+
+    What to do: run the brokers with a registry (TIDEMARK_REGISTRY_URL), or change the settings.
+    """
+
+    reason = "MEMBERSHIP_STATIC"
+    code = StatusCode.FAILED_PRECONDITION

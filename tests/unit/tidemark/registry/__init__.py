@@ -1,0 +1,1 @@
+"""The pure parts of the registry, and the static one."""

@@ -1,0 +1,168 @@
+"""The registry in Redis or Valkey.
+
+One script per call judges and changes everything at once, by the time of the server, so that the
+clocks of members do not matter. Members bring the highest version they have seen and the time at
+which they joined, so that a flushed registry does not go backwards. The URL may hold credentials:
+it is never logged and is in no error.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from hashlib import sha1
+from typing import Any, Final
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from tidemark.errors import MemberReplaced, RegistryUnavailable
+from tidemark.registry import scripts
+from tidemark.registry.protocol import Assignment, Member, Timers, View
+
+_TIMEOUT_MS: Final = 1_000
+"""Of one call: a beat must be repeated well within the time to live."""
+_LISTEN_MS: Final = 2_000
+"""Silence after which the server must prove that the connection is alive."""
+_CONNECTIONS_MAX: Final = 8
+_KEYS: Final = ("members", "beats", "suspected", "assignment", "progress")
+_FAULTS: Final = (RedisError, OSError, TimeoutError, ValueError)
+"""ValueError: an answer that is not what the script returns."""
+
+
+class RedisRegistry:
+    """The members of one kind of one cluster."""
+
+    def __init__(self, url: str, cluster_id: str, kind: str, timers: Timers | None = None) -> None:
+        """`kind` separates members of different services, such as "brokers"."""
+        self._timers = timers or Timers()
+        self._redis: Any = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=None,  # redis-py's can swallow a cancellation, by asyncio.wait_for
+            socket_connect_timeout=_TIMEOUT_MS / 1000,
+            retry=Retry(
+                NoBackoff(), 0
+            ),  # a repeated script could follow a later one of this member
+            max_connections=_CONNECTIONS_MAX,
+        )
+        slot = f"{{tidemark/{cluster_id}}}/{kind}"
+        self._keys = [f"{slot}/{name}" for name in _KEYS]
+        self._channel = f"{slot}/changes"
+        self._joined: dict[Member, tuple[str, str]] = {}
+        """When each member of this process has joined, and whether it drains."""
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def beat(self, member: Member, seen_version: int) -> View:
+        joined_us, draining = self._joined.get(member, ("0", "0"))
+        answer = await self._run(
+            scripts.BEAT,
+            member.member_id,
+            member.address,
+            member.incarnation,
+            joined_us,
+            draining,
+            seen_version,
+            self._timers.time_to_live_ms,
+        )
+        try:
+            status, *rest = [each.decode(errors="replace") for each in answer]
+            if status == "REPLACED":
+                raise MemberReplaced(
+                    f"another process with the id {member.member_id} has joined at {rest[0]}",
+                    member_id=member.member_id,
+                    address=rest[0],
+                )
+            joined_us, draining, settled, seen, version, picture, *members = rest
+            self._joined[member] = joined_us, draining
+            return _view(version, picture, members, seen, settled)
+        except _FAULTS as error:
+            raise self._unavailable(error) from error
+
+    async def leave(self, member: Member) -> None:
+        await self._run(scripts.LEAVE, member.member_id, member.incarnation)
+
+    async def suspect(self, member_id: str, incarnation: int) -> None:
+        timers = self._timers
+        await self._run(scripts.SUSPECT, member_id, incarnation, timers.beat_ms, timers.suspect_ms)
+
+    async def drain(self, member_id: str, incarnation: int) -> bool:
+        return bool(await self._run(scripts.DRAIN, member_id, incarnation))
+
+    async def assign(self, assignment: Assignment, expected_version: int) -> bool:
+        picture = {
+            "holders": {str(number): each for number, each in assignment.holders.items()},
+            "pinned": sorted(assignment.pinned),
+        }
+        return bool(
+            await self._run(
+                scripts.ASSIGN, expected_version, assignment.version, json.dumps(picture)
+            )
+        )
+
+    async def changes(self) -> AsyncIterator[None]:
+        try:
+            async with self._redis.pubsub() as channel:
+                async with asyncio.timeout(_TIMEOUT_MS / 1000):
+                    await channel.subscribe(self._channel)
+                asked = False
+                while True:
+                    message = await channel.get_message(timeout=_LISTEN_MS / 1000)
+                    if message is None:
+                        if asked:
+                            raise TimeoutError("the registry does not answer its listeners")
+                        await channel.ping()
+                    asked = message is None
+                    if message is not None and message["type"] in ("message", "subscribe"):
+                        yield
+        except _FAULTS as error:
+            raise self._unavailable(error) from error
+
+    async def _run(self, script: str, *arguments: str | int) -> Any:
+        given = (len(self._keys), *self._keys, self._channel, *arguments)
+        digest = sha1(script.encode(), usedforsecurity=False).hexdigest()
+        try:
+            async with asyncio.timeout(_TIMEOUT_MS / 1000):
+                try:
+                    return await self._redis.evalsha(digest, *given)
+                except NoScriptError:
+                    return await self._redis.eval(script, *given)
+        except RedisError as error:
+            # A demoted master, or a node of a cluster without this slot: ask for the address again.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise self._unavailable(error) from error
+        except _FAULTS as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> RegistryUnavailable:
+        return RegistryUnavailable(f"the registry failed: {str(error) or type(error).__name__}")
+
+
+def _view(version: str, picture: str, members: list[str], seen: str, settled: str) -> View:
+    found = {}
+    draining = set()
+    for member_id, address, incarnation, drains in zip(*[iter(members)] * 4, strict=True):
+        if not incarnation.isdecimal():
+            continue  # garbage
+        found[member_id] = Member(member_id, address, int(incarnation))
+        if drains == "1":
+            draining.add(member_id)
+    return View(
+        found,
+        _assignment(int(version), picture),
+        frozenset(draining),
+        int(seen),
+        settled == "1",
+    )
+
+
+def _assignment(version: int, picture: str) -> Assignment:
+    """Without holders if the picture is garbage: the next assignment replaces it."""
+    try:
+        read = json.loads(picture)
+        holders = {int(number): str(each) for number, each in read["holders"].items()}
+        return Assignment(version, holders, frozenset(map(int, read["pinned"])))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Assignment(version)
