@@ -99,7 +99,14 @@ TABLES: Final = {
         "executed_at",
     ),
     "messages_consumed": TableShape(
-        _queue_schema(group=_STRING, start=_LONG, end=_LONG, publish_time=_TIME, acked_at=_TIME),
+        _queue_schema(
+            group=_STRING,
+            start=_LONG,
+            end=_LONG,
+            publish_time=_TIME,
+            first_delivery_time=_TIME,
+            acked_at=_TIME,
+        ),
         "acked_at",
     ),
     "system_metrics": TableShape(

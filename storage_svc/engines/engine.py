@@ -37,7 +37,7 @@ class Table(StrEnum):
     | GROUPS          | queue, text group               | base, counts, owner, mark of lane "", of |
     |                 |                                 | a queue with many groups                 |
     | LANES           | queue, text group, text key     | mark: run and offset to hand out next    |
-    | RETURNED        | queue, text group, first offset | slices given back: attempts, delay, turn |
+    | RETURNED        | queue, text group, first offset | slices given back: history, delay, turn  |
     | BURIED          | queue, text group, first offset | empty: returned, not handed out again    |
     | DELAYS          | time, queue, text group, offset | empty: returned slices by not-before     |
     | RESERVATIONS    | queue, reservation id           | slice, deadline, epochs, what is open,   |

@@ -14,7 +14,7 @@ _GROUP = Struct(">QQQQQ")
 _SETTLED = Struct(">Q")
 _SETTLED_AT = 8
 
-_RETURNED = Struct(">QQIIQBQQ")
+_RETURNED = Struct(">QQIIQQBQQ")
 
 
 def group_key(queue_id: int, group: str) -> bytes:
@@ -88,6 +88,7 @@ def returned_value(returned: Returned) -> bytes:
             slice_.run.first_offset,
             slice_.attempts,
             slice_.deliveries,
+            slice_.first_delivery_ms,
             returned.not_before_ms,
             returned.place,
             *returned.turn,
@@ -104,9 +105,10 @@ def returned_run_key(key: bytes, value: bytes) -> bytes:
 def read_returned(key: bytes, value: bytes, run: Run) -> tuple[str, Returned]:
     """Group, and the returned slice."""
     group, at = read_text(key, 8)
-    end, _, attempts, deliveries, not_before_ms, place, *turn = _RETURNED.unpack_from(value)
-    slice_ = Slice(read_u64(key, at), end, run, attempts, deliveries)
-    return group.decode(), Returned(slice_, not_before_ms, ReturnPlace(place), Turn(*turn))
+    end, _, *history, not_before_ms, place, after, reservation_id = _RETURNED.unpack_from(value)
+    slice_ = Slice(read_u64(key, at), end, run, *history)
+    turn = Turn(after, reservation_id)
+    return group.decode(), Returned(slice_, not_before_ms, ReturnPlace(place), turn)
 
 
 def returned_facts(value: bytes) -> tuple[int, str]:

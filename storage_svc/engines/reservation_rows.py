@@ -7,7 +7,10 @@ from storage_svc.engines.keys import read_text, read_u64, text, u64x2, u64x3
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
-_RESERVATION = Struct(">QQQQIIQQHHI")
+_RESERVATION = Struct(">QQQQIIQQQHHI")
+
+_OPEN = 9
+"""Where it has the number of open ranges, before that of those that ended."""
 
 _SPAN = Struct(">QQ")
 
@@ -37,6 +40,7 @@ def reservation_value(reservation: Reservation) -> bytes:
         reservation.deadline_ms,
         slice_.attempts,
         slice_.deliveries,
+        slice_.first_delivery_ms,
         reservation.owner_epoch,
         reservation.broker_incarnation,
         len(reservation.open),
@@ -63,6 +67,7 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
         deadline_ms,
         attempts,
         deliveries,
+        first_delivery_ms,
         owner_epoch,
         broker_incarnation,
         open_spans,
@@ -77,7 +82,7 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
     return Reservation(
         read_u64(key, 8),
         group.decode(),
-        Slice(start, end, run, attempts, deliveries),
+        Slice(start, end, run, attempts, deliveries, first_delivery_ms),
         deadline_ms,
         owner_epoch=owner_epoch,
         broker_incarnation=broker_incarnation,
@@ -114,9 +119,9 @@ def read_settled(value: bytes, run: Run) -> Iterator[Reservation]:
 
 def is_live(reservation_value: bytes) -> bool:
     """Whether any message of a stored reservation is open, without decoding the rest."""
-    return int(_RESERVATION.unpack_from(reservation_value)[8]) > 0
+    return int(_RESERVATION.unpack_from(reservation_value)[_OPEN]) > 0
 
 
 def _names_at(value: bytes) -> int:
     head = _RESERVATION.unpack_from(value)
-    return _RESERVATION.size + int(head[8]) * _SPAN.size + int(head[9]) * _DONE.size
+    return _RESERVATION.size + int(head[_OPEN]) * _SPAN.size + int(head[_OPEN + 1]) * _DONE.size

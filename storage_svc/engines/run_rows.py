@@ -9,6 +9,7 @@ from storage_svc.engines.keys import (
     read_text,
     read_u32,
     read_u64,
+    read_u64x2,
     read_u64x3,
     text,
     u32,
@@ -122,16 +123,23 @@ class Consumed(NamedTuple):
     start: int
     end: int
     publish_time_ms: int
+    first_delivery_ms: int
     group: str
     lmq_name: str
 
 
 def consumed_entry(
-    record: QueueRecord, group: str, start: int, end: int, publish_time_ms: int
+    record: QueueRecord,
+    group: str,
+    start: int,
+    end: int,
+    publish_time_ms: int,
+    first_delivery_ms: int,
 ) -> bytes:
     """One settled range, as a part of a row."""
     names = text(group.encode()) + text(record.lmq_name.encode())
-    return u64x3(record.queue_id, start, end) + u64(publish_time_ms) + names
+    times = u64x2(publish_time_ms, first_delivery_ms)
+    return u64x3(record.queue_id, start, end) + times + names
 
 
 def consumed_value(entries: Sequence[bytes]) -> bytes:
@@ -148,7 +156,8 @@ def read_consumed(value: bytes) -> Iterator[Consumed]:
     at = 4
     while at < len(value):
         queue_id, start, end = read_u64x3(value, at)
-        published_ms = read_u64(value, at + 24)
-        group, at = read_text(value, at + 32)
+        published_ms, first_ms = read_u64x2(value, at + 24)
+        group, at = read_text(value, at + 40)
         lmq_name, at = read_text(value, at)
-        yield Consumed(queue_id, start, end, published_ms, group.decode(), lmq_name.decode())
+        names = group.decode(), lmq_name.decode()
+        yield Consumed(queue_id, start, end, published_ms, first_ms, *names)

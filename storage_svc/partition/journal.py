@@ -19,7 +19,7 @@ from storage_svc.queue.lane import Lane
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.returned import Returned, ReturnPlace
-from storage_svc.queue.run import Run
+from storage_svc.queue.run import Run, Slice
 from tidemark.names import topic_of
 
 CONSUMED_PER_ROW_MAX = 64
@@ -371,8 +371,9 @@ class BatchJournal:
 
     # --- records and events --------------------------------------------------------------------
 
-    def consumed(self, record: QueueRecord, group: str, span: Span, published_ms: int) -> None:
-        self._consumed.append(run_rows.consumed_entry(record, group, *span, published_ms))
+    def consumed(self, record: QueueRecord, group: str, span: Span, slice_: Slice) -> None:
+        times_ms = slice_.run.publish_time_ms, slice_.first_delivery_ms
+        self._consumed.append(run_rows.consumed_entry(record, group, *span, *times_ms))
 
     def record_key(self) -> bytes:
         """A key in time order for a row of history or consumption."""

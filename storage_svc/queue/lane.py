@@ -221,20 +221,19 @@ class Lane:
         """
         swallowed: list[int] = []
         at = bisect_left(self.returned, slice_)
-        if at < len(self.returned) and _continues(slice_, self.returned[at]):
-            swallowed.append(self.returned[at].start)
-            slice_ = slice_._replace(end=self.returned.pop(at).end)
-        if at > 0 and _continues(self.returned[at - 1], slice_):
+        joined = slice_.joined(self.returned[at]) if at < len(self.returned) else None
+        if joined is not None:
+            swallowed.append(self.returned.pop(at).start)
+            slice_ = joined
+        joined = self.returned[at - 1].joined(slice_) if at > 0 else None
+        if joined is not None:
             at -= 1
             swallowed.append(slice_.start)
-            slice_ = slice_._replace(start=self.returned.pop(at).start)
+            del self.returned[at]
+            slice_ = joined
         self.returned.insert(at, slice_)
         return slice_, swallowed
 
 
 def _start(slice_: Slice) -> int:
     return slice_.start
-
-
-def _continues(one: Slice, other: Slice) -> bool:
-    return one.end == other.start and one[2:] == other[2:]

@@ -190,7 +190,7 @@ class QueueState:
             reservation = Reservation(
                 reservation_id,
                 group.name,
-                slice_._replace(deliveries=slice_.deliveries + 1),
+                slice_.handed_out(now_ms),
                 deadline_ms,
                 owner_epoch=group.owner_epoch,
                 broker_incarnation=broker_incarnation,
@@ -274,7 +274,7 @@ class QueueState:
             self._remember(reservation, journal)
         for start, end in changed:
             if ending in (Ending.ACK, Ending.DEAD_LETTER):
-                self._done(group, reservation.slice.run, (start, end), journal)
+                self._done(group, reservation.slice, (start, end), journal)
             else:
                 for part, counted in reservation.charged((start, end), ending):
                     attempts = reservation.slice.attempts + counted
@@ -393,11 +393,11 @@ class QueueState:
             lanes[lane.key] = lane
         group.hand_out(slice_)
 
-    def _done(self, group: Group, run: Run, span: Span, journal: Journal) -> None:
+    def _done(self, group: Group, slice_: Slice, span: Span, journal: Journal) -> None:
         if self.rules.records_consumption:
-            journal.consumed(self.record, group.name, span, run.publish_time_ms)
-        if group.settle(run, span[1] - span[0]):
-            self._erase_if_done(run, journal)
+            journal.consumed(self.record, group.name, span, slice_)
+        if group.settle(slice_.run, span[1] - span[0]):
+            self._erase_if_done(slice_.run, journal)
 
     def _return(self, group: Group, returned: Returned, journal: Journal) -> None:
         """Messages are given back: ready, delayed, or buried if their attempts are exhausted."""

@@ -12,7 +12,7 @@ from storage_svc.queue.lane import Lane
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.retry import RetryPolicy
 from storage_svc.queue.returned import Returned
-from storage_svc.queue.run import Run
+from storage_svc.queue.run import Run, Slice
 from tidemark.topics import Topic
 
 
@@ -86,7 +86,7 @@ class Journal(Protocol):
     def delete_returned(
         self, record: QueueRecord, group: Group, start: int, not_before_ms: int = 0
     ) -> None: ...
-    def consumed(self, record: QueueRecord, group: str, span: Span, published_ms: int) -> None: ...
+    def consumed(self, record: QueueRecord, group: str, span: Span, slice_: Slice) -> None: ...
     def ready(self, record: QueueRecord, group: Group) -> None: ...
 
 

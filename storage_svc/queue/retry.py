@@ -102,18 +102,18 @@ class RetryLine:
         swallowed: list[int] = []
         at = bisect_left(self._order, (turn, slice_.start))
         if at < len(self._order) and self._order[at] == (turn, slice_.end):
-            behind = self._slices[slice_.end]
-            if behind[2:] == slice_[2:]:
+            joined = slice_.joined(self._slices[slice_.end])
+            if joined is not None:
                 del self._order[at], self._slices[slice_.end]
-                swallowed.append(behind.start)
-                slice_ = slice_._replace(end=behind.end)
+                swallowed.append(slice_.end)
+                slice_ = joined
         if at > 0 and self._order[at - 1][0] == turn:
-            before = self._slices[self._order[at - 1][1]]
-            if before.end == slice_.start and before[2:] == slice_[2:]:
+            joined = self._slices[self._order[at - 1][1]].joined(slice_)
+            if joined is not None:
                 at -= 1
-                del self._order[at], self._slices[before.start]
+                del self._order[at], self._slices[joined.start]
                 swallowed.append(slice_.start)
-                slice_ = slice_._replace(start=before.start)
+                slice_ = joined
         self._order.insert(at, (turn, slice_.start))
         self._slices[slice_.start] = slice_
         return slice_, swallowed

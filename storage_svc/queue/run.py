@@ -5,6 +5,10 @@ Pure. Everything in storage works in runs and slices of runs, never in single me
 
 from typing import NamedTuple
 
+JOINED_MS = 1_000
+"""Slices whose first deliveries are closer are one record: a consumer that leaves gives many back
+that were handed out one after the other."""
+
 
 class Run(NamedTuple):
     """The header of a stored run. Immutable, like the run itself."""
@@ -41,7 +45,25 @@ class Slice(NamedTuple):
     run: Run
     attempts: int = 0  # failed deliveries
     deliveries: int = 0  # hand-outs
+    first_delivery_ms: int = 0  # time of the first hand-out; 0: none
 
     @property
     def messages(self) -> int:
         return self.end - self.start
+
+    def handed_out(self, now_ms: int) -> "Slice":
+        """The same after one more hand-out."""
+        first_ms = self.first_delivery_ms or now_ms
+        return self._replace(deliveries=self.deliveries + 1, first_delivery_ms=first_ms)
+
+    def joined(self, following: "Slice") -> "Slice | None":
+        """Both as one slice, if the other continues this one with the same history.
+
+        First deliveries may differ a little: the earlier one counts for all.
+        """
+        first_ms, other_ms = self.first_delivery_ms, following.first_delivery_ms
+        if self.end != following.start or self[2:5] != following[2:5]:
+            return None
+        if abs(first_ms - other_ms) >= JOINED_MS:
+            return None
+        return self._replace(end=following.end, first_delivery_ms=min(first_ms, other_ms))

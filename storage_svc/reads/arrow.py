@@ -75,6 +75,7 @@ SCHEMAS = {
             ("start", pa.int64()),
             ("end", pa.int64()),
             ("publish_time", _TIME),
+            ("first_delivery_time", _TIME),
             ("acked_at", _TIME),
         ]
     ),

@@ -114,6 +114,7 @@ def _consumed(partition: int, key: bytes, value: bytes) -> Iterator[Row]:
             each.start,
             each.end,
             1000 * each.publish_time_ms,
+            1000 * each.first_delivery_ms,
             acked_at_us,
         )
 

@@ -31,7 +31,7 @@ from tests.support.storage_client import (
     settle,
 )
 from tests.support.storage_fixtures import StartStorage
-from tidemark.api.storage.v1.exchange_pb2 import Purge
+from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_RELEASE, Purge
 from tidemark.api.storage.v1.retention_pb2 import MetricRow, RecordMetricsRequest
 from tidemark.clock import ManualClock
 from tidemark.local.java import find_java_home
@@ -107,9 +107,15 @@ async def test_the_documented_queries_answer_lag_and_waiting_time(
         for _ in range(3):
             await exchange.ask(append("jobs/a", b"one", b"two"))
             await clock.advance_ms(1_000)
-        taken = (await exchange.ask(reserve("jobs/a", 4))).slices
-        await exchange.ask_all(*(settle(each.receipt) for each in taken))
-        await clock.advance_ms(5_000)
+        first, second = (await exchange.ask(reserve("jobs/a", 4))).slices
+        await clock.advance_ms(100)
+        release = settle(second.receipt, SETTLE_ACTION_RELEASE)
+        await exchange.ask_all(settle(first.receipt), release)
+        await clock.advance_ms(400)
+        (again,) = (await exchange.ask(reserve("jobs/a", 2))).slices
+        assert again.first_offset == second.first_offset
+        await exchange.ask(settle(again.receipt))
+        await clock.advance_ms(4_500)
     for table in ("runs", "groups", "messages_consumed"):
         read(table).createOrReplaceTempView(table)
 
@@ -130,8 +136,10 @@ async def test_the_documented_queries_answer_lag_and_waiting_time(
                 "topic": "jobs",
                 "group": "default",
                 "messages": 4,
-                "p50_ms": 2_500.0,
-                "p99_ms": 3_000.0,
+                "wait_p50_ms": 2_500.0,
+                "wait_p99_ms": 3_000.0,
+                "work_p50_ms": 300.0,
+                "work_p99_ms": 500.0,
             }
         ],
     }

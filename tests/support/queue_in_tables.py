@@ -46,6 +46,7 @@ class Tables:
         self.returned: dict[tuple[str, int], Returned] = {}
         self.delays: set[tuple[int, str, int]] = set()
         self.consumption: list[tuple[str, Span]] = []
+        self.first_deliveries: list[int] = []
         self.told: list[str] = []
         self._changed: dict[str, Group] = {}
 
@@ -120,8 +121,9 @@ class Tables:
         if not_before_ms:
             self.delays.remove((not_before_ms, group.name, start))
 
-    def consumed(self, record: QueueRecord, group: str, span: Span, published_ms: int) -> None:
+    def consumed(self, record: QueueRecord, group: str, span: Span, slice_: Slice) -> None:
         self.consumption.append((group, span))
+        self.first_deliveries.append(slice_.first_delivery_ms)
 
     def ready(self, record: QueueRecord, group: Group) -> None:
         self.told.append(group.name)

@@ -114,7 +114,8 @@ async def test_each_settled_range_leaves_one_consumption_record(
     await engine.close()
     ((_, value),) = found
     (consumed,) = run_rows.read_consumed(value)
-    assert consumed == run_rows.Consumed(got.queue_id, 0, 600, clock.wall_ms(), "default", "jobs")
+    now_ms = clock.wall_ms()
+    assert consumed == run_rows.Consumed(got.queue_id, 0, 600, now_ms, now_ms, "default", "jobs")
 
 
 async def test_dead_letters_without_a_topic_for_them_are_deleted(

@@ -15,11 +15,11 @@ from storage_svc.queue.retry import Turn
 from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (8, "b05f1e3e8174aee3")
+LAYOUT = (8, "e352941ba465c80e")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
-SLICE = Slice(7, 9, RUN, 1, 2)
+SLICE = Slice(7, 9, RUN, 1, 2, 1_500)
 
 
 def test_the_jobs_know_the_format_that_storage_writes() -> None:
@@ -67,7 +67,7 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         reservation_rows.reservation_key(1, 4),
         reservation_rows.reservation_value(reservation),
         reservation_rows.deadline_key(1, reservation),
-        run_rows.consumed_value([run_rows.consumed_entry(kept, "g", 7, 9, 1_000)]),
+        run_rows.consumed_value([run_rows.consumed_entry(kept, "g", 7, 9, 1_000, 2_000)]),
         outbox_rows.outbox_key("dead", 8),
         outbox.encode(OutboxEntry(8, "dead", 2, 3, b"", "k", DeadReason.REJECTED, "", 9, 7)),
     )

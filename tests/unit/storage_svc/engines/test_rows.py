@@ -26,7 +26,7 @@ SPANS = st.tuples(OFFSETS, OFFSETS)
 BOOLEANS = [st.booleans()] * 7
 RECORDS = st.builds(QueueRecord, U64, LMQ_NAMES, *[U64] * 9, *BOOLEANS)
 RUNS = st.builds(Run, OFFSETS, st.integers(1, 2**32 - 1), U64, U64, U64, TEXTS, TEXTS)
-SLICES = st.builds(Slice, OFFSETS, OFFSETS, RUNS, U32, U32)
+SLICES = st.builds(Slice, OFFSETS, OFFSETS, RUNS, U32, U32, OFFSETS)
 RETURNED = st.builds(
     Returned, SLICES, U64, st.sampled_from(ReturnPlace), st.builds(Turn, OFFSETS, U64)
 )
@@ -275,17 +275,17 @@ def test_a_deadline_names_its_reservation_and_sorts_by_time(
     assert key == reservation_rows.deadline_key_of(*expected)
 
 
-@given(st.lists(st.tuples(RECORDS, TEXTS, OFFSETS, OFFSETS, OFFSETS), max_size=4))
+@given(st.lists(st.tuples(RECORDS, TEXTS, *[OFFSETS] * 4), max_size=4))
 def test_a_consumption_row_names_queue_group_and_range_of_each_settlement(
-    settled: list[tuple[QueueRecord, str, int, int, int]],
+    settled: list[tuple[QueueRecord, str, int, int, int, int]],
 ) -> None:
     """R13: with the name, so that it outlives its queue."""
     value = run_rows.consumed_value([run_rows.consumed_entry(*each) for each in settled])
 
     assert run_rows.consumed_ranges(value) == len(settled)
     assert list(run_rows.read_consumed(value)) == [
-        run_rows.Consumed(record.queue_id, start, end, published_ms, group, record.lmq_name)
-        for record, group, start, end, published_ms in settled
+        run_rows.Consumed(record.queue_id, start, end, published, first, group, record.lmq_name)
+        for record, group, start, end, published, first in settled
     ]
 
 

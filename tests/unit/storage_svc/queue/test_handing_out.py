@@ -74,10 +74,10 @@ def test_messages_are_handed_out_until_their_attempts_are_exhausted() -> None:
     queue.settle(queue.reserve()[0], Ending.NACK, delay_ms=8_000)
 
     assert queue.reserve() == []
-    assert group.buried == {0: Slice(0, 2, run, 2, 2)}
+    assert group.buried == {0: Slice(0, 2, run, 2, 2, queue.now_ms)}
     assert queue.tables.delays == set()
 
-    assert queue.state.settle_buried(group, 0, queue.tables) == Slice(0, 2, run, 2, 2)
+    assert queue.state.settle_buried(group, 0, queue.tables) == Slice(0, 2, run, 2, 2, queue.now_ms)
     assert queue.tables.runs == {}
     assert queue.tables.returned == {}
 
