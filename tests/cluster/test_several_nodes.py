@@ -1,31 +1,59 @@
 """A cluster of several brokers and storage nodes as processes, also while a node is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 import tidemark
-from tests.cluster.conftest import StartCluster
+from tests.cluster.conftest import shared
 from tests.support.cli_process import Cli
-from tests.support.local_broker import in_time, until
+from tests.support.local_broker import in_time, run_of, until
+from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.support.up_process import UpProcess
+from tidemark.api.broker.v1 import broker_pb2
+from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.errors import TidemarkError
-from tidemark.local.cluster import LocalCluster
+from tidemark.local.cluster import SERVICES, LocalCluster
 from tidemark.names import partition_of
+from tidemark.rpc import open_channel
 from tidemark.topics import TopicSettings
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 PARTITIONS = 4
+PUBLISH = "tidemark.api.broker.v1.BrokerService/Publish"
 
 
-@pytest.fixture
-async def cluster(start_cluster: StartCluster) -> LocalCluster:
-    started: LocalCluster = await start_cluster(brokers=3, storages=3, partitions=PARTITIONS)
-    return started
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def collector() -> AsyncIterator[OtlpReceiver]:
+    async with otlp_receiver() as receiver:
+        yield receiver
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(
+    request: pytest.FixtureRequest, collector: OtlpReceiver
+) -> AsyncIterator[LocalCluster]:
+    """For tests that start again what they kill. It sends spans and metrics to the collector."""
+    environment = {
+        **collector.environment,
+        **collector.metrics_environment,
+        "OTEL_METRICS_EXPORTER": "otlp",
+    }
+    async with shared(
+        request,
+        brokers=3,
+        storages=3,
+        partitions=PARTITIONS,
+        environment=dict.fromkeys(SERVICES, environment),
+    ) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(cluster: LocalCluster) -> AsyncIterator[tidemark.Client]:
     async with tidemark.connect(cluster.address("broker")) as client:
         yield client
@@ -100,6 +128,66 @@ async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
     async with client.subscribe([queues[lost]]) as deliveries:
         found = [(await in_time(anext(deliveries))).payload for _ in range(2)]
     assert found == [b"kept", b"late"]
+
+
+async def test_one_trace_spans_a_forwarded_call(
+    cluster: LocalCluster, client: tidemark.Client, collector: OtlpReceiver
+) -> None:
+    """S4, S8: the broker that was called, the holder and the commit, of a caller that traces."""
+    await client.admin.create_topic("traced")
+    holders = {each.partition: each.broker_id for each in await client.admin.list_partitions()}
+    foreign = next(number for number, broker in holders.items() if broker != "broker-0")
+    request = broker_pb2.PublishRequest(
+        client_id="foreign", runs=[run_of(next(names_in("traced", foreign)), b"x")]
+    )
+    trace_id, caller = 0x5EED_5EED_5EED_5EED_5EED_5EED_5EED_5EED, 0x0123_4567_89AB_CDEF
+
+    async with open_channel(cluster.address("broker")) as channel:
+        await BrokerServiceStub(channel).Publish(
+            request, metadata=[("traceparent", f"00-{trace_id:032x}-{caller:016x}-01")]
+        )
+
+    def below(parent: int) -> Callable[[ReceivedSpan], bool]:
+        return lambda span: (
+            (span.trace_id, span.parent_id, span.name)
+            == (
+                trace_id,
+                parent,
+                PUBLISH,
+            )
+        )
+
+    called = await collector.span("the call", below(caller))
+    forwarded = await collector.span("the forwarded call", below(called.span_id))
+    everything = await collector.picture(called, ("tidemark-storage", "storage commit"))
+    assert called.service == forwarded.service == "tidemark-broker"
+    assert called.instance != forwarded.instance
+    publish = next(span for span in everything if span.name == "publish traced")
+    assert (publish.trace_id, publish.instance) == (trace_id, forwarded.instance)
+
+
+async def test_the_metrics_of_each_node_name_their_own_instance(
+    cluster: LocalCluster, collector: OtlpReceiver
+) -> None:
+    """S4, S8: figures of three brokers are not added up under one name."""
+    metrics = {
+        "tidemark-broker": "tidemark.broker.partitions_connected",
+        "tidemark-storage": "tidemark.storage.partition_serving",
+    }
+
+    def instances(service: str) -> set[str]:
+        return {
+            point.instance
+            for point in collector.points
+            if (point.service, point.name) == (service, metrics[service])
+        }
+
+    await collector.until(
+        lambda: True if all(len(instances(each)) >= 3 for each in metrics) else None,
+        lambda: f"only {[instances(each) for each in metrics]} of {metrics}",
+    )
+
+    assert not instances("tidemark-broker") & instances("tidemark-storage")
 
 
 async def test_up_runs_several_storage_nodes(tmp_path: Path) -> None:
