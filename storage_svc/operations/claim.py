@@ -42,8 +42,11 @@ class ClaimPartition(NamedTuple):
         same = held.broker_id == asked.broker_id and held.incarnation == asked.incarnation
         newer = asked.assignment_version > held.assignment_version
         if self.held_epoch and not same and not newer:
+            by = held.broker_id
+            if by == asked.broker_id:
+                by = f"another broker with the same id, {by} (TIDEMARK_BROKER_ID),"
             raise Fenced(
-                f"partition {commit.partition} was claimed by {held.broker_id} since",
+                f"partition {commit.partition} was claimed by {by} since",
                 owner=held.address,
                 assignment_version=str(held.assignment_version),
             )

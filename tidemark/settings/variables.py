@@ -125,7 +125,10 @@ LISTEN: Final = Address(port_min=0)
 class Addresses:
     """One address, or several that are all different."""
 
-    allowed: str = "host:port with a port from 1 to 65535, or several of them, separated by commas"
+    allowed: str = (
+        "host:port with a port from 1 to 65535, or several of them, all different, separated by "
+        "commas"
+    )
 
     def parse(self, text: str) -> tuple[str, ...]:
         addresses = tuple(Address().parse(each.strip()) for each in text.split(","))

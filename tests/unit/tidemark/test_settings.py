@@ -169,6 +169,22 @@ def test_a_service_with_wrong_settings_exits_with_2_and_one_line() -> None:
     assert done.stderr == "TIDEMARK_PARTITIONS='many': must be a whole number from 0 to 1024\n"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("TIDEMARK_STORAGE_ADDRESSES", "a:1,b:1,a:1", "all different"),
+        ("TIDEMARK_BROKERS", "x=a:1,x=b:1", "each id and each address once"),
+        ("TIDEMARK_BROKERS", "x=a:1,y=a:1", "each id and each address once"),
+    ],
+)
+def test_a_list_that_names_a_member_twice_is_refused_with_that_reason(
+    variable: str, value: str, why: str
+) -> None:
+    """S8: a duplicate would be asked twice, and would be taken for two members."""
+    with pytest.raises(SettingsError, match=why):
+        BrokerSettings.from_environment({variable: value})
+
+
 def test_right_settings_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEMARK_PARTITIONS", "9")
 
