@@ -60,6 +60,8 @@ class Options:
     """None shows logs on stderr."""
     storages: int = 1
     brokers: int = 1
+    registry_url: str = ""
+    """Where brokers find each other; empty: they are static."""
     retention: bool = True
     retention_setup: str = ""
     """A shell command that installs PySpark and Java; empty to install nothing."""
@@ -87,6 +89,7 @@ def run(options: Options) -> int:
                 retention=not no_retention,
                 storages=options.storages,
                 brokers=options.brokers,
+                registry_url=options.registry_url,
             )
             clock = SystemClock()
             living = _live(cluster, options, no_retention, settings.java_home, clock)

@@ -93,6 +93,7 @@ class LocalCluster:
         retention: bool = False,
         storages: int = 1,
         brokers: int = 1,
+        registry_url: str = "",
     ) -> None:
         """A missing port, or port 0, is chosen. Without `log_dir`, logs go to stderr.
 
@@ -100,7 +101,8 @@ class LocalCluster:
         `environment` adds variables per service, or kind of services, to those of this process and
         of the cluster; `modules` replaces the module of a kind of services, for example by one that
         fails on demand. The first of several storage nodes has its data in `data_dir` as a lone
-        one has, the others in directories below it.
+        one has, the others in directories below it. With `registry_url`, brokers find each other in
+        that Redis or Valkey server, else they are static.
         """
         self.data_dir = data_dir
         self.log_dir = log_dir
@@ -126,7 +128,8 @@ class LocalCluster:
             for place, name in enumerate(names_of("broker", brokers))
         ]
         variables = {
-            "TIDEMARK_BROKERS": ",".join(members) if brokers > 1 else "",
+            "TIDEMARK_BROKERS": ",".join(members) if brokers > 1 and not registry_url else "",
+            "TIDEMARK_REGISTRY_URL": registry_url,
             "TIDEMARK_STORAGE_ADDRESSES": self.storage_addresses,
             "TIDEMARK_LIFECYCLE_ADDRESS": self._addresses["lifecycle"],
         }
@@ -155,9 +158,11 @@ class LocalCluster:
         """The variables in which services of one kind differ."""
         prefix = f"TIDEMARK_{kind_of(name).upper()}"
         own = {f"{prefix}_LISTEN": listen}
+        if kind_of(name) in ("storage", "broker"):
+            own[f"{prefix}_ADVERTISE"] = self._addresses[name]
         if kind_of(name) == "storage":
             below = self.data_dir if name == "storage" else self.data_dir / name
-            own |= {f"{prefix}_DATA_DIR": str(below), f"{prefix}_ADVERTISE": self._addresses[name]}
+            own[f"{prefix}_DATA_DIR"] = str(below)
         if kind_of(name) == "broker" and "broker-2" in self._addresses:
             own[f"{prefix}_ID"] = _broker_id(int(name.partition("-")[2] or 1) - 1)
         return own

@@ -14,9 +14,10 @@ from tidemark.settings.variables import Kind, SettingsError, Variable
 T = TypeVar("T")
 
 
-def setting(name: str, kind: Kind[T], *, default: T, doc: str) -> Any:
-    """A dataclass field that is read from the variable `name`."""
-    return field(default=default, metadata={"variable": Variable(name, kind, default, doc)})
+def setting(name: str, kind: Kind[T], *, default: T, doc: str, secret: bool = False) -> Any:
+    """A dataclass field that is read from the variable `name`; a secret one is never shown."""
+    variable = Variable(name, kind, default, doc, secret)
+    return field(default=default, repr=not secret, metadata={"variable": variable})
 
 
 def part(settings: type["Settings"]) -> Any:

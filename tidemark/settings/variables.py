@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -157,6 +158,35 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistryUrl:
+    """The URL of a Redis or Valkey server, with the options that redis-py takes for TLS."""
+
+    allowed: str = (
+        "redis://[user:password@]host[:port][/database], or rediss:// for TLS, which also takes "
+        "?ssl_ca_certs=, ssl_certfile=, ssl_keyfile= and ssl_check_hostname="
+    )
+
+    def parse(self, text: str) -> str:
+        url = urlsplit(text)
+        options = parse_qs(url.query, strict_parsing=True) if url.query else {}
+        if (
+            not text.isprintable()
+            or url.scheme not in ("redis", "rediss")
+            or not url.hostname
+            or url.port == 0  # raises ValueError beyond 65535
+            or url.fragment
+            or re.fullmatch(r"(/[0-9]{0,3})?", url.path) is None
+            or (options and url.scheme != "rediss")
+            or not options.keys() <= _TLS_OPTIONS
+        ):
+            raise ValueError
+        return text
+
+
+_TLS_OPTIONS: Final = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"}
+
+
+@dataclass(frozen=True, slots=True)
 class Directory:
     allowed: str = "the path of a directory"
 
@@ -217,6 +247,8 @@ class Variable(Generic[T]):
     kind: Kind[T]
     default: T
     doc: str
+    secret: bool = False
+    """Whether the value holds credentials: it appears in no message."""
 
     def read(self, environ: Mapping[str, str]) -> T:
         """An empty value counts as unset, because templates render absent values as empty."""
@@ -226,6 +258,7 @@ class Variable(Generic[T]):
         try:
             return self.kind.parse(text)
         except ValueError:
-            shown = ascii(text if len(text) <= 80 else text[:80] + "...")
-            message = f"{self.name}={shown}: must be {self.kind.allowed}"
-            raise SettingsError(message) from None
+            shown = (
+                "" if self.secret else "=" + ascii(text if len(text) <= 80 else text[:80] + "...")
+            )
+            raise SettingsError(f"{self.name}{shown}: must be {self.kind.allowed}") from None

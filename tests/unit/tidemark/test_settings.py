@@ -141,6 +141,68 @@ def test_a_wrong_value_gets_one_line_with_variable_value_and_what_is_allowed(
     assert len(message) < 300
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host",
+        "redis://:secret@host:6379/0",
+        "redis://user:s%40cret@[::1]:6379/15",
+        "rediss://user:secret@host:6380?ssl_ca_certs=/ca.pem&ssl_check_hostname=true",
+    ],
+)
+def test_the_url_of_a_registry_is_taken(url: str) -> None:
+    """S8."""
+    assert BrokerSettings.from_environment({"TIDEMARK_REGISTRY_URL": url}).registry_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "host:6379",
+        "http://:secret@host",
+        "redis://:secret@",
+        "redis://:secret@host:70000",
+        "redis://:secret@host:0",
+        "redis://:secret@host:x",
+        "redis://:secret@host/db",
+        "redis://:secret@host#x",
+        "redis://:secret@host?socket_timeout=1",
+        "rediss://:secret@host?ssl_cert_reqs=none",
+        "redis://:secret@ho\x00st",
+        "redis://:secret@[::1",
+    ],
+)
+def test_a_wrong_url_of_a_registry_is_refused_without_showing_it(url: str) -> None:
+    """S8: it may hold a password."""
+    with pytest.raises(SettingsError, match=r"^TIDEMARK_REGISTRY_URL: must be redis://") as caught:
+        BrokerSettings.from_environment({"TIDEMARK_REGISTRY_URL": url})
+
+    assert "secret" not in str(caught.value)
+
+
+def test_the_password_of_a_registry_is_not_shown_with_the_settings() -> None:
+    """S8."""
+    assert "secret" not in repr(BrokerSettings(registry_url="redis://:secret@host"))
+
+
+def test_brokers_are_either_listed_or_found_in_a_registry() -> None:
+    """S8."""
+    environ = {"TIDEMARK_REGISTRY_URL": "redis://host", "TIDEMARK_BROKERS": "broker-0=a:1"}
+
+    with pytest.raises(SettingsError, match="cannot be combined with TIDEMARK_BROKERS"):
+        BrokerSettings.from_environment(environ)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7400", "[::]:0"])
+def test_a_broker_in_a_registry_needs_an_address_that_others_reach(listen: str) -> None:
+    """S8."""
+    environ = {"TIDEMARK_REGISTRY_URL": "redis://host", "TIDEMARK_BROKER_LISTEN": listen}
+
+    with pytest.raises(SettingsError, match=r"^TIDEMARK_BROKER_ADVERTISE: must be set"):
+        BrokerSettings.from_environment(environ)
+    BrokerSettings.from_environment({**environ, "TIDEMARK_BROKER_ADVERTISE": "pod-1:7400"})
+
+
 def test_a_directory_with_unprintable_characters_is_refused() -> None:
     with pytest.raises(SettingsError):
         StorageSettings.from_environment({"TIDEMARK_STORAGE_DATA_DIR": "a\x00b"})

@@ -41,6 +41,15 @@ def up(
             help="Number of brokers. Those after the first use the next ports.",
         ),
     ] = 1,
+    registry: Annotated[
+        str,
+        typer.Option(
+            envvar="TIDEMARK_REGISTRY_URL",
+            metavar="URL",
+            show_default="brokers are static",
+            help="Redis or Valkey server in which brokers share the partitions, with failover.",
+        ),
+    ] = "",
     storages: Annotated[
         int,
         typer.Option(
@@ -84,6 +93,13 @@ def up(
         raise typer.BadParameter("--log-dir and --verbose cannot be combined")
 
     from tidemark.cli.supervisor import Options, following_ports, run
+    from tidemark.settings.variables import RegistryUrl
+
+    try:
+        registry_url = RegistryUrl().parse(registry) if registry else ""
+    except ValueError:
+        # Not shown: it may hold a password.
+        raise typer.BadParameter(f"--registry must be {RegistryUrl().allowed}") from None
 
     raise typer.Exit(
         run(
@@ -99,6 +115,7 @@ def up(
                 },
                 storages=storages,
                 brokers=brokers,
+                registry_url=registry_url,
                 retention=retention,
                 retention_setup=retention_setup,
                 log_dir=None if verbose else log_dir or data_dir / "logs",

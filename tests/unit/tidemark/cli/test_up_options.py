@@ -1,0 +1,19 @@
+"""Options of `tidemark up` that are refused before anything starts."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tidemark.cli.main import app
+
+
+def test_a_wrong_url_of_a_registry_is_refused_without_showing_it(tmp_path: Path) -> None:
+    """S8: it may hold a password."""
+    arguments = ["up", "--data-dir", str(tmp_path / "data"), "--registry", "http://:secret@host"]
+
+    ended = CliRunner().invoke(app, arguments)
+
+    assert ended.exit_code == 2
+    assert "--registry must be redis://" in ended.output
+    assert "secret" not in ended.output
+    assert not (tmp_path / "data").exists()
