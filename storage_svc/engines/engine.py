@@ -113,6 +113,11 @@ class EngineFenced(RuntimeError):
     open the engine again would take the partition back."""
 
 
+class EngineDataLost(RuntimeError):
+    """The store no longer has commits that it had confirmed, or has others in their place: nothing
+    was written. A server that failed over to a lagging replica does that."""
+
+
 REFUSALS = (
     ClusterMismatch,
     FormatNotSupported,
@@ -205,9 +210,12 @@ class Engine(Protocol):
     def identity(self) -> Identity: ...
 
     @property
-    def is_remote(self) -> bool:
-        """Whether a read is a trip to another process. Reads that are called in one turn of the
-        event loop share a trip then, so a commit reads ahead what its operations name."""
+    def storage_epoch(self) -> int:
+        """Under which the partition is open; 0 where the data is in this process and locked.
+
+        Otherwise it is on servers that nodes share: opening takes the partition over and raises
+        the epoch. A read is a trip to them, which all reads that are called in one turn of the
+        event loop share: a commit reads ahead what its operations name."""
         ...
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -226,7 +234,8 @@ class Engine(Protocol):
         """Apply all of it or nothing; on disk when this returns.
 
         Commits take effect in the order of their calls and may overlap. The fence is checked: a
-        node that has lost the partition gets EngineFenced, and nothing was written. After
+        node that has lost the partition gets EngineFenced, and nothing was written; EngineDataLost
+        if commits are gone that were confirmed before. After
         CommitOutcomeUnknown every later commit fails too: close the engine and open it again.
         Range deletes slow reads down until the engine has written them out, which it does by
         itself: keep them for bulk.
@@ -235,7 +244,7 @@ class Engine(Protocol):
 
     async def verify(self) -> None:
         """Confirm that a commit made now would be accepted, before an answer that wrote nothing;
-        raises EngineFailed or EngineFenced if not."""
+        raises EngineFailed, EngineFenced or EngineDataLost if not."""
         ...
 
     async def wait_failed(self) -> None:
@@ -262,7 +271,8 @@ class Engines(Protocol):
 
         Where the fence is a lock, a partition that is open elsewhere is refused with
         DataDirectoryInUse. An engine that nodes share takes it over instead: the node that had it
-        open gets EngineFenced from then on.
+        open gets EngineFenced from then on, also from this method. So two nodes never take a
+        partition from each other in turns.
 
         Raises ClusterMismatch, FormatNotSupported, DataCorrupt, DiskFull.
         """

@@ -10,9 +10,9 @@ import random
 from collections.abc import Mapping
 
 from storage_svc.engines.engine import Batch, Table
+from storage_svc.engines.identity import IDENTITY_KEY
 from storage_svc.engines.keys import u16
 from storage_svc.engines.rocksdb import (
-    IDENTITY_KEY,
     NODE_ID_KEY,
     NODE_PREFIX,
     PLACED_KEY,

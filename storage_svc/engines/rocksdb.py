@@ -59,7 +59,8 @@ from storage_svc.engines.engine import (
     Row,
     Table,
 )
-from storage_svc.engines.keys import read_text, read_u32, successor, text, u16, u32
+from storage_svc.engines.identity import IDENTITY_KEY, check_foreign, identity_value
+from storage_svc.engines.keys import successor, text, u16, u32
 from storage_svc.engines.node_database import NodeDatabase
 from storage_svc.engines.rocksdb_files import MIB, Memory, open_database
 from tidemark.clock import SystemClock
@@ -73,7 +74,6 @@ CHUNK_BYTES_MAX: Final = 256 * 1024
 SWITCH_INTERVAL_S: Final = 0.0001
 
 NODE_PREFIX: Final = u16(0xFFFF)
-IDENTITY_KEY: Final = b"identity"
 NODE_ID_KEY: Final = b"node_id"
 PLACED_KEY: Final = b"placed"
 """Followed by a partition: the id of the node that has created it."""
@@ -192,15 +192,14 @@ class RocksEngine:
         return self._identity
 
     @property
-    def is_remote(self) -> bool:
-        return False
+    def storage_epoch(self) -> int:
+        return 0
 
     async def check_identity(self) -> None:
         """Refuse data of another format, cluster or partition; mark new data as ours."""
         mine, database = self._identity, self._database
         await check_node(database, mine.cluster_id, mine.partitions)
-        cluster = u32(mine.partitions) + text(mine.cluster_id.encode())
-        expected = u32(FORMAT_VERSION) + u32(mine.partition) + cluster
+        expected = identity_value(mine)
         (stored,) = database.load(self._prefix, Table.META, [IDENTITY_KEY])
         if stored is None:
             if database.rows(self._prefix, Table.META, b"", None, 1):
@@ -211,7 +210,7 @@ class RocksEngine:
             _refuse_to_create(database, mine.partition)
             await database.commit(self._prefix, _identity_row(expected))
         else:
-            _check_foreign(database.directory, stored, 8, mine.cluster_id, mine.partitions)
+            check_foreign(database.directory, stored, 8, mine.cluster_id, mine.partitions)
             if stored != expected:
                 raise DataCorrupt(
                     f"{database.directory}: partition {mine.partition} has the identity of another",
@@ -306,32 +305,13 @@ async def check_node(database: NodeDatabase, cluster_id: str, partitions: int) -
     """
     (stored,) = database.load(NODE_PREFIX, Table.META, [IDENTITY_KEY])
     if stored is not None:
-        return _check_foreign(database.directory, stored, 4, cluster_id, partitions)
+        return check_foreign(database.directory, stored, 4, cluster_id, partitions)
     if not database.is_empty:
         raise DataCorrupt(f"{database.directory} has lost its identity", file="CURRENT")
     if partitions:
         identity = u32(FORMAT_VERSION) + u32(partitions) + text(cluster_id.encode())
         await database.commit(NODE_PREFIX, _identity_row(identity))
     return partitions
-
-
-def _check_foreign(
-    directory: Path, stored: bytes, partitions_at: int, cluster_id: str, partitions: int
-) -> int:
-    """Refuse an identity of another format, cluster or number of partitions; returns the number."""
-    if (version := read_u32(stored)) != FORMAT_VERSION:
-        raise FormatNotSupported(
-            f"{directory} is in format {version}, this version reads {FORMAT_VERSION}"
-        )
-    found = read_u32(stored, partitions_at)
-    cluster = read_text(stored, partitions_at + 4)[0].decode(errors="replace")
-    if (cluster, partitions or found) != (cluster_id, found):
-        raise ClusterMismatch(
-            f"{directory} belongs to cluster {cluster!r} with {found} partitions, "
-            f"not to cluster {cluster_id!r}"
-            + (f" with {partitions} (TIDEMARK_PARTITIONS)" if partitions else "")
-        )
-    return found
 
 
 def _refuse_to_create(database: NodeDatabase, partition: int) -> None:

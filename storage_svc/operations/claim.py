@@ -54,7 +54,8 @@ class ClaimPartition(NamedTuple):
             commit.handles.forget_trackers()
         commit.state.hold.begin(commit.now_ms, self.client_timeout_ms)
         commit.state.claim = asked
-        commit.counters.broker_epoch += 1
+        first = commit.state.first_broker_epoch
+        commit.counters.broker_epoch = max(first, commit.counters.broker_epoch + 1)
         put_claim(commit.journal.batch, asked)
         return Claimed(commit.counters.broker_epoch, same)
 

@@ -4,12 +4,21 @@ Counters only grow, also over deletions and restarts: a queue_id, a reservation 
 never given twice. The record is written with every commit, so it costs no read and no block of ids.
 """
 
+import random
 from dataclasses import dataclass, fields
 from struct import Struct
 
 from storage_svc.engines.engine import Batch, Engine, Table
 from storage_svc.engines.keys import read_text, read_u64x2, text, u64x2
 
+_NAMING = (
+    "owner_epoch",
+    "queue_id",
+    "reservation_id",
+    "schedule_id",
+    "outbox_sequence",
+    "record",
+)
 _COUNTERS_KEY = b"counters"
 _CLAIM_KEY = b"claim"
 
@@ -39,6 +48,12 @@ class Counters:
     suspended_ms: int = 0  # since when deletions are suspended, 0 if they are not
     deadlines: int = 0  # of reservations and nack delays, that are running
 
+    def skip_to(self, floor: int) -> None:
+        """Leave out the numbers that commits may have given which the store has lost since: old
+        receipts and epochs must not name anything new."""
+        for name in _NAMING:
+            setattr(self, name, max(floor, getattr(self, name)))
+
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")
 _NAMES = tuple(each.name for each in fields(Counters))
@@ -55,6 +70,12 @@ class Claim:
 
 
 NO_CLAIM = Claim("", "", 0, 0)
+
+
+def first_number(storage_epoch: int) -> int:
+    """What counters begin with under a storage epoch. A store that has lost commits may have lost
+    the epoch as well: where a number begins within its range is left to chance."""
+    return (storage_epoch << 32) + random.getrandbits(31) if storage_epoch else 0
 
 
 async def load_counters(engine: Engine) -> tuple[Counters, Claim]:

@@ -2,7 +2,8 @@
 
 Submits operations to its writer and runs it. A commit that fails has an unknown outcome: it is
 answered with that, never with success; all memory is dropped and the engine is opened again. A
-partition that another node has taken over stays closed: opening it would take it back.
+partition that another node has taken over stays closed: opening it would take it back. So does one
+whose store has lost confirmed commits: what is left is not served quietly.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import TypeVar
 from storage_svc.engines.engine import (
     REFUSALS,
     Engine,
+    EngineDataLost,
     EngineFenced,
     Engines,
     Identity,
@@ -311,6 +313,9 @@ class Partition:
         elif isinstance(error, EngineFenced):
             reason = FaultReason.TAKEN_OVER
             answer = PartitionFaulty(f"another storage node has taken partition {self.number}")
+        elif isinstance(error, EngineDataLost):
+            reason = FaultReason.DATA_LOST
+            answer = PartitionFaulty(f"the store has lost commits of partition {self.number}")
         elif not isinstance(error, CommitOutcomeUnknown):
             # It broke before the commit: nothing was stored, so a repeat is safe.
             answer = PartitionFaulty(f"partition {self.number} failed to apply a frame")
@@ -323,7 +328,7 @@ class Partition:
         self._exchanges.health_changed()
         if state is not None:
             await self._close_engine(state.engine)
-        if isinstance(error, EngineFenced):
+        if isinstance(error, EngineFenced | EngineDataLost):
             return
         if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
             await self._pause(_REOPEN_MS_MIN)
@@ -345,6 +350,10 @@ class Partition:
         while not self._stopping.is_set():
             try:
                 await self._load()
+            except EngineFenced as error:
+                self.health.add(FaultReason.TAKEN_OVER, str(error), self.now_ms())
+                self._exchanges.health_changed()
+                return
             except Exception as error:  # of any kind: without its writer the partition hangs
                 self._not_opened(error)
                 await self._pause(wait_ms)

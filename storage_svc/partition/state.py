@@ -13,7 +13,7 @@ from storage_svc.loading.deadline_pages import read_deadlines
 from storage_svc.loading.handles import Handles
 from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
-from storage_svc.partition.counters import Claim, Counters, load_counters
+from storage_svc.partition.counters import Claim, Counters, first_number, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.left_out import LeftOut
@@ -40,6 +40,9 @@ class PartitionState:
     left_out: LeftOut = field(default_factory=LeftOut)
     outbox: OutboxIndex = field(default_factory=OutboxIndex)
     hold: BrokerHold = field(default_factory=BrokerHold)
+    first_broker_epoch: int = 1
+    """The next claim gives no lower one; the broker that holds the partition keeps its own until
+    then."""
 
     def is_in_use(self, lmq_name: str, now_ms: int) -> bool:
         """Whether a connected client uses the queue, or might: it would not notice its removal."""
@@ -56,6 +59,8 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
     engine = await engines.open(identity)
     try:
         counters, claim = await load_counters(engine)
+        floor = first_number(engine.storage_epoch)
+        counters.skip_to(floor)
         topics = Topics()
         await topics.load(engine)
         deadlines = Deadlines(counters.deadlines)
@@ -66,7 +71,15 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         raise
     handles = Handles(engine, topics)
     return PartitionState(
-        engine, counters, claim, topics, handles, Producers(engine), deadlines, outbox=outbox
+        engine,
+        counters,
+        claim,
+        topics,
+        handles,
+        Producers(engine),
+        deadlines,
+        outbox=outbox,
+        first_broker_epoch=floor + 1,
     )
 
 

@@ -166,7 +166,7 @@ class Writer:
         with CommitSpans(self._partition, callers) as traced:
             if commit.state.deadlines.needs_page:
                 await read_deadlines(commit.engine, commit.state.deadlines)
-            if commit.engine.is_remote:
+            if commit.engine.storage_epoch:
                 await read_ahead(commit, [each for frame in frames for each in frame.operations])
             results = await self._apply_frames(commit, frames, traced)
             if self._expires_due(commit):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,18 @@ from storage_svc.engines.engine import Engine, Engines, Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.partition_life import Life, living
 from tests.support.repository import ROOT
+from tests.support.shared_engine import SharedEngines, SharedStore
 
 IDENTITY = Identity(cluster_id="cluster-a", partition=1, partitions=4)
 
+_in_memory: defaultdict[str, SharedStore] = defaultdict(SharedStore)
+
 OPENERS: dict[str, Callable[[str], Engines]] = {
     "rocksdb": lambda location: RocksEngines(Path(location)),
+    "memory": lambda location: SharedEngines(_in_memory[location]),
 }
+LOCKED = {"rocksdb"}
+"""Engines whose partition one process holds; the others are shared, and taken over."""
 
 
 # Commits 1, 2, 3, ... and reports each number once its commit has returned. Both tables and both
@@ -52,6 +59,14 @@ class Subject:
 
     def engines(self) -> Engines:
         return OPENERS[self.name](self.location)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.name not in LOCKED
+
+    @property
+    def outlives_processes(self) -> bool:
+        return self.name != "memory"
 
     @contextmanager
     def committer(self, first: int = 1) -> Iterator[subprocess.Popen[str]]:

@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from storage_svc.engines.engine import FORMAT_VERSION, Batch, Engine, EngineClosed, Row, Table
+from storage_svc.engines.engine import (
+    FORMAT_VERSION,
+    Batch,
+    Engine,
+    EngineClosed,
+    EngineFenced,
+    Row,
+    Table,
+)
 from storage_svc.engines.keys import prefix_end, u32, u64
 from tests.model.conftest import IDENTITY, Subject
 from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
@@ -192,11 +200,15 @@ async def test_a_commit_that_is_cancelled_leaves_all_of_it_or_nothing(engine: En
     assert (u64(100), b"") in await everything(engine, Table.QUEUES)
 
 
-async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(engine: Engine) -> None:
+async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(
+    subject: Subject, engine: Engine
+) -> None:
     """L1: a disk that takes its time holds up its own partition only.
 
     One commit shows it: during another, the machine may have no time for this thread.
     """
+    if not subject.outlives_processes:
+        pytest.skip("it waits for no disk")
 
     async def turns_during_a_commit() -> int:
         large = puts(Table.RUN_BODIES, (b"k", bytes(4_000_000)))
@@ -369,6 +381,9 @@ async def test_a_reader_left_open_does_not_keep_the_partition(subject: Subject) 
 async def test_a_partition_that_is_open_in_this_process_cannot_be_opened_again(
     subject: Subject, engine: Engine
 ) -> None:
+    if subject.is_shared:
+        pytest.skip("it is taken over instead")
+
     with pytest.raises(DataDirectoryInUse) as refused:
         await subject.engines().open(IDENTITY)
 
@@ -380,6 +395,9 @@ async def test_a_partition_that_is_open_in_this_process_cannot_be_opened_again(
 async def test_a_partition_that_is_open_in_another_process_cannot_be_opened(
     subject: Subject,
 ) -> None:
+    if subject.is_shared:
+        pytest.skip("it is taken over instead")
+
     with subject.committer(), pytest.raises(DataDirectoryInUse):
         await subject.engines().open(IDENTITY)
 
@@ -431,11 +449,65 @@ async def test_partitions_of_one_data_directory_are_apart(subject: Subject) -> N
     await second.close()
 
 
+# --- takeover -------------------------------------------------------------------------------------
+
+
+async def test_opening_a_shared_partition_fences_the_node_that_had_it(subject: Subject) -> None:
+    """S9: the lower epoch writes nothing and confirms nothing."""
+    if not subject.is_shared:
+        pytest.skip("it is locked instead")
+    engines = subject.engines()
+    old = await engines.open(IDENTITY)
+    await old.commit(puts(Table.GROUPS, (b"a", b"old")))
+    await old.verify()
+
+    new = await subject.engines().open(IDENTITY)
+
+    with pytest.raises(EngineFenced):
+        await old.verify()
+    with pytest.raises(EngineFenced):
+        await old.commit(puts(Table.GROUPS, (b"a", b"stale"), (b"b", b"stale")))
+    assert await everything(new, Table.GROUPS) == [(b"a", b"old")]
+    await new.commit(puts(Table.GROUPS, (b"a", b"new")))
+    await new.verify()
+    assert await new.load(Table.GROUPS, [b"a"]) == [b"new"]
+    await old.close()
+    with pytest.raises(EngineFenced):
+        await engines.open(IDENTITY)
+    await new.commit(puts(Table.GROUPS, (b"b", b"after the old one closed")))
+    await new.close()
+
+
+async def test_commits_on_their_way_at_a_takeover_are_there_before_it_or_never(
+    subject: Subject,
+) -> None:
+    """S9: what the new node reads first is what stays."""
+    if not subject.is_shared:
+        pytest.skip("it is locked instead")
+    old = await subject.engines().open(IDENTITY)
+    batches = [puts(Table.GROUPS, (u64(number), b"")) for number in range(200)]
+    commits = [asyncio.ensure_future(old.commit(batch)) for batch in batches]
+    await commits[20]
+
+    new = await subject.engines().open(IDENTITY)
+    found = await everything(new, Table.GROUPS)
+
+    outcomes = await asyncio.gather(*commits, return_exceptions=True)
+    done = sum(outcome is None for outcome in outcomes)
+    assert len(found) == done
+    assert await everything(new, Table.GROUPS) == found
+    assert isinstance(outcomes[done], EngineFenced)
+    await old.close()
+    await new.close()
+
+
 # --- crashes --------------------------------------------------------------------------------------
 
 
 async def test_kill_9_loses_no_commit_that_was_reported(subject: Subject) -> None:
     """S2: `kill -9` at any moment loses nothing that was answered, and leaves no half commits."""
+    if not subject.outlives_processes:
+        pytest.skip("it ends with its process")
     reported: list[int] = []
     for round_number in range(5):
         with subject.committer(first=len(reported) + 1) as process:

@@ -75,8 +75,8 @@ class FaultyEngine:
         return self._engine.identity
 
     @property
-    def is_remote(self) -> bool:
-        return self._engine.is_remote
+    def storage_epoch(self) -> int:
+        return self._engine.storage_epoch
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._engine.load(table, keys)

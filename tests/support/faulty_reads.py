@@ -64,8 +64,8 @@ class _Engine:
         return self._engine.identity
 
     @property
-    def is_remote(self) -> bool:
-        return self._engine.is_remote
+    def storage_epoch(self) -> int:
+        return self._engine.storage_epoch
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._faults.load(self._engine, table, keys)

@@ -1,7 +1,8 @@
 """A broker and its storage as simulated processes: all their code, a real RocksDB, no gRPC.
 
 Either can be killed in the middle of anything and started again, the link between them interrupted,
-and a commit told to fail before or after it was written.
+and a commit told to fail before or after it was written. With a shared store instead of RocksDB, a
+second storage node takes the partition over while the first still serves its broker and clients.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from broker_svc.app import EXPIRE_EVERY_MS, build_components
 from broker_svc.components import BrokerComponents
 from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.api.storage_service import StorageService
-from storage_svc.engines.engine import Engine, Identity
+from storage_svc.engines.engine import Engine, Engines, Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
@@ -26,6 +27,7 @@ from tests.model.histories.simulated_time import Process, SimulatedClock
 from tests.model.histories.wires import Wire
 from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.session import Session
+from tests.support.shared_engine import LostAnswer, SharedEngines, SharedStore
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.errors import Unavailable
 from tidemark.settings import BrokerSettings, StorageSettings
@@ -35,6 +37,10 @@ CLUSTER_ID: Final = "simulated"
 CLIENT_TIMEOUT_MS: Final = 2_000
 DOWN_MS_MAX: Final = 200
 COMMIT_WITHIN_MS: Final = 200
+TRIP_MS_MAX: Final = 2
+BOTH_SERVE_MS_MAX: Final = 800
+FAULTS: Final = ("broker", "storage", "both", "link", "commit")
+SHARED_FAULTS: Final = ("takeover", "takeover", "takeover", "answer", *FAULTS)
 
 
 class _Engines:
@@ -58,9 +64,17 @@ class _Engines:
 class SimulatedCluster:
     """One storage process, one broker process, and the wires that clients use."""
 
-    def __init__(self, data_dir: Path, clock: SimulatedClock, chance: random.Random) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        clock: SimulatedClock,
+        chance: random.Random,
+        *,
+        shared: bool = False,
+    ) -> None:
         self.clock = clock
         self.chance = chance
+        self.store = SharedStore(self._trip) if shared else None
         rocks = RocksEngines(data_dir, block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
         self._engines = _Engines(rocks)
         self._disk: FaultyEngines
@@ -73,6 +87,8 @@ class SimulatedCluster:
         self._topics: TopicService
         self._client_wires: dict[Wire, None] = {}
         self._hurting = asyncio.Lock()
+        self._nodes: dict[Process, SharedEngines] = {}
+        """Of a shared store, by the processes that use it."""
 
     async def start(self) -> None:
         """Everything runs, and there is an exclusive topic."""
@@ -96,10 +112,14 @@ class SimulatedCluster:
     async def hurt(self, chance: random.Random, disturbed: Callable[[str], None]) -> None:
         """One fault at a time; two processes may die together."""
         async with self._hurting:
-            what = chance.choice(["broker", "storage", "both", "link", "commit"])
+            what = chance.choice(FAULTS if self.store is None else SHARED_FAULTS)
             disturbed(f"{what} fails")
             if what == "link":
                 self._link.interrupt()
+            elif what == "takeover":
+                await self._take_over(chance)
+            elif what == "answer" and self.store is not None:
+                self.store.next_answer = chance.choice(list(LostAnswer))
             elif what == "commit":
                 await self._fail_a_commit(chance)
             else:
@@ -116,6 +136,27 @@ class SimulatedCluster:
             await self.start_storage()
         if what != "storage":
             await self.start_broker()
+
+    async def _trip(self) -> None:
+        await self.clock.sleep_ms(self.chance.randint(0, TRIP_MS_MAX))
+
+    async def _take_over(self, chance: random.Random) -> None:
+        """A second storage node and broker start, while clients still use the first ones."""
+        storage, broker, link = self._storage, self._broker, self._link
+        if chance.random() < 0.5:
+            self._nodes[storage].running.clear()
+        self._storage = Process()
+        await self._storage.start(self._serve_storage())
+        wires, self._client_wires = self._client_wires, {}
+        await self.start_broker()
+        await self.clock.sleep_ms(chance.randint(0, DOWN_MS_MAX))
+        self._nodes[storage].running.set()
+        await self.clock.sleep_ms(chance.randint(0, BOTH_SERVE_MS_MAX))
+        link.cut()
+        for wire in wires:
+            wire.cut()
+        await broker.kill()
+        await storage.kill()
 
     async def _fail_a_commit(self, chance: random.Random) -> None:
         """The next one; its outcome is unknown to the caller."""
@@ -137,7 +178,10 @@ class SimulatedCluster:
         self._link.reach(self._storage_service, self._storage)
 
     async def _serve_storage(self) -> None:
-        self._disk = FaultyEngines(self._engines)
+        engines: Engines = self._engines
+        if self.store is not None:
+            engines = self._nodes[self._storage] = SharedEngines(self.store)
+        self._disk = FaultyEngines(engines)
         identities = [Identity(CLUSTER_ID, number, PARTITIONS) for number in range(PARTITIONS)]
         held = {each.partition: Partition(self._disk, each, self.clock) for each in identities}
         for partition in held.values():

@@ -30,19 +30,26 @@ class Simulated:
     history: History
     violations: list[Violation]
     remembered: dict[str, int]
+    confirmed: list[tuple[int, int, int]]
+    """Partition and epoch of what a shared store has confirmed, and its newest epoch then."""
 
 
-def simulated(seed: int, directory: Path) -> Simulated:
-    """The history of a seed. The directory is used and removed."""
+def simulated(seed: int, directory: Path, *, shared: bool = False) -> Simulated:
+    """The history of a seed. The directory is used and removed; a shared store is in memory."""
 
     async def happen(clock: SimulatedClock) -> Simulated:
         chance = random.Random(seed)
-        cluster = SimulatedCluster(directory, clock, chance)
+        cluster = SimulatedCluster(directory, clock, chance, shared=shared)
         await cluster.start()
         try:
             history = await record(cluster, chance, PACE)
             await clock.sleep_ms(2 * CLIENT_TIMEOUT_MS)
-            return Simulated(history, check(history.events, PACE.bound_ms), cluster.remembered())
+            return Simulated(
+                history,
+                check(history.events, PACE.bound_ms),
+                cluster.remembered(),
+                [] if cluster.store is None else cluster.store.confirmed,
+            )
         finally:
             await cluster.stop()
 

@@ -17,6 +17,7 @@ from tests.model.histories.simulation import simulated
 from tidemark.api.storage.v1.exchange_pb2 import OwnershipResult
 
 HISTORIES, HISTORIES_LONG = 40, 2_000
+SHARED_HISTORIES = 12
 MUTANT_HISTORIES_MAX = 40
 
 FAULTS: Final = {f"{what} fails" for what in ("broker", "storage", "both", "link", "commit")}
@@ -33,12 +34,12 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def seeds(config: pytest.Config) -> range:
+def seeds(config: pytest.Config, short: int = HISTORIES) -> range:
     """The seed that was asked for, or the first ones."""
     seed: int | None = config.getoption("--seed")
     if seed is not None:
         return range(seed, seed + 1)
-    usual = HISTORIES_LONG if config.getoption("--long") else HISTORIES
+    usual = HISTORIES_LONG if config.getoption("--long") else short
     return range(1, 1 + (config.getoption("--histories") or usual))
 
 
@@ -69,6 +70,29 @@ def test_no_history_breaks_a_rule(pytestconfig: pytest.Config, directory: Path) 
     print(dict(happened))
     if len(seeds(pytestconfig)) >= HISTORIES:
         assert not (missing := EVERYTHING - set(happened)), f"never happened: {missing}"
+
+
+def test_no_history_with_two_storage_nodes_breaks_a_rule(
+    pytestconfig: pytest.Config, directory: Path
+) -> None:
+    """S9, E7: both nodes believe that they hold the partition, and serve a broker and clients. The
+    lower epoch writes nothing and confirms nothing."""
+    happened: Counter[str] = Counter()
+    wanted = seeds(pytestconfig, SHARED_HISTORIES)
+    for seed in wanted:
+        run = simulated(seed, directory / str(seed), shared=True)
+
+        happened.update(what_happened(run.history))
+        if run.violations or run.remembered:
+            print(f"seed {seed}\n{run.history}", *run.violations, run.remembered, sep="\n")
+        assert not run.violations, f"seed {seed}"
+        assert not run.remembered, f"seed {seed}"
+        assert all(epoch == newest for _, epoch, newest in run.confirmed)
+
+    print(dict(happened))
+    if len(wanted) >= HISTORIES:
+        missing = {*EVERYTHING, "takeover fails", "answer fails"} - set(happened)
+        assert not missing, f"never happened: {missing}"
 
 
 def test_a_seed_is_a_history(directory: Path) -> None:

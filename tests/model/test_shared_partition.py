@@ -1,0 +1,188 @@
+"""A partition on a store that nodes share: takeovers, lost answers and lost tails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from storage_svc.engines.engine import Identity
+from storage_svc.operations.claim import ClaimPartition
+from storage_svc.operations.operation import Operation
+from storage_svc.operations.ownership import ConfirmOwnership
+from storage_svc.operations.publish import Append
+from storage_svc.operations.reserve import Reserve
+from storage_svc.operations.settle import Settle
+from storage_svc.operations.topics import PutTopic
+from storage_svc.partition.counters import Claim
+from storage_svc.partition.partition import Partition
+from tests.support.partition_life import ACK
+from tests.support.shared_engine import LostAnswer, SharedEngines, SharedStore
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
+from tidemark.clock import ManualClock
+from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, ReservationNotFound
+from tidemark.topics import Topic
+
+RUN = Append("t/a", 1, MessageBatch(messages=[Message(payload=b"m")]).SerializeToString())
+
+
+class Nodes:
+    """Storage nodes that share a store; each opens the one partition."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.store = SharedStore()
+        self.clock = ManualClock()
+        self._stack = stack
+
+    async def start(self) -> Partition:
+        partition = Partition(SharedEngines(self.store), Identity("shared", 0, 1), self.clock)
+        await partition.open()
+        self._stack.push_async_callback(partition.close)
+        return partition
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with AsyncExitStack() as stack:
+        yield Nodes(stack)
+
+
+async def do(partition: Partition, *operations: Operation[object]) -> Any:
+    answers = await partition.submit(operations)
+    return answers if len(operations) > 1 else answers[0]
+
+
+async def started(nodes: Nodes) -> Partition:
+    partition = await nodes.start()
+    await do(partition, PutTopic(Topic("t"), create=True))
+    await do(partition, RUN)
+    return partition
+
+
+def reasons(partition: Partition) -> list[str]:
+    return [fault.reason.value for fault in partition.health.faults]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(RUN, id="a publish"),
+        pytest.param(Reserve("t/a", "empty", 1), id="a reserve"),
+        pytest.param(ConfirmOwnership("t/a", "g", "ada", 1), id="a confirmation of ownership"),
+        pytest.param(Reserve("t/none", "g", 1), id="a refusal"),
+    ],
+)
+async def test_a_node_that_lost_its_partition_answers_nothing_and_stays_away(
+    nodes: Nodes, operation: Operation[object]
+) -> None:
+    """S9: also where nothing is written. The outcome is definite: the caller may repeat it."""
+    old = await started(nodes)
+    await do(old, Reserve("t/a", "g", 1), Reserve("t/a", "empty", 1))
+    new = await nodes.start()
+    await do(new, RUN)
+
+    with pytest.raises(PartitionFaulty, match="another storage node"):
+        await old.submit([operation])
+
+    assert reasons(old) == ["TAKEN_OVER"]
+    with pytest.raises(PartitionFaulty, match="TAKEN_OVER"):
+        await old.submit([operation])
+    await do(new, RUN)
+    assert new.state.counters.messages == 3
+
+
+@pytest.mark.parametrize("lost", LostAnswer)
+async def test_a_lost_answer_is_resolved_by_asking(nodes: Nodes, lost: LostAnswer) -> None:
+    """S9: the commit is applied once, and answered as if nothing had happened."""
+    partition = await started(nodes)
+    nodes.store.next_answer = lost
+
+    await do(partition, RUN)
+
+    assert partition.state.counters.messages == 2
+    assert len((await do(partition, Reserve("t/a", "g", 10))).slices) == 2
+    assert reasons(partition) == []
+
+
+async def test_a_store_that_does_not_answer_leaves_the_outcome_unknown_and_comes_back(
+    nodes: Nodes,
+) -> None:
+    """S2, S9: nothing is answered that was not confirmed."""
+    partition = await started(nodes)
+    nodes.store.is_down = True
+
+    with pytest.raises(CommitOutcomeUnknown):
+        await partition.submit([RUN])
+
+    nodes.store.is_down = False
+    while not partition.is_open:
+        await nodes.clock.advance_ms(1_000)
+        await asyncio.wait_for(nodes.store.trip(), 60)
+    await do(partition, RUN)
+    assert partition.state.counters.messages == 2
+
+
+@pytest.mark.parametrize("operation", [RUN, Reserve("t/none", "g", 1)], ids=["writes", "reads"])
+async def test_a_lost_tail_is_reported_and_not_served(
+    nodes: Nodes, operation: Operation[object]
+) -> None:
+    """S9: the node that made the commits notices that they are gone."""
+    partition = await started(nodes)
+    await do(partition, RUN)
+    nodes.store.lose_tail(0, 1)
+
+    with pytest.raises(PartitionFaulty, match="lost"):
+        await partition.submit([operation])
+
+    assert reasons(partition) == ["DATA_LOST"]
+    assert not partition.is_open
+
+
+async def test_what_a_lost_tail_had_named_is_not_named_again(nodes: Nodes) -> None:
+    """S9: an old receipt or epoch means nothing after the takeover, also where its commit is
+    gone."""
+    old = await started(nodes)
+    claim = Claim("b", "b:1", 1, 1)
+    claimed = await do(old, ClaimPartition(claim))
+    receipt = (await do(old, Reserve("t/a", "g", 1))).slices[0].receipt
+    nodes.store.lose_tail(0, 2)
+
+    new = await nodes.start()
+    again = await do(new, Reserve("t/a", "g", 1))
+
+    assert again.slices[0].receipt != receipt
+    assert isinstance(await do(new, Settle(receipt, ACK)), ReservationNotFound)
+    later = await do(new, ClaimPartition(Claim("c", "c:1", 2, 1)))
+    assert later.broker_epoch != claimed.broker_epoch
+
+
+async def test_a_commit_over_many_queues_reads_them_together(nodes: Nodes) -> None:
+    """S9: queues that are not loaded, their reservations and next messages; also new queues."""
+    partition = await started(nodes)
+    names = [f"t/{number}" for number in range(50)]
+    runs = [RUN._replace(lmq_name=name) for name in names]
+    await do(partition, *runs, *runs)
+    reserved = await do(partition, *(Reserve(name, "g", 1) for name in names))
+    restarted = await nodes.start()
+    trips = under_way = 0
+    trip = nodes.store.trip
+
+    async def counted() -> None:
+        nonlocal trips, under_way
+        trips += under_way == 0
+        under_way += 1
+        await trip()
+        under_way -= 1
+
+    nodes.store.trip = counted
+    settled = await do(
+        restarted,
+        *(Settle(each.slices[0].receipt, ACK) for each in reserved),
+        *(RUN._replace(lmq_name=f"{name}-new") for name in names),
+    )
+    reserved = await do(restarted, *(Reserve(name, "g", 5) for name in names))
+
+    assert [each.messages for each in settled[:50]] == [1] * 50
+    assert [len(each.slices) for each in reserved] == [1] * 50
+    assert trips <= 10
