@@ -43,7 +43,7 @@ SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: test
 test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's, or --random-order-seed N)
-	@exec $(PYTEST) $(SIDE_BY_SIDE) --ignore tests/bench $(ARGS)
+	@exec $(PYTEST) $(SIDE_BY_SIDE) --ignore tests/bench --ignore tests/foreign $(ARGS)
 
 .PHONY: test-fast
 test-fast: .venv/.dev ## Run in a minute what most changes break: rules, storage, broker, client
@@ -67,6 +67,17 @@ test-cluster: .venv/.dev ## Run functional tests on three brokers and three stor
 	@exec $(PYTEST) --members 3 tests/service/nodes tests/cluster/test_several_nodes.py \
 		tests/cluster/test_cli_messages.py tests/cluster/test_cli_topics.py \
 		tests/cluster/test_rolling_update.py $(ARGS)
+
+# The lock names no registry, so that npm uses that of the machine; hashes decide what it installs.
+NODE_EXAMPLE := examples/node
+$(NODE_EXAMPLE)/node_modules/.package-lock.json: $(NODE_EXAMPLE)/package-lock.json
+	@echo 'Installing $<: gRPC for Node.js, 4 MB to download'
+	@cd $(NODE_EXAMPLE) && npm ci --silent
+	@touch $@
+
+.PHONY: test-foreign
+test-foreign: .venv/.dev $(NODE_EXAMPLE)/node_modules/.package-lock.json ## Run a client in Node.js (needs node 20 and npm)
+	@exec $(PYTEST) tests/foreign $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
