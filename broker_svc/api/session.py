@@ -256,7 +256,8 @@ class Session:
         self._output.wakeup.set()
         self._unanswered -= 1
         self._unanswered_bytes -= size
-        self._make_room()
+        if not self._read_on.is_set():
+            self._make_room()
 
     def _settled(self, size: int, result: message_pb2.SettleResult) -> None:
         self._unanswered -= 1

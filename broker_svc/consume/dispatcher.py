@@ -35,6 +35,9 @@ from tidemark.names import topic_of
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import Tally, counter
 
+OperationResult = exchange_pb2.OperationResult | TidemarkError
+"""What storage answers, or why it does not."""
+
 _discarded = counter(
     "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
 )
@@ -225,10 +228,9 @@ class Dispatcher:
                 operation.reserve.replaces = replaced.standing_id
             else:
                 replaced = None
-            answer = link.send(operation)
             self._coming[feed.partition].pop(feed.key, None)
             asked = _Asked(messages, feed.reserve_bytes, feed.wakeups, standing, replaced)
-            answer.add_done_callback(partial(self._reserved, consumer, feed, asked))
+            link.ask(operation, partial(self._reserved, consumer, feed, asked))
         if consumer.wants_more and consumer.ready_feeds:
             room.waiting[consumer] = None
         short = consumer.ready_feeds and not consumer.credit and not consumer.reserving
@@ -256,26 +258,30 @@ class Dispatcher:
         for consumer in offered:
             self.reserve_for(consumer)  # it can do nothing but wait, if there is no room
 
-    def _reserved(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
+    def _reserved(
+        self, consumer: Consumer, feed: Feed, asked: "_Asked", result: OperationResult
+    ) -> None:
         consumer.room.taken_bytes -= asked.charged_bytes
         consumer.room.pending_bytes -= asked.charged_bytes
         consumer.reserving -= 1
-        self._answered(consumer, feed, asked, answer)
+        self._answered(consumer, feed, asked, result)
         self.room_made(consumer.room)
         if not consumer.reserving:
             consumer.quiet.set()
 
-    def _answered(self, consumer: Consumer, feed: Feed, asked: "_Asked", answer: Answer) -> None:
+    def _answered(
+        self, consumer: Consumer, feed: Feed, asked: "_Asked", result: OperationResult
+    ) -> None:
         """Settle the accounts of one reserve: credit, deliveries, and whether to ask again."""
-        if answer.exception() is not None:  # the link broke; the feed asks again when it is up
+        if isinstance(result, TidemarkError):  # the link broke; the feed asks again when it is up
             consumer.credit += asked.messages
             self.standing.end(asked.standing)
-        elif answer.result().HasField("error"):
+        elif result.HasField("error"):
             consumer.credit += asked.messages
             self.standing.end(asked.standing)
-            self._refused(consumer, feed, from_status(answer.result().error))
+            self._refused(consumer, feed, from_status(result.error))
         else:
-            reserved = answer.result().reserve
+            reserved = result.reserve
             accepted = self._hand_over(consumer, feed, asked, reserved)
             self._ask_again(consumer, feed, asked, more=reserved.more, accepted=accepted)
         self.reserve_for(consumer)  # its other feeds may have waited for the credit

@@ -128,7 +128,7 @@ class Settlements:
             span = _begin_span(settlement, held)
             operation.traceparent = held.traceparent if span is None else traceparent_of(span)
         answered = partial(self._answered, settlement, holder, held, span, done)
-        link.send(operation).add_done_callback(answered)
+        link.ask(operation, answered)
         at_once = operation.settle.action in _AT_ONCE and not settlement.nack.delay_ms
         if held is not None and at_once:
             self._dispatcher.on_return_queued(held.feed_key)
@@ -140,18 +140,16 @@ class Settlements:
         held: HeldDelivery | None,
         span: Span | None,
         done: Done,
-        answer: Answer,
+        result: exchange_pb2.OperationResult | TidemarkError,
     ) -> None:
         if held is not None:
             held.queue.pending_settlements -= 1
-        error = answer.exception()
-        if error is not None:
-            assert isinstance(error, TidemarkError), "a link answers with errors of ours"
-            messaging.end(span, error.reason)
-            done(_failed(settlement, to_status(error)))
+        if isinstance(result, TidemarkError):
+            messaging.end(span, result.reason)
+            done(_failed(settlement, to_status(result)))
             return
-        result = answer.result()
-        messaging.end(span, refusal_of(result))
+        if span is not None:
+            messaging.end(span, refusal_of(result))
         if result.HasField("error"):
             # What storage has ended the client holds no longer, whatever it believes.
             refusal = from_status(result.error)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from broker_svc.links.link_state import Assigned, Holding, LinkState
@@ -27,6 +28,7 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
+from tidemark.rpc.callbacks import Done, complete, pass_on
 from tidemark.rpc.statuses import from_status
 from tidemark.settings import BrokerSettings
 from tidemark.telemetry import counter, current_traceparent
@@ -94,6 +96,8 @@ class PartitionLink:
         self._was_away = True
         self._health = partition_pb2.PartitionHealth()
         self._unanswered = UnansweredOperations()
+        self._leaves = False
+        """Whether the node knows that operations may leave."""
         self._held_epoch = 0
         self._ended: asyncio.Future[None] | None = None
         """The end of the part that is bound, which is always an error."""
@@ -153,14 +157,25 @@ class PartitionLink:
     def send(self, operation: exchange_pb2.Operation) -> Answer:
         """Queue one operation; its answer may hold an error. Never blocks, never raises."""
         answer: Answer = asyncio.get_running_loop().create_future()
-        if not self.connected.is_set():
-            answer.set_exception(self.refusal())
-            return answer
-        if not operation.traceparent:
-            operation.traceparent = current_traceparent()
-        self._unanswered.put(operation, answer)
-        self._let_leave()
+        self.ask(operation, partial(complete, answer))
         return answer
+
+    def ask(
+        self, operation: exchange_pb2.Operation, done: Done[exchange_pb2.OperationResult]
+    ) -> None:
+        """Queue one operation; `done` is called once, at once while the link is down.
+
+        For what there is much of: results are passed on as they are read from the frame, in their
+        order, without a future and a turn of the event loop for each.
+        """
+        if not self.connected.is_set():
+            done(self.refusal())
+            return
+        if not operation.traceparent and (caller := current_traceparent()):
+            operation.traceparent = caller
+        self._unanswered.put(operation, done)
+        if not self._leaves:  # one more does not keep the others
+            self._let_leave()
 
     async def call(self, operation: exchange_pb2.Operation) -> exchange_pb2.OperationResult:
         """Send one operation; raises what storage answered, or UNAVAILABLE."""
@@ -185,12 +200,7 @@ class PartitionLink:
     async def finish(self, timeout_ms: int) -> None:
         """Return once everything that was asked is answered, or the time is over."""
         with suppress(TimeoutError):
-            await self._clock.wait_for(self._all_answered(), timeout_ms)
-
-    async def _all_answered(self) -> None:
-        # Repeatedly: a callback of an answer may have sent more operations.
-        while pending := self._unanswered.pending():
-            await asyncio.wait(pending)
+            await self._clock.wait_for(self._unanswered.until_none(), timeout_ms)
 
     def check_serving(self) -> None:
         """Raise for a faulty partition; storage itself refuses publishes to one that starts."""
@@ -322,8 +332,9 @@ class PartitionLink:
         return moved_bytes
 
     def _let_leave(self) -> None:
+        self._leaves = self._unanswered.may_leave
         if self.node is not None:
-            self.node.link.may_leave(self, self._unanswered.may_leave)
+            self.node.link.may_leave(self, self._leaves)
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
@@ -358,8 +369,7 @@ class PartitionLink:
         if self.serving and not was_serving:
             listener.link_up(self.partition)
         if frame.expired_reservation_ids:
-            # Behind the results of this frame, which are seen in the next turn: one of them may
-            # have handed out what has expired since.
+            # Behind the results of this frame, some of which are seen in the next turn.
             asyncio.get_running_loop().call_soon(
                 listener.expired, self.partition, frame.expired_reservation_ids
             )
@@ -371,15 +381,16 @@ class PartitionLink:
             listener.next_deadline(self.partition, in_ms)
 
     def _handed_out(self, reserved: exchange_pb2.ReserveResult) -> None:
-        """In order with the results of reserves, which are seen in the next turn."""
+        """In order with the results of reserves."""
         if self._listener is not None:
-            handed_out = self._listener.handed_out
-            asyncio.get_running_loop().call_soon(handed_out, self.partition, reserved)
+            pass_on(partial(self._listener.handed_out, self.partition), reserved)
 
     def _drop_callers(self) -> None:
         was_connected = self.connected.is_set()
         self.connected.clear()
-        self._unanswered.fail(self.refusal)
+        dropped = self._unanswered.drop()
         self._let_leave()
         if was_connected and self._listener is not None:
             self._listener.link_down(self.partition)
+        for done in dropped:
+            pass_on(done, self.refusal())

@@ -7,12 +7,12 @@ answer.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import TidemarkError
 from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
+from tidemark.rpc.callbacks import Done, pass_on
 
 FRAMES_IN_FLIGHT_MAX: Final = 8
 WORTHWHILE_BYTES: Final = 64 * 1024
@@ -32,19 +32,23 @@ class UnansweredOperations:
         self._gathered_bytes = 0
         self._frame_ends: set[int] = set()
         """The last request of each frame that is under way."""
-        self._answers: dict[int, Answer] = {}
+        self._callers: dict[int, Done[exchange_pb2.OperationResult]] = {}
+        self._none_left = asyncio.Event()
+        """Set when the last operation is answered."""
         self._sent_bytes: dict[int, int] = {}
         """The sizes of operations that were sent and are not answered."""
         self._unanswered_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._callers)
 
-    def put(self, operation: exchange_pb2.Operation, answer: Answer) -> None:
-        """Queue one operation."""
+    def put(
+        self, operation: exchange_pb2.Operation, done: Done[exchange_pb2.OperationResult]
+    ) -> None:
+        """Queue one operation; `done` gets its answer."""
         self._request_ids += 1
-        operation.request_id = self._request_ids
-        self._answers[operation.request_id] = answer
+        request_id = operation.request_id = self._request_ids
+        self._callers[request_id] = done
         size = operation.ByteSize()
         self._gathered.append((operation, size))
         self._gathered_bytes += size
@@ -89,25 +93,28 @@ class UnansweredOperations:
         request_id = result.request_id
         self._frame_ends.discard(request_id)
         self._unanswered_bytes -= self._sent_bytes.pop(request_id, 0)
-        answer = self._answers.pop(request_id, None)
-        if answer is not None and not answer.done():
-            answer.set_result(result)
+        done = self._callers.pop(request_id, None)
+        if done is not None:
+            pass_on(done, result)
+            if not self._callers:
+                self._none_left.set()
 
-    def pending(self) -> Sequence[Answer]:
-        return [answer for answer in self._answers.values() if not answer.done()]
+    async def until_none(self) -> None:
+        """Return once everything is answered, including what callers ask for with an answer."""
+        while self._callers:
+            self._none_left.clear()
+            await self._none_left.wait()
 
-    def fail(self, refusal: Callable[[], TidemarkError]) -> None:
-        """The link is broken: nothing that was asked will be answered by storage."""
+    def drop(self) -> Iterable[Done[exchange_pb2.OperationResult]]:
+        """The link is broken: returns the callers that storage will not answer."""
         self._gathered.clear()
         self._gathered_bytes = 0
         self._frame_ends.clear()
         self._sent_bytes.clear()
         self._unanswered_bytes = 0
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            if not answer.done():
-                answer.set_exception(refusal())
-                answer.exception()  # marked as seen: its caller may be gone
+        callers, self._callers = self._callers, {}
+        self._none_left.set()
+        return callers.values()
 
     def _may_owe(self) -> bool:
         """Whether one more operation may be unanswered: beyond that, storage would stop reading,

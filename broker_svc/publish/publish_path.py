@@ -17,7 +17,6 @@ from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.links.partition_link import PartitionLink, refusal_of
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
-from broker_svc.links.unanswered_operations import Answer
 from broker_svc.publish.publishers import Publisher, PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
@@ -200,26 +199,28 @@ class PublishPath:
             append.producer_id = attempt.producer_id
             append.sequence = run.sequence
         attempt.publisher.unanswered += 1
-        link.send(operation).add_done_callback(partial(self._answered, attempt, link, again))
+        link.ask(operation, partial(self._answered, attempt, link, again))
         if not run.delay_ms:
             queue = (link.partition, run.lmq_name)
             self._dispatcher.on_append_queued(queue, run.count, len(append.body))
 
     def _answered(
-        self, attempt: "_Attempt", link: PartitionLink, again: bool, answer: Answer
+        self,
+        attempt: "_Attempt",
+        link: PartitionLink,
+        again: bool,
+        result: exchange_pb2.OperationResult | TidemarkError,
     ) -> None:
         run, publisher = attempt.run, attempt.publisher
         publisher.unanswered -= 1
         if publisher.lease.failed:
             attempt.cache.destroy(publisher)
-        error = answer.exception()
-        if error is not None:
-            assert isinstance(error, TidemarkError), "a link fails with TidemarkErrors only"
-            messaging.end(attempt.span, error.reason)
-            attempt.done(_refused(run, error))
+        if isinstance(result, TidemarkError):
+            messaging.end(attempt.span, result.reason)
+            attempt.done(_refused(run, result))
             return
-        result = answer.result()
-        messaging.end(attempt.span, refusal_of(result))
+        if attempt.span is not None:
+            messaging.end(attempt.span, refusal_of(result))
         if not result.HasField("error"):
             self.published.add(run.count, run.lmq_name)
             attempt.done(_published(run, publisher, link.partition, result.append))

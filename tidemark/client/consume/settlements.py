@@ -21,7 +21,7 @@ from tidemark.client.consume.failed_acks import FailedAcks, explained
 from tidemark.client.consume.marks import merge
 from tidemark.client.spans import begin_settle
 from tidemark.client.transport.backoff import Backoff, is_transient
-from tidemark.client.transport.codec import Action, Range, settlement_of
+from tidemark.client.transport.codec import ACTION_NAMES, Action, Range
 from tidemark.client.transport.connection import Connection, Identity
 from tidemark.client.transport.session import Session
 from tidemark.errors import ClientClosed, NotOwner, ReservationExpired, TidemarkError
@@ -231,30 +231,32 @@ class Settlements:
         if len(ranges) == 1 and ranges[0] == (0, batch.count):
             ranges = ()
         by_tag = batch.session_id == session.welcome.session_id and not settling.by_receipt
-        settlement = settlement_of(batch.tag if by_tag else batch.receipt, settling.action, ranges)
+        session.send_settlement(
+            batch.tag if by_tag else batch.receipt,
+            settling.action,
+            ranges,
+            partial(self._answered, settling),
+        )
+        self._under_way += 1
         messages = sum(end - start for start, end in ranges) or batch.count
-        if settling.span is None:
-            action = str(settlement.WhichOneof("action"))
-            settling.span = begin_settle(batch, action, messages, ranges)
+        if settling.span is None and (batch.handlers or batch.traceparent):
+            settling.span = begin_settle(
+                batch, ACTION_NAMES[type(settling.action)], messages, ranges
+            )
         if not settling.counted and not settling.by_receipt:
             settling.counted = True
             self._settled(batch, messages)
-        self._under_way += 1
-        answer = session.submit_settlement(settlement)
-        answer.add_done_callback(partial(self._answered, settling))
 
     def _answered(
-        self, settling: _Settling, answer: "asyncio.Future[message_pb2.SettleResult]"
+        self, settling: _Settling, result: message_pb2.SettleResult | TidemarkError
     ) -> None:
         self._under_way -= 1
-        lost = answer.exception()
-        if lost is not None:
+        if isinstance(result, TidemarkError):
             if self._closed:
                 self._fail(settling, _closed_before())
             else:
                 self._to_send.append(settling)  # on the next session, by receipt
             return
-        result = answer.result()
         if not result.HasField("error"):
             self._backoff.reset()
             messaging.end(settling.span)

@@ -203,18 +203,15 @@ class PublishBuffer:
             return 0
         for run in lane.runs:
             lane.unanswered += 1
-            answered = partial(self._answered, lane, run)
-            session.submit(run.proto).add_done_callback(answered)
+            session.send_run(run.proto, partial(self._answered, lane, run))
         return sum(run.size for run in lane.runs)
 
     def _answered(
-        self, lane: Lane, run: Run, answer: "asyncio.Future[message_pb2.PublishResult]"
+        self, lane: Lane, run: Run, result: message_pb2.PublishResult | TidemarkError
     ) -> None:
         lane.unanswered -= 1
         part = self._partition(lane.partition)
-        lost = answer.exception()
-        if lost is None and run in lane.runs:
-            result = answer.result()
+        if not isinstance(result, TidemarkError) and run in lane.runs:  # else it is repeated
             if result.HasField("receipt"):
                 part.backoff.reset()
                 self._succeed(lane, run, result.receipt)

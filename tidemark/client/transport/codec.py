@@ -3,8 +3,8 @@
 Pure: it sends nothing and keeps no state.
 """
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
 from google.rpc.status_pb2 import Status
 
@@ -29,10 +29,27 @@ Range: TypeAlias = tuple[int, int]
 """Messages of a delivery, counted from 0: first inclusive, last exclusive."""
 
 
+ACTION_NAMES: Final[Mapping[type[Action], str]] = {
+    Ack: "ack",
+    Nack: "nack",
+    DeadLetter: "dead_letter",
+    Extend: "extend",
+    Release: "release",
+}
+"""Their fields in a settlement."""
+
+
 def settlement_of(
     target: Target, action: Action, ranges: Iterable[Range] = (), request_id: int = 0
 ) -> Settlement:
     settlement = Settlement(request_id=request_id)
+    fill_settlement(settlement, target, action, ranges)
+    return settlement
+
+
+def fill_settlement(
+    settlement: Settlement, target: Target, action: Action, ranges: Iterable[Range]
+) -> None:
     if isinstance(target, bytes):
         settlement.receipt = target
     else:
@@ -41,7 +58,7 @@ def settlement_of(
         settlement.ranges.add(start=start, end=end)
     match action:
         case Ack():
-            settlement.ack.CopyFrom(action)
+            settlement.ack.SetInParent()
         case Nack():
             settlement.nack.CopyFrom(action)
         case DeadLetter():
@@ -50,7 +67,6 @@ def settlement_of(
             settlement.extend.CopyFrom(action)
         case Release():
             settlement.release.CopyFrom(action)
-    return settlement
 
 
 def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:

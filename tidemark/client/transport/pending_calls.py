@@ -4,9 +4,11 @@ Sends nothing and has no timeout: a result arrives, or the session ends and all 
 """
 
 import asyncio
+from functools import partial
 from typing import Generic, TypeVar
 
 from tidemark.errors import TidemarkError
+from tidemark.rpc.callbacks import Done, complete, pass_on
 
 T = TypeVar("T")
 
@@ -15,23 +17,26 @@ class PendingCalls(Generic[T]):
     """Calls of one kind that wait for their result."""
 
     def __init__(self) -> None:
-        self._futures: dict[int, asyncio.Future[T]] = {}
+        self._calls: dict[int, Done[T]] = {}
 
     def expect(self, request_id: int) -> "asyncio.Future[T]":
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._futures[request_id] = future
+        self.call_back(request_id, partial(complete, future))
         return future
+
+    def call_back(self, request_id: int, done: Done[T]) -> None:
+        """Call `done` with the result, or with the reason why there is none."""
+        self._calls[request_id] = done
 
     def answer(self, request_id: int, result: T) -> bool:
         """Complete a call; returns whether one was pending under this id."""
-        future = self._futures.pop(request_id, None)
-        if future is not None and not future.done():
-            future.set_result(result)
-        return future is not None
+        done = self._calls.pop(request_id, None)
+        if done is None:
+            return False
+        pass_on(done, result)
+        return True
 
     def fail(self, error: TidemarkError) -> None:
-        futures, self._futures = self._futures, {}
-        for future in futures.values():
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # marks it as retrieved: the caller may be gone
+        calls, self._calls = self._calls, {}
+        for done in calls.values():
+            pass_on(done, error)

@@ -26,12 +26,14 @@ from tidemark.client.transport.codec import (
     Range,
     Target,
     check,
+    fill_settlement,
     settlement_of,
 )
 from tidemark.client.transport.frames import Outgoing
 from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.pending_calls import PendingCalls
 from tidemark.errors import Internal, TidemarkError, Unavailable
+from tidemark.rpc.callbacks import Done
 from tidemark.rpc.channel import open_channel
 
 _log = logging.getLogger(__name__)
@@ -157,6 +159,12 @@ class Session:
         self._outgoing.runs.append(run)
         return self._publishes.expect(run.request_id)
 
+    def send_run(self, run: PublishRun, done: Done[message_pb2.PublishResult]) -> None:
+        """The same with a callback instead of a future."""
+        run.request_id = self._next_id()
+        self._outgoing.runs.append(run)
+        self._publishes.call_back(run.request_id, done)
+
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
         """Have the broker materialize a queue before the first run."""
         request_id = self._next_id()
@@ -235,6 +243,19 @@ class Session:
         settlement.request_id = self._next_id()
         self._outgoing.parts.settlements.append(settlement)
         return self._settles.expect(settlement.request_id)
+
+    def send_settlement(
+        self, target: Target, action: Action, ranges: Iterable[Range], done: Done[SettleResult]
+    ) -> None:
+        """The same with a callback instead of a future, and built in place."""
+        request_id = self._next_id()
+        settlements = self._outgoing.parts.settlements
+        try:
+            fill_settlement(settlements.add(request_id=request_id), target, action, ranges)
+        except BaseException:
+            del settlements[-1]
+            raise
+        self._settles.call_back(request_id, done)
 
     def settle_nowait(self, target: Target, action: Action, ranges: Iterable[Range] = ()) -> None:
         """Settle; only a failure is reported, in `failed_settlements`."""
