@@ -23,6 +23,9 @@ from tidemark.topics import Topic
 EXAMINED_MAX = 10_000
 """Handles that one round of housekeeping examines."""
 
+RELOADED_RECORDS_MAX = 100
+"""Reservations, returned slices and lanes of a queue that is unloaded after a pass or a sweep."""
+
 
 class Handle:
     """One materialized queue."""
@@ -117,8 +120,13 @@ class Handles:
         del self._names[handle.queue_id]
 
     def drop_untracked(self, lmq_name: str) -> None:
-        """Forget a handle that was loaded for one commit, unless a broker tracks it by now."""
-        if lmq_name in self._untracked:
+        """Forget a handle that was loaded for one commit, unless a broker tracks it by now.
+
+        One with much in flight stays for its idle windows: a pass or a sweep comes back to it, and
+        to load it costs a read for each.
+        """
+        handle = self._untracked.get(lmq_name)
+        if handle is not None and handle.state.in_flight_records <= RELOADED_RECORDS_MAX:
             self.drop(lmq_name)
 
     def untracked(self, now_ms: int) -> list[str]:

@@ -102,7 +102,7 @@ class Bury(NamedTuple):
     async def apply(self, commit: CommitContext) -> Acted:
         if commit.deletions_refused is not None:
             raise commit.deletions_refused
-        handle = await commit.queue_by_id(self.queue_id)
+        handle = await commit.queue_by_id(self.queue_id, briefly=True)
         if handle is None:
             if self.reason is DeadReason.TIME_TO_LIVE:
                 commit.journal.batch.delete(*self.index_entry())

@@ -59,7 +59,7 @@ class ExpireReservation(NamedTuple):
     async def apply(self, commit: CommitContext) -> Acted:
         if self.expected_deadline_ms > commit.now_ms:
             return STALE
-        found = await commit.reservation(self.queue_id, self.reservation_id)
+        found = await commit.reservation(self.queue_id, self.reservation_id, briefly=True)
         if found is None:
             key = reservation_rows.deadline_key_of(
                 self.expected_deadline_ms, self.queue_id, self.reservation_id
@@ -120,7 +120,7 @@ class ReadyDelayed(NamedTuple):
         not_before_ms = self.expected_not_before_ms
         if not_before_ms > commit.now_ms:
             return STALE
-        handle = await commit.queue_by_id(self.queue_id)
+        handle = await commit.queue_by_id(self.queue_id, briefly=True)
         group = None if handle is None else handle.state.groups.get(self.group)
         delayed = None if group is None else group.delayed.get(self.start)
         if handle is None or group is None or delayed is None:

@@ -155,7 +155,7 @@ class AppendFromOutbox(NamedTuple):
             raise DiskFull("the disk is past its watermark: nothing new is stored")
         topic = commit.topics.get(topic_of(entry.destination_lmq_name))
         handle = await queue_with_room(
-            commit, topic, entry.destination_lmq_name, entry.messages, entry.body
+            commit, topic, entry.destination_lmq_name, entry.messages, entry.body, briefly=True
         )
         append_run(
             commit,

@@ -15,13 +15,19 @@ from tidemark.topics import Topic
 
 
 async def queue_with_room(
-    commit: CommitContext, topic: Topic, lmq_name: str, messages: int, body: bytes
+    commit: CommitContext,
+    topic: Topic,
+    lmq_name: str,
+    messages: int,
+    body: bytes,
+    *,
+    briefly: bool = False,
 ) -> Handle:
     """The handle of a queue that can take another run, created if there is none yet.
 
     Raises QueueFull, and creates nothing, if the quotas of the topic leave no room.
     """
-    handle = await commit.find_queue(lmq_name)
+    handle = await commit.find_queue(lmq_name, briefly=briefly)
     body_bytes = len(body)
     if handle is not None:
         record = handle.state.record
@@ -38,7 +44,7 @@ async def queue_with_room(
             f"queue {lmq_name} may hold {settings.queue_bytes_max} bytes",
             limit="queue_bytes_max",
         )
-    return handle or await commit.queue_or_new(lmq_name)
+    return handle or await commit.queue_or_new(lmq_name, briefly=briefly)
 
 
 def append_run(

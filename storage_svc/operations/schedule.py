@@ -51,7 +51,7 @@ class PromoteScheduled(NamedTuple):
             return STALE
         queue_id, messages, publish_time_ms, dead_deadline_ms = _SCHEDULED.unpack_from(value)
         fairness_key, at = read_text(value, _SCHEDULED.size)
-        handle = await commit.queue_by_id(queue_id)
+        handle = await commit.queue_by_id(queue_id, briefly=True)
         if handle is None:  # its queue was deleted
             _remove(commit, queue_id, self.schedule_id, key)
             return STALE

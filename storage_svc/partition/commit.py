@@ -200,9 +200,14 @@ class CommitContext:
             raise QueueNotFound(f"there is no queue {lmq_name}", queue=lmq_name)
         return handle
 
-    async def queue_or_new(self, lmq_name: str) -> Handle:
+    async def queue_or_new(self, lmq_name: str, *, briefly: bool = False) -> Handle:
         """The handle of a queue, which is created if it does not exist."""
-        return await self.find_queue(lmq_name) or self._create_queue(lmq_name)
+        handle = await self.find_queue(lmq_name, briefly=briefly)
+        if handle is None:
+            handle = self._create_queue(lmq_name)
+            if briefly:
+                self.journal.loaded_briefly.add(lmq_name)
+        return handle
 
     async def queue_by_id(self, queue_id: int, *, briefly: bool = False) -> Handle | None:
         """The handle of a queue by its identity; None if that queue was deleted."""
@@ -217,10 +222,10 @@ class CommitContext:
         return handle if handle is not None and handle.queue_id == queue_id else None
 
     async def reservation(
-        self, queue_id: int, reservation_id: int
+        self, queue_id: int, reservation_id: int, *, briefly: bool = False
     ) -> tuple[Handle, Reservation] | None:
         """A reservation, live or settled, with the handle of its queue; None if it is gone."""
-        handle = await self.queue_by_id(queue_id)
+        handle = await self.queue_by_id(queue_id, briefly=briefly)
         reservation = None if handle is None else handle.state.reservations.get(reservation_id)
         return None if handle is None or reservation is None else (handle, reservation)
 

@@ -62,7 +62,7 @@ class BatchJournal:
         self.new_ages: NewAges = {}
         """Rows that this commit added to the index of ages."""
         self.loaded_briefly: set[str] = set()
-        """Queues that were loaded for this commit, and are unloaded after it."""
+        """Queues that a pass or a sweep has loaded for this commit; they are unloaded after it."""
         self.messages = 0
         """By how much this commit changes the number of stored messages."""
         self.body_bytes = 0

@@ -95,6 +95,12 @@ class Group:
             self.delayed or self.buried or any(lane.all_returned for lane in self.lanes.values())
         )
 
+    @property
+    def in_flight_records(self) -> int:
+        """Live reservations, returned slices and lanes."""
+        in_lanes = sum(1 + len(lane.all_returned) for lane in self.lanes.values())
+        return len(self.live) + len(self.delayed) + len(self.buried) + in_lanes
+
     def add_lane(self, key: str, position: int, read_from: int | None) -> None:
         """A lane that exists in the engine."""
         self.lanes[key] = Lane(key, position, read_from)

@@ -346,6 +346,11 @@ class QueueState:
     def has_inflight(self) -> bool:
         return any(group.live for group in self.groups.values())
 
+    @property
+    def in_flight_records(self) -> int:
+        """Live reservations, returned slices and lanes: what loading the queue reads one by one."""
+        return sum(group.in_flight_records for group in self.groups.values())
+
     def recover_reservation(self, reservation: Reservation) -> None:
         """Add a reservation that was read from the engine, live or settled."""
         self.reservations[reservation.reservation_id] = reservation

@@ -9,6 +9,7 @@ import pytest
 
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.rocksdb import RocksReader
+from storage_svc.loading.handles import RELOADED_RECORDS_MAX
 from storage_svc.operations import reserve
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.loading import (
@@ -17,6 +18,7 @@ from storage_svc.operations.loading import (
     UnloadOutcome,
     Unmaterialize,
 )
+from storage_svc.operations.operation import ActionOutcome
 from storage_svc.operations.partition_time import StampTime
 from storage_svc.operations.queues import Purge
 from storage_svc.operations.reserve import Reserve
@@ -243,3 +245,24 @@ async def test_a_purge_looks_once_at_what_came_back(
     assert calls == keys
     assert await life.rows(Table.RETURNED, Table.DELAYS) == 0
     assert await life.rows(Table.RUN_HEADERS) == 1
+
+
+async def test_a_sweep_does_not_read_all_that_a_queue_has_in_flight_with_every_commit(
+    life: Life,
+) -> None:
+    """I9, L7: such a queue stays loaded until it is idle; others leave with the commit."""
+    many = RELOADED_RECORDS_MAX + 1
+    await life.do(*(life.run("t/many", 1) for _ in range(many)), life.run("t/few", 1))
+    for name in ("t/many", "t/few"):
+        taken = await life.do(Reserve(name, "g", many, visibility_ms=50))
+        assert taken.slices
+    await life.reopen()
+    await life.clock.advance_ms(50)
+
+    page = await due_work.scan(
+        life.partition, due_work.ScanKind.EXPIRED_RESERVATIONS, b"", 2 * many
+    )
+    outcomes = [await life.do(due.action) for due in (page.due[0], page.due[-1])]
+
+    assert {each.outcome for each in outcomes} == {ActionOutcome.DONE}
+    assert [handle.state.record.lmq_name for handle in life.partition.state.handles] == ["t/many"]

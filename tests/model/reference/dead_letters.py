@@ -12,7 +12,7 @@ from tidemark.errors import PartitionFaulty
 def bury(model: ModelState, asked: Bury, _: object) -> object:
     if model.time_is_suspicious:
         raise Refused(PartitionFaulty)
-    queue = model.use_id(asked.queue_id)
+    queue = model.use_id(asked.queue_id, briefly=True)
     if queue is None:
         return STALE
     if asked.reason is DeadReason.TIME_TO_LIVE:

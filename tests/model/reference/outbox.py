@@ -33,7 +33,7 @@ def append_from(model: ModelState, asked: AppendFromOutbox, _: object) -> object
     if entry.previous > model.high_water:
         raise Refused(Unavailable)
     model.high_water = entry.sequence
-    queue = model.get_or_create(entry.destination_lmq_name)
+    queue = model.get_or_create(entry.destination_lmq_name, briefly=True)
     payloads = tuple(each.payload for each in MessageBatch.FromString(entry.body).messages)
     key = entry.fairness_key
     queue.append(Published(0, payloads, len(entry.body), key, model.now_ms, 0))

@@ -75,6 +75,7 @@ class PartitionModel(ModelState):
         self.took_some.clear()
         self.left_behind.clear()
         self.touched.clear()
+        self.brief.clear()
         self.expired.clear()
 
     def perform(self, operation: Operation[object], answer: object, *, lost: bool = False) -> None:
@@ -98,6 +99,9 @@ class PartitionModel(ModelState):
         assert not self.left_behind, self.left_behind
         if reservations.is_due(self):
             reservations.expire_due(self, ExpireDue(), None)
+        for name in self.brief & self.queues.keys():
+            if not self.queues[name].tracked:
+                self.queues[name].unload()
 
     def reloaded(self) -> None:
         """The partition was opened again: nothing is materialized, no consumer is known to wait."""

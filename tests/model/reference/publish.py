@@ -52,7 +52,7 @@ def promote(model: ModelState, asked: PromoteScheduled, _: object) -> object:
             continue
         due_ms, run = queue.scheduled[asked.schedule_id]
         if due_ms == asked.expected_due_ms <= model.now_ms:
-            model.find(queue.name)
+            model.find(queue.name, briefly=True)
             del queue.scheduled[asked.schedule_id]
             queue.append(run)
             model.touched.add(queue.queue_id)

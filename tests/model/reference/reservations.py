@@ -249,7 +249,7 @@ def is_due(model: ModelState) -> bool:
 def expire_reservation(model: ModelState, asked: ExpireReservation, _: object) -> Acted:
     if asked.expected_deadline_ms > model.now_ms:
         return STALE
-    queue = model.use_id(asked.queue_id)
+    queue = model.use_id(asked.queue_id, briefly=True)
     reservation = None if queue is None else queue.reservations.get(asked.reservation_id)
     if queue is None or reservation is None or not reservation.live:
         return STALE
@@ -264,7 +264,7 @@ def expire_reservation(model: ModelState, asked: ExpireReservation, _: object) -
 def ready_delayed(model: ModelState, asked: ReadyDelayed, _: object) -> Acted:
     if asked.expected_not_before_ms > model.now_ms:
         return STALE
-    queue = model.use_id(asked.queue_id)
+    queue = model.use_id(asked.queue_id, briefly=True)
     group = None if queue is None else queue.groups.get(asked.group)
     if queue is None or group is None:
         return STALE

@@ -69,6 +69,8 @@ class ModelState:
         self.schedule_id = self.owner_epoch = self.outbox_sequence = self.high_water = 0
         self.touched: set[int] = set()
         """Ids of the queues that the commit has changed so far."""
+        self.brief: set[str] = set()
+        """Queues that are unloaded after the commit: nothing but a sweep has used them."""
         self.lost = False
         """Whether the answer to the operation was lost with a failed commit."""
         self._queue_id = 0
@@ -79,9 +81,13 @@ class ModelState:
     def by_id(self, queue_id: int) -> QueueModel | None:
         return next((each for each in self.queues.values() if each.queue_id == queue_id), None)
 
-    def find(self, lmq_name: str) -> QueueModel | None:
-        """A queue, which this is a use of."""
+    def find(self, lmq_name: str, *, briefly: bool = False) -> QueueModel | None:
+        """A queue, which this is a use of; sweeps load it only for their commit."""
         queue = self.queues.get(lmq_name)
+        if not briefly:
+            self.brief.discard(lmq_name)
+        elif queue is None or not queue.loaded:
+            self.brief.add(lmq_name)
         if queue is not None:
             queue.loaded = True
             queue.last_used_ms = self.now_ms
@@ -93,8 +99,8 @@ class ModelState:
             raise Refused(QueueNotFound)
         return queue
 
-    def get_or_create(self, lmq_name: str) -> QueueModel:
-        queue = self.find(lmq_name)
+    def get_or_create(self, lmq_name: str, *, briefly: bool = False) -> QueueModel:
+        queue = self.find(lmq_name, briefly=briefly)
         if queue is None:
             self._queue_id += 1
             queue = self.queues[lmq_name] = QueueModel(self._queue_id, lmq_name)
@@ -102,9 +108,9 @@ class ModelState:
             self.touched.add(queue.queue_id)
         return queue
 
-    def use_id(self, queue_id: int) -> QueueModel | None:
+    def use_id(self, queue_id: int, *, briefly: bool = False) -> QueueModel | None:
         queue = self.by_id(queue_id)
-        return None if queue is None else self.find(queue.name)
+        return None if queue is None else self.find(queue.name, briefly=briefly)
 
     def get_group(self, lmq_name: str, name: str) -> tuple[QueueModel, ModelGroup]:
         queue = self.get(lmq_name)

@@ -8,6 +8,7 @@ from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
     append,
+    loaded,
     operation,
     payloads,
     reserve,
@@ -28,6 +29,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_EXTEND,
     SETTLE_ACTION_NACK,
     ExpireDue,
+    Materialize,
     RemoveQueue,
 )
 from tidemark.api.storage.v1.storage_pb2 import (
@@ -172,6 +174,44 @@ async def test_exhausted_messages_are_buried_once(
     assert (done.outcome, done.messages) == (ACTION_OUTCOME_DONE, 1)
     assert repeated.outcome == ACTION_OUTCOME_STALE
     assert await storage.due(SCAN_KIND_ATTEMPTS_EXHAUSTED) == []
+
+
+async def test_queues_that_a_sweep_has_loaded_are_unloaded_with_its_commit(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """I9: by every kind of action, and not after an idle window; those in use stay loaded."""
+    await storage.create_topic("dead")
+    await storage.create_topic("once", max_attempts=1, dead_letter_topic="dead")
+    names = [f"jobs/{name}" for name in ("reserved", "delayed", "mortal", "used")]
+    await exchange.ask_all(*(append(name, b"x", ttl_ms=1000) for name in names[2:]))
+    await exchange.ask_all(append("jobs/later", b"x", delay_ms=500), append("once/failed", b"x"))
+    await exchange.ask_all(*(append(name, b"x") for name in names[:2]))
+    await reserved(exchange, names[0], visibility_ms=500)
+    delayed, failed = [await reserved(exchange, name) for name in (names[1], "once/failed")]
+    await exchange.ask(settle(delayed.receipt, SETTLE_ACTION_NACK, duration_ms=500))
+    await exchange.ask(settle(failed.receipt, SETTLE_ACTION_NACK))
+    await storage.restart()
+    await publish(storage, operation(materialize=Materialize(lmq_name=names[3])))
+    before = await loaded(storage)
+    await clock.advance_ms(1000)
+
+    results = {}
+    for kind in (
+        SCAN_KIND_EXPIRED_RESERVATIONS,
+        SCAN_KIND_DELAYS_OVER,
+        SCAN_KIND_SCHEDULES_DUE,
+        SCAN_KIND_DEAD_DEADLINES,
+        SCAN_KIND_ATTEMPTS_EXHAUSTED,
+        SCAN_KIND_OUTBOX,
+    ):
+        done = await storage.delegate(*await storage.due(kind))
+        results[kind] = ([each.outcome for each in done], await loaded(storage))
+
+    assert before == 1
+    mortal = results.pop(SCAN_KIND_DEAD_DEADLINES)
+    assert mortal == ([ACTION_OUTCOME_DONE] * 2, 1)
+    assert set(map(str, results.values())) == {str(([ACTION_OUTCOME_DONE], 1))}
+    assert (await storage.queue("dead")).queue.messages == 1
 
 
 async def test_an_action_on_a_queue_that_is_gone_is_stale(
