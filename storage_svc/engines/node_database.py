@@ -21,7 +21,7 @@ from rocksdict import Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from storage_svc.engines.committer import Commit, Committer
 from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, Row, Table
-from storage_svc.engines.keys import prefix_end
+from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.engines.rocksdb_files import translated
 
 _log = logging.getLogger(__name__)
@@ -121,6 +121,35 @@ class NodeDatabase:
         finally:
             del iterator  # a traceback that is kept would keep the directory locked
         return rows
+
+    def load_beside(self, prefix: bytes, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The same as `load` for many keys in ascending order, without filling the cache.
+
+        An iterator keeps the block that it stands in, so that neighbours are not decoded again. It
+        passes over deleted keys, which may be many: after the first key that is missing, the others
+        are loaded one by one.
+        """
+        if not keys:
+            return []
+        family = self._family(table)
+        options: Any = ReadOptions()
+        options.fill_cache(False)
+        options.set_iterate_upper_bound(prefix + successor(max(keys)))
+        values: list[bytes | None] = []
+        iterator = family.iter(options)
+        try:
+            for key in keys:
+                wanted = prefix + key
+                iterator.seek(wanted)
+                if iterator.key() != wanted:
+                    break
+                values.append(iterator.value())
+            iterator.status()
+        except Exception as error:
+            raise translated(error, self.directory) from error
+        finally:
+            del iterator  # a traceback that is kept would keep the directory locked
+        return values + self.load(prefix, table, keys[len(values) :])
 
     async def commit(self, prefix: bytes, batch: Batch) -> None:
         self.check_open()

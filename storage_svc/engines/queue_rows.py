@@ -124,6 +124,7 @@ class ColdQueue(NamedTuple):
 
     queue_id: int
     last_activity_ms: int
+    next_offset: int
     messages: int
     scheduled: int
     bounds: tuple[int, int, int]
@@ -131,6 +132,10 @@ class ColdQueue(NamedTuple):
     kept: bool
     groups: tuple[tuple[int, GroupProgress], ...]
     """Where the groups lie in the row, and their progress."""
+
+    def waiting_groups(self, run_end: int) -> int:
+        """How many groups have not settled all messages before an offset."""
+        return sum(max(each.base, each.position) < run_end for _, each in self.groups)
 
 
 def read_cold(value: bytes) -> ColdQueue | None:
@@ -140,6 +145,7 @@ def read_cold(value: bytes) -> ColdQueue | None:
     of their own, and nothing was given back: every message that a group was handed is settled.
     """
     head = _QUEUE.unpack_from(value)
+    queue_id, _, last_activity_ms, next_offset, messages, _, scheduled = head[:7]
     keyed, returned, reserved, addressed, kept, _, _, groups_apart, count, held = head[10:]
     if keyed or returned or reserved or addressed or groups_apart or held:
         return None
@@ -150,7 +156,10 @@ def read_cold(value: bytes) -> ColdQueue | None:
         part, end = _read_part(value, at)
         groups += ((at + 2, read_progress(part)),)
         at = end
-    return ColdQueue(head[0], head[2], head[4], head[6], head[7:10], kept, groups)
+    bounds = head[7:10]
+    return ColdQueue(
+        queue_id, last_activity_ms, next_offset, messages, scheduled, bounds, kept, groups
+    )
 
 
 def emptied_value(value: bytes, cold: ColdQueue, idle_since_ms: int, run_end: int) -> bytes:

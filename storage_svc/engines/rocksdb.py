@@ -223,6 +223,10 @@ class RocksEngine:
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
         return self._database.rows(self._prefix, table, start, end, limit)
 
+    def load_beside(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values for a reader: they do not displace what the writer has in the cache."""
+        return self._database.load_beside(self._prefix, table, keys)
+
     def scan_beside(
         self, table: Table, start: bytes, end: bytes | None, limit: int, bytes_max: float
     ) -> list[Row]:
@@ -268,7 +272,7 @@ class RocksReader:
         self._engine: RocksEngine | None = engine
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._opened().load(table, keys)
+        return self._opened().load_beside(table, keys)
 
     async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
         return self._opened().scan_beside(table, start, end, limit, math.inf)

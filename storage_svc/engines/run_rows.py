@@ -25,6 +25,7 @@ BODY_INLINE_BYTES_MAX = 512
 ones stay apart, so that scans of headers stay cheap."""
 
 _RUN = Struct(">IQQQHH")
+_NUMBERS = Struct(">IQQQ")  # the beginning of it
 _PLAIN_KEY = Struct(">QHQ")
 _NO_FAIRNESS_KEY = 1  # what `text` makes of an empty string, as a number
 
@@ -105,7 +106,7 @@ class PlainRun(NamedTuple):
 
 def read_plain_run(value: bytes) -> PlainRun:
     """The numbers of a header alone, for work on many runs at once."""
-    return PlainRun._make(_RUN.unpack_from(value)[:4])
+    return PlainRun._make(_NUMBERS.unpack_from(value))
 
 
 def body_key(queue_id: int, run: Run) -> bytes:

@@ -43,13 +43,14 @@ async def empty_cold_queues(
             done.left.append(row)
         else:
             cold_rows.append(row)
-    values = await commit.engine.load(
-        Table.CATALOG, [queue_rows.catalog_key(row.lmq_name) for row in cold_rows]
-    )
-    headers = await commit.engine.load(
-        Table.RUN_HEADERS,
-        [run_rows.plain_run_key(row.queue_id, row.first_offset) for row in cold_rows],
-    )
+    with commit.engine.reader() as reader:  # a pass must not displace what is in use
+        values = await reader.load(
+            Table.CATALOG, [queue_rows.catalog_key(row.lmq_name) for row in cold_rows]
+        )
+        headers = await reader.load(
+            Table.RUN_HEADERS,
+            [run_rows.plain_run_key(row.queue_id, row.first_offset) for row in cold_rows],
+        )
     rules: dict[str, _Rule] = {}
     for row, value, header in zip(cold_rows, values, headers, strict=True):
         topic = topic_of(row.lmq_name)
@@ -101,7 +102,4 @@ class _Rule:
             return False
         if self._kind is not RetentionType.COMPLETED:
             return True
-        run_end = row.first_offset + run.messages
-        return bool(cold.groups) and all(
-            max(each.base, each.position) >= run_end for _, each in cold.groups
-        )
+        return bool(cold.groups) and not cold.waiting_groups(row.first_offset + run.messages)

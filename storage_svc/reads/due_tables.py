@@ -5,11 +5,13 @@ headers are read for many queues at once; only queues with more are read one by 
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import NamedTuple
 
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.age_rows import AgeKind, read_age
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor, u64
+from storage_svc.engines.queue_rows import ColdQueue
 from storage_svc.loading.recovery import fairness_keys
 from storage_svc.operations.ages import offsets_of
 from storage_svc.operations.history import RetentionType
@@ -20,6 +22,7 @@ from storage_svc.queue.record import QueueRecord
 from storage_svc.reads.queue_tables import rows_of_queue, rows_of_runs, run_row
 from storage_svc.reads.table_filter import Row, TableFilter
 from tidemark.errors import QueueNotFound
+from tidemark.names import topic_of
 from tidemark.topics import TopicSettings
 
 QUEUES_PER_PAGE = 256
@@ -65,7 +68,7 @@ async def scan_due_runs(partition: Partition, wanted: TableFilter) -> AsyncItera
             due_since = {kind: now_ms - age_ms for kind, age_ms in limits.items() if age_ms}
             for kind, last_ms in due_since.items():
                 async for ids in _due_queues(partition, reader, kind, topic.name, last_ms):
-                    found = await _records(partition, reader, ids)
+                    found = await _queues(partition, reader, ids)
                     some = [each for each in found if wanted.has_queue(each.lmq_name)]
                     if kind is AgeKind.SETTLED and AgeKind.WAITING in due_since:
                         # Queues whose waiting messages are due were read with these already.
@@ -85,56 +88,91 @@ async def _due_queues(
         after = keys[-1]
 
 
+class _DueQueue(NamedTuple):
+    """A queue whose time has come."""
+
+    lmq_name: str
+    waiting_since_ms: int
+    cold: ColdQueue | None
+    """Its row, unless the queue is loaded or has to be."""
+
+
 async def _records(
     partition: Partition, reader: Reader, queue_ids: Sequence[int]
 ) -> list[QueueRecord]:
     """The records of queues by their ids, without those that are deleted."""
-    names = await reader.load(Table.QUEUES, [u64(each) for each in queue_ids])
-    known = [name.decode() for name in names if name is not None]
-    values = await reader.load(Table.CATALOG, [queue_rows.catalog_key(name) for name in known])
     found = []
-    for name, value in zip(known, values, strict=True):
+    for name, value in await _catalog(reader, queue_ids):
         handle = partition.state.handles.peek(name)
         if handle is not None:
             found.append(handle.state.record)
-        elif value is not None:
+        else:
             found.append(queue_rows.read_queue(name, value))
     return found
+
+
+async def _queues(
+    partition: Partition, reader: Reader, queue_ids: Sequence[int]
+) -> list[_DueQueue]:
+    """The same, where the row is enough for most of them."""
+    found = []
+    for name, value in await _catalog(reader, queue_ids):
+        handle = partition.state.handles.peek(name)
+        cold = queue_rows.read_cold(value) if handle is None else None
+        if cold is not None:
+            found.append(_DueQueue(name, cold.bounds[0], cold))
+            continue
+        record = queue_rows.read_queue(name, value) if handle is None else handle.state.record
+        found.append(_DueQueue(name, record.waiting_since_ms, None))
+    return found
+
+
+async def _catalog(reader: Reader, queue_ids: Sequence[int]) -> list[tuple[str, bytes]]:
+    """Names and rows of queues by their ids, without those that are deleted."""
+    names = await reader.load(Table.QUEUES, [u64(each) for each in queue_ids])
+    known = [name.decode() for name in names if name is not None]
+    values = await reader.load(Table.CATALOG, [queue_rows.catalog_key(name) for name in known])
+    rows = zip(known, values, strict=True)
+    return [(name, value) for name, value in rows if value is not None]
 
 
 async def _runs_of(
     partition: Partition,
     reader: Reader,
-    records: Sequence[QueueRecord],
+    queues: Sequence[_DueQueue],
     due_since: DueSince,
     wanted: TableFilter,
 ) -> AsyncIterator[list[Row]]:
-    """Runs of many queues. Those with one run, which no group was handed, are read together."""
-    needs_groups = not wanted.columns or {"groups", "waiting_groups"} & set(wanted.columns)
-    singles: list[tuple[QueueRecord, bytes]] = []
-    others: list[QueueRecord] = []
-    for record in records:
-        used = record.reserved or record.returned or record.kept or record.keyed
-        loaded = partition.state.handles.peek(record.lmq_name) is not None
-        if used or loaded or needs_groups:
-            others.append(record)
-        else:
-            first_offset = record.next_offset - record.messages
-            singles.append((record, run_rows.run_key_of(record.queue_id, "", first_offset)))
-    headers = await reader.load(Table.RUN_HEADERS, [key for _, key in singles])
-    now_ms = partition.now_ms()
-    last_ms = due_since.get(AgeKind.WAITING, 0)
+    """Runs of many queues. Those that are cold and have one run are read together."""
+    singles: list[tuple[str, ColdQueue, int]] = []
+    others: list[str] = []
+    for lmq_name, _, cold in queues:
+        if cold is None:
+            others.append(lmq_name)
+        elif cold.messages:
+            singles.append((lmq_name, cold, cold.next_offset - cold.messages))
+    headers = await reader.load(
+        Table.RUN_HEADERS,
+        [run_rows.plain_run_key(cold.queue_id, first) for _, cold, first in singles],
+    )
+    number, now_ms = partition.number, partition.now_ms()
+    waiting_ms = due_since.get(AgeKind.WAITING, 0)
+    settled_ms = due_since.get(AgeKind.SETTLED, 0)
     some: list[Row] = []
-    for (record, key), header in zip(singles, headers, strict=True):
-        run = None if header is None else run_rows.read_run(key, header)
-        if run is None or run.messages != record.messages:
-            others.append(record)
-        elif run.publish_time_ms <= last_ms and wanted.has_time(run.publish_time_ms):
-            some.append(run_row(partition.number, record, run, now_ms))
+    for (lmq_name, cold, first_offset), header in zip(singles, headers, strict=True):
+        run = None if header is None else run_rows.read_plain_run(header)
+        if run is None or run.messages != cold.messages:
+            others.append(lmq_name)
+            continue
+        waiting = cold.waiting_groups(first_offset + run.messages) if cold.groups else 0
+        last_ms = settled_ms if cold.groups and not waiting else waiting_ms
+        if run.publish_time_ms <= last_ms and wanted.has_time(run.publish_time_ms):
+            queue = (number, topic_of(lmq_name), lmq_name, cold.queue_id)
+            some.append(run_row(queue, "", first_offset, run, now_ms, len(cold.groups), waiting))
     yield some
-    for record in others:
+    for lmq_name in others:
         try:
-            state = await partition.state.handles.read_state(record.lmq_name)
+            state = await partition.state.handles.read_state(lmq_name)
         except QueueNotFound:
             continue  # deleted meanwhile
         async for due in _aged_runs(partition, reader, state, due_since, wanted):

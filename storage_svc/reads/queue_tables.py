@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor
+from storage_svc.engines.run_rows import PlainRun
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
@@ -80,30 +81,31 @@ def rows_of_runs(
     groups = state.groups.values()
     any_held = state.has_inflight
     exhausted = state.exhausted_runs()
+    head = _head(partition.number, state.record)
     for run in runs:
         if wanted.has_time(run.publish_time_ms):
             waiting = sum(not group.has_settled(run) for group in groups)
             held = run.first_offset in exhausted or (any_held and state.is_held(run))
-            yield run_row(
-                partition.number, state.record, run, now_ms, len(groups), waiting, held=held
-            )
+            first, key = run.first_offset, run.fairness_key
+            yield run_row(head, key, first, run, now_ms, len(groups), waiting, held=held)
 
 
 def run_row(
-    partition: int,
-    record: QueueRecord,
-    run: Run,
+    head: Row,
+    fairness_key: str,
+    first_offset: int,
+    run: Run | PlainRun,
     now_ms: int,
-    groups: int = 0,
-    waiting: int = 0,
+    groups: int,
+    waiting: int,
     *,
     held: bool = False,
 ) -> Row:
-    """A row of `runs`; by default of a run that no group was handed."""
+    """A row of `runs`, from the columns of its queue."""
     return (
-        *_head(partition, record),
-        run.fairness_key,
-        run.first_offset,
+        *head,
+        fairness_key,
+        first_offset,
         run.messages,
         run.body_bytes,
         run.publish_time_ms * 1000,

@@ -20,6 +20,8 @@ from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.retention import ApplyRetention, RetentionApplied
 from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.settle import Settle
+from storage_svc.reads.due_tables import scan_due_runs
+from storage_svc.reads.table_filter import Row, TableFilter
 from tests.support.partition_life import ACK, NACK, Life, spans
 
 NAME = "old/a"
@@ -150,6 +152,27 @@ async def test_a_cold_queue_loses_what_it_would_lose_if_it_were_loaded(
     assert cold_after == warm_after
     assert any(applied.messages for applied in cold.values())
     assert counted == sum(run_rows.read_run(*row).messages for row in stored)
+
+
+async def test_a_scan_shows_of_a_cold_queue_what_it_shows_of_a_loaded_one(life: Life) -> None:
+    """P3: runs that rules may apply to, with the groups that wait for them."""
+    await _limited(life)
+    for story in STORIES:
+        await story(life, f"old/cold-{story.__name__}")
+        await story(life, f"old/warm-{story.__name__}")
+    await life.clock.advance_ms(2_000)
+    await life.reopen()
+    await life.do(*(Materialize(f"old/warm-{story.__name__}") for story in STORIES))
+
+    found: dict[str, list[Row]] = {"cold": [], "warm": []}
+    wanted = TableFilter(due_types=frozenset({EXPIRED, COMPLETED, MAX_WAIT}))
+    async for rows in scan_due_runs(life.partition, wanted):
+        for _, _, lmq_name, _, *facts in rows:
+            state, _, name = lmq_name.removeprefix("old/").partition("-")
+            found[state].append((name, *facts))
+
+    assert sorted(found["cold"]) == sorted(found["warm"])
+    assert {row[0] for row in found["cold"]} == {story.__name__ for story in STORIES}
 
 
 async def test_queues_with_one_message_are_emptied_without_being_loaded(

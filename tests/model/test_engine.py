@@ -48,6 +48,24 @@ async def test_loads_values_in_the_order_of_the_keys_and_none_for_missing_ones(
     assert await engine.load(Table.QUEUES, []) == []
 
 
+async def test_a_reader_loads_keys_in_any_order_and_those_that_are_missing(engine: Engine) -> None:
+    """Also behind a missing one, behind the last one, and of rows that were deleted."""
+    batch = Batch()
+    for key in (b"a", b"b", b"c", b"d"):
+        batch.put(Table.QUEUES, key, key * 2)
+    await engine.commit(batch)
+    gone = Batch()
+    gone.delete(Table.QUEUES, b"c")
+    await engine.commit(gone)
+
+    with engine.reader() as reader:
+        loaded = await reader.load(Table.QUEUES, [b"b", b"a", b"a", b"c", b"d", b"z", b"b", b""])
+        nothing = await reader.load(Table.QUEUES, [])
+
+    assert loaded == [b"bb", b"aa", b"aa", None, b"dd", None, b"bb", None]
+    assert nothing == []
+
+
 async def test_an_empty_value_is_a_value(engine: Engine) -> None:
     await engine.commit(puts(Table.DEADLINES, (b"key", b"")))
 
