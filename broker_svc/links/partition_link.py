@@ -194,8 +194,11 @@ class PartitionLink:
                 owner=self.holder_address,
             )
         if self.state is LinkState.AWAY:
-            return Unavailable(f"partition {number} has no broker now", partition=number)
-        return Unavailable(f"the link to partition {number} is broken", partition=number)
+            detail = f"partition {number} has no broker now"
+        else:
+            detail = f"the link to partition {number} is broken"
+        # A partition that moves is served again within milliseconds, as a rule.
+        return Unavailable(detail, retry_after_ms=_RECONNECT_MS_MIN, partition=number)
 
     async def finish(self, timeout_ms: int) -> None:
         """Return once everything that was asked is answered, or the time is over."""

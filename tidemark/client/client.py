@@ -42,7 +42,7 @@ from tidemark.client.consume.subscription import Subscription
 from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.publish.publisher import BrokerPublishers, Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
-from tidemark.client.transport.connection import Connection, Identity
+from tidemark.client.transport.connection import NAMED_BROKER_MS, Connection, Identity
 from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.unary import UnaryClient
@@ -210,20 +210,21 @@ class Client:
         """A publisher of one queue, which is created if missing; raises if its topic is missing."""
         self._check_open()
         check_lmq_name(lmq_name)
-        clock, backoff = self._identity.clock, Backoff(self._identity.random)
+        clock, backoff = self._identity.clock, Backoff(self._identity.random, may_move=True)
         deadline_ms = clock.monotonic_ms() + self._publish_timeout_ms
         while True:
             left_ms = deadline_ms - clock.monotonic_ms()
             home = await self._routes.home.ready(left_ms)
             first = partition_of(lmq_name, home.welcome.partitions)
+            route = self._routes.to_partition(first)
             try:
-                session = await self._routes.to_partition(first).ready(left_ms)
+                session = await route.ready(left_ms if route.home else NAMED_BROKER_MS)
                 opened = await session.open_publisher(lmq_name)
             except TidemarkError as error:
                 self._check_open()
                 if not is_transient(error) or left_ms <= 0:
                     raise
-                if isinstance(error, NotOwner):
+                if isinstance(error, NotOwner) or not route.home:
                     self._routes.follow(first, error.metadata.get("owner", ""))
                 await clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
                 continue

@@ -1,10 +1,13 @@
 """Brokers that follow assignments: partitions come and go while clients stay connected."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+import tidemark
 from broker_svc import app
 from broker_svc.components import BrokerComponents
 from broker_svc.links.link_state import Assigned, LinkState
@@ -161,3 +164,66 @@ async def test_brokers_with_different_views_do_not_fence_each_other_in_circles(
     (name,) = assigning.brokers.names_in(MOVING, 1)
     (published,) = await assigning.brokers.publish(run_of(name, b"1"))
     assert reason_of(published) == ""
+
+
+async def test_the_python_client_follows_partitions_that_move_to_and_fro(
+    assigning: Assigning,
+) -> None:
+    """S8, S11, E10, C2: nothing is lost, acknowledged messages do not come back, owners stay."""
+    brokers = assigning.brokers
+    lite, owned = (brokers.names_in(MOVING, 1, topic)[0] for topic in ("orders", "own"))
+    moves = 6
+    seen: dict[str, list[bytes]] = {"orders": [], lite: [], owned: []}
+    epochs: set[int] = set()
+
+    async def consume(deliveries: tidemark.Subscription) -> None:
+        async for delivery in deliveries:
+            seen[delivery.lmq_name].append(delivery.payload)
+            epochs.update({delivery.epoch} if delivery.lmq_name == owned else ())
+            await delivery.ack(wait=True)
+
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(tidemark.connect(brokers.members[0][1]))
+        publishers = [await client.publisher(name) for name in seen]
+        shared = await stack.enter_async_context(client.subscribe(["orders", lite]))
+        mine = await stack.enter_async_context(client.subscribe([owned], group="o"))
+        consuming = [asyncio.create_task(consume(each)) for each in (shared, mine)]
+        for number in range(moves):
+            assigning.assign(2 + number, to=(number + 1) % 2)
+            for burst in range(5):
+                payload = b"%d-%d" % (number, burst)
+                await in_time(asyncio.gather(*(each.publish(payload) for each in publishers)))
+
+        async def all_seen() -> bool:
+            return all(len(set(each)) == 5 * moves for each in seen.values())
+
+        await until(all_seen)
+        for each in consuming:
+            each.cancel()
+        await asyncio.gather(*consuming, return_exceptions=True)
+
+    assert {name: len(each) for name, each in seen.items()} == dict.fromkeys(seen, 5 * moves)
+    assert len(epochs) == 1
+
+
+async def test_the_python_client_outlives_the_only_broker_that_it_was_given(
+    assigning: Assigning,
+) -> None:
+    """S8, S5: the others were named by it."""
+    brokers = assigning.brokers
+    (name,) = brokers.names_in(MOVING, 1)
+    async with tidemark.connect(brokers.members[0][1]) as client:
+        publisher = await client.publisher(name)
+        async with client.subscribe([name]) as deliveries:
+            await in_time(publisher.publish(b"before"))
+            before = await in_time(anext(deliveries))
+            await in_time(before.ack(wait=True))
+
+            await brokers.stop_member(0)
+            late = asyncio.create_task(publisher.publish(b"after"))
+            assigning.assign(2, to=1, seen_by=(1,))
+
+            await in_time(late)
+            after = await in_time(anext(deliveries))
+            await in_time(after.ack(wait=True))
+    assert [before.payload, after.payload] == [b"before", b"after"]

@@ -45,6 +45,7 @@ class FeedHost(Protocol):
     def arrived(self, feed: "Feed", batch: DeliveryBatch) -> None: ...
     def renew_sooner(self) -> None: ...
     def interrupted(self, feed: "Feed") -> None: ...
+    def unreachable(self, feed: "Feed") -> None: ...
     def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
     def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
     def also_held(self, lmq_name: str, owners: Iterable[str]) -> None: ...
@@ -93,7 +94,7 @@ class Feed(SessionPart):
         self._consumer_id = 0
         self._session: Session | None = None
         self._syncing = asyncio.Lock()
-        self._backoff = Backoff(identity.random)
+        self._backoff = Backoff(identity.random, may_move=True)
         self._resyncing: asyncio.Task[None] | None = None
         self._leaving = False
         self.paused = False
@@ -407,6 +408,9 @@ class Feed(SessionPart):
     def disconnected(self, error: TidemarkError) -> None:
         self._session = None
         self._host.interrupted(self)
+
+    def unreachable(self, error: TidemarkError) -> None:
+        self._host.unreachable(self)
 
     def failed(self, error: TidemarkError) -> None:
         self._host.failed(error)

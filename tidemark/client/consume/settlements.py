@@ -71,7 +71,7 @@ class Settlements:
     ) -> None:
         self._connection = connection
         self._clock = identity.clock
-        self._backoff = Backoff(identity.random, min_ms=20)
+        self._backoff = Backoff(identity.random, min_ms=20, may_move=True)
         self._settled = settled
         self._extended = extended
         self._moved = moved
@@ -266,6 +266,7 @@ class Settlements:
             error = from_status(result.error)
             other = None
             if isinstance(error, NotOwner) and not self._closed:
+                settling.by_receipt = True  # the tag is gone, also if the partition comes back
                 other = self._moved(settling.batch.partition, error.metadata.get("owner", ""))
             if other is not None:
                 other._put(settling)  # there by receipt

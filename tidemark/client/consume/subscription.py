@@ -17,7 +17,7 @@ from tidemark.client.consume.eviction import Eviction, EvictionReason, OnEvicted
 from tidemark.client.consume.failed_acks import FailedAcks, SettleFailed, call_back
 from tidemark.client.consume.feed import Feed
 from tidemark.client.transport.backoff import Backoff, is_transient
-from tidemark.client.transport.connection import Identity
+from tidemark.client.transport.connection import NAMED_BROKER_MS, Identity
 from tidemark.client.transport.routes import Routes
 from tidemark.errors import ClientClosed, NotOwner, TidemarkError, Unavailable
 
@@ -79,6 +79,7 @@ class Subscription:
         self._error: TidemarkError | None = None
         self._opened = self._closed = False
         self._ticking: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Future[None]] = set()
 
     @property
     def lmq_names(self) -> list[str]:
@@ -166,17 +167,20 @@ class Subscription:
 
     async def _subscribe(self) -> None:
         """Repeat until every queue is subscribed; raises the first refusal that will not pass."""
-        backoff = Backoff(self._identity.random)
+        backoff = Backoff(self._identity.random, may_move=True)
         wanted = {"": self._wanted}
         while True:
             refusals: list[tuple[str, str, TidemarkError]] = []
             for owner, lmq_names in wanted.items():
                 feed = self._feed(owner)
-                session = await feed.connection.ready(None)
+                if feed.connection.home:
+                    await feed.connection.ready(None)
                 try:
+                    session = await feed.connection.ready(NAMED_BROKER_MS)
                     refused = await feed.subscribe(lmq_names, session)
                 except TidemarkError as lost:
-                    refused = dict.fromkeys(lmq_names, lost)
+                    # A named broker that is gone is not asked again, unless home names it again.
+                    refused, owner = dict.fromkeys(lmq_names, lost), ""
                 refusals += [(owner, lmq_name, error) for lmq_name, error in refused.items()]
             if not refusals:
                 return
@@ -191,7 +195,7 @@ class Subscription:
 
     def _feed(self, owner: str) -> Feed:
         """The feed of a named broker, or of home."""
-        feed = self._feeds.get(owner)
+        feed = self._at_home(owner) or self._feeds.get(owner)
         if feed is None:
             feed = self._feeds[owner] = Feed(
                 self,
@@ -205,6 +209,12 @@ class Subscription:
             )
             feed.connection.attach(feed)
         return feed
+
+    def _at_home(self, owner: str) -> Feed | None:
+        """The feed of home, if it is connected to the broker that was named."""
+        home = self._feeds.get("")
+        here = home is not None and home.is_connected and home.connection.address == owner
+        return home if here else None
 
     async def _tick(self) -> None:
         tick_ms = self._clock.monotonic_ms() + _TICK_MS
@@ -309,6 +319,19 @@ class Subscription:
             for lmq_name, epoch in epochs.items():
                 home.take_over(lmq_name, epoch)
 
+    def unreachable(self, feed: Feed) -> None:
+        """The broker that was named cannot be reached: home knows which one serves its queues."""
+        self.interrupted(feed)
+        for owner, each in list(self._feeds.items()):
+            if each is feed and not self._closed:
+                del self._feeds[owner]
+                feed.close()
+                leaving = asyncio.ensure_future(
+                    self._routes.leave_group(feed.connection, self.group)
+                )
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
     def lost(self, feed: Feed, eviction: Eviction) -> None:
         """Another client has the queue: what waits here of it is fenced."""
         lmq_name = eviction.lmq_name
@@ -341,7 +364,7 @@ class Subscription:
 
     def feed_of(self, owner: str) -> Feed | None:
         """The feed of a broker that serves a partition now; None if it cannot be reached."""
-        feed = self._feeds.get(owner)
+        feed = self._at_home(owner) or self._feeds.get(owner)
         if feed is None:
             return None if self._closed else self._feed(owner)
         return feed if feed.is_connected else None

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.broker.v1.broker_pb2 import GoAway
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.arguments import not_encoded
 from tidemark.client.publish import batching
@@ -179,6 +180,22 @@ class PublishBuffer:
         for lane in lanes:
             self.ready(lane)
 
+    def moved(self, lane_part: "LanePart", partition: int, holder: str) -> None:
+        """A broker named the holder of a partition: runs that it did not get go there at once."""
+        route = self._routes.to_partition(partition)
+        stale = route is not lane_part.connection and route.session is not None
+        if stale or not holder or route.address == holder:
+            return  # the broker that serves it knows better
+        if not any(lane.partition == partition for lane in self._lanes.values()):
+            self._routes.follow(partition, "")  # connected to the holder once it is needed
+            return
+        self._routes.follow(partition, holder)
+        waiting = self.lane_part(route)
+        moving = [lane for lane in waiting.lanes if lane.partition == partition]
+        waiting.lanes = deque(lane for lane in waiting.lanes if lane.partition != partition)
+        for lane in moving:
+            self.ready(lane)
+
     def failed(self, lane_part: "LanePart", error: TidemarkError) -> None:
         """A connection is closed for good; without the home connection nothing can be published."""
         self._lane_parts.pop(lane_part.connection, None)
@@ -280,7 +297,9 @@ class PublishBuffer:
     def _partition(self, number: int) -> _Partition:
         part = self._partitions.get(number)
         if part is None:
-            part = self._partitions[number] = _Partition(Backoff(self._random, min_ms=20))
+            part = self._partitions[number] = _Partition(
+                Backoff(self._random, min_ms=20, may_move=True)
+            )
         return part
 
     # --- time ----------------------------------------------------------------------------------
@@ -362,6 +381,13 @@ class LanePart(SessionPart):
 
     def disconnected(self, error: TidemarkError) -> None:
         self._publish_buffer.rerouted(self)
+
+    def unreachable(self, error: TidemarkError) -> None:
+        self._publish_buffer.rerouted(self)
+
+    def moved(self, go_away: GoAway) -> None:
+        if go_away.HasField("partition"):
+            self._publish_buffer.moved(self, go_away.partition, go_away.address)
 
     def failed(self, error: TidemarkError) -> None:
         self._publish_buffer.failed(self, error)

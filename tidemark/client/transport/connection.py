@@ -31,10 +31,14 @@ from tidemark.errors import (
 
 _HELLO_TIMEOUT_MS: Final = 5_000
 _CLOSE_TIMEOUT_MS: Final = 2_000
+NAMED_BROKER_MS: Final = 1_000
+"""How long a new publisher or subscription waits for a broker that another one named."""
 _PROVEN_AFTER_MS: Final = 1_000
 """A session that lasted this long resets the backoff."""
 
 _HEARTBEATS_PER_TIMEOUT: Final = 3
+_ADDRESSES_MAX: Final = 64
+"""Addresses that home tries: those that the user named, and those that brokers did."""
 # Client errors that refuse a session only for now.
 _TRANSIENT_REFUSALS: Final = (NotOwner, QuotaExceeded)
 
@@ -67,6 +71,9 @@ class SessionPart:
     def disconnected(self, error: TidemarkError) -> None:
         """The session has ended; the connection opens another one."""
 
+    def unreachable(self, error: TidemarkError) -> None:
+        """The broker that another one named cannot be reached; the connection tries again."""
+
     def failed(self, error: TidemarkError) -> None:
         """The connection is closed or refused for good: no session follows."""
 
@@ -98,7 +105,7 @@ class Connection:
         self._addresses = list(addresses)
         self._identity = identity
         self._clock = identity.clock
-        self._backoff = Backoff(identity.random)
+        self._backoff = Backoff(identity.random, may_move=not home)
         self._parts: list[SessionPart] = []
         self._changed = Notifier()
         self._refused = False
@@ -193,6 +200,9 @@ class Connection:
                 self.error = error
             except TidemarkError as error:
                 self.error = error
+                if not self.home:
+                    for part in list(self._parts):
+                        part.unreachable(error)
             else:
                 await self._serve(session)
             self._addresses.append(self._addresses.pop(0))
@@ -256,12 +266,19 @@ class Connection:
         for go_away in _drain(session.go_aways):
             if not go_away.HasField("partition"):
                 self.draining = True
-                if self.home and go_away.address and go_away.address not in self._addresses:
-                    self._addresses.insert(1, go_away.address)
+            self._learn(go_away)
             self.notify_moved(go_away)
         for error in _drain(session.errors):
             for part in list(self._parts):
                 part.session_error(error)
+
+    def _learn(self, go_away: broker_pb2.GoAway) -> None:
+        """Home also tries the other brokers of the cluster once its own is gone."""
+        address = go_away.address
+        if self.home and address and address not in self._addresses:
+            drains = not go_away.HasField("partition")
+            if len(self._addresses) < _ADDRESSES_MAX:
+                self._addresses.insert(1 if drains else len(self._addresses), address)
 
     def _prepare(self) -> bool:
         session = self.session

@@ -57,9 +57,17 @@ class Routes:
                 connection.notify_moved(go_away)
 
     def lost(self, connection: Connection) -> None:
-        """The partitions of a lost holder are requested from home again."""
-        if not connection.home:
-            self._moved = {k: v for k, v in self._moved.items() if v is not connection}
+        """The partitions of a lost holder are requested from home again.
+
+        A connection to a broker that cannot be reached, and that carries nothing, is closed.
+        """
+        if connection.home:
+            return
+        self._moved = {k: v for k, v in self._moved.items() if v is not connection}
+        unused = connection in self._others and not connection.has_consumers
+        if unused and connection.session is None:
+            self._others.remove(connection)
+            connection.end()
 
     def for_group(self, group: str, holder: str = "") -> Connection:
         """A connection without a subscription of that group: a sync covers its whole group."""

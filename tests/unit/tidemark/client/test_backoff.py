@@ -35,3 +35,16 @@ def test_two_clients_do_not_wait_in_step() -> None:
     waits = {tuple(Backoff(Random(seed)).next_ms() for _ in range(1)) for seed in range(20)}
 
     assert len(waits) > 5
+
+
+def test_waits_are_short_while_a_partition_may_be_moving_and_grow_after_that() -> None:
+    """S8: at most 250 ms, also if the broker asks for more; a long outage is not hammered."""
+    backoff = Backoff(Random(7), min_ms=20, may_move=True)
+
+    waits = [backoff.next_ms(at_least_ms=500) for _ in range(60)]
+    backoff.reset()
+
+    assert max(waits[:40]) <= 250
+    assert sum(waits[:40]) >= 5_000
+    assert min(waits[-10:]) >= 1_000
+    assert backoff.next_ms() <= 20
