@@ -14,6 +14,7 @@ from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.delegation_service import DelegationService
 from broker_svc.api.forwarding import ForwardingService
 from broker_svc.api.holder_service import HolderService
+from broker_svc.api.link_report import BROKER_SERVICE, report_links
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.components import BrokerComponents
@@ -31,10 +32,10 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
+from broker_svc.links.assignments import Assignments
 from broker_svc.links.expiry_timer import ExpiryTimer
 from broker_svc.links.holders import Holders
 from broker_svc.links.link_events import LinkEvents
-from broker_svc.links.link_state import Assigned, LinkState
 from broker_svc.links.partition_count import ask_partitions
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
@@ -51,7 +52,8 @@ from tidemark.api.storage.v1.holder_pb2_grpc import add_HolderServiceServicer_to
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
-from tidemark.registry.protocol import Member
+from tidemark.registry.membership import Membership
+from tidemark.registry.protocol import Member, Registry, Timers
 from tidemark.registry.static import StaticRegistry
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.channel_pool import ChannelPool
@@ -64,9 +66,11 @@ LINK_DRAIN_TIMEOUT_MS = 5_000
 """How long a stopping broker waits for storage to receive what its sessions gave back."""
 
 _log = logging.getLogger(__name__)
-_BROKER_SERVICE = "tidemark.api.broker.v1.BrokerService"
+DEFAULT_TIMERS = Timers()
+_MEMBERS = "brokers"
+"""The kind of members in the registry."""
 _SERVICES = (
-    _BROKER_SERVICE,
+    BROKER_SERVICE,
     "tidemark.api.broker.v1.TopicService",
     "tidemark.api.storage.v1.DelegationService",
     "tidemark.api.storage.v1.HolderService",
@@ -74,17 +78,22 @@ _SERVICES = (
 
 
 @asynccontextmanager
-async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcServer]:
-    """A broker that listens, and serves once it has claimed its partitions."""
+async def broker(
+    settings: BrokerSettings, clock: Clock, timers: Timers = DEFAULT_TIMERS
+) -> AsyncIterator[RpcServer]:
+    """A broker that listens, and serves once it has claimed its partitions.
+
+    `timers` are those of its membership in a registry.
+    """
     server = RpcServer(settings.listen, clock=clock)
     if settings.partitions:
-        async with _running(server, settings, clock):
+        async with _running(server, settings, clock, timers):
             yield server
         return
-    server.set_serving(_BROKER_SERVICE, False)
+    server.set_serving(BROKER_SERVICE, False)
     leaving = asyncio.Event()
     await server.start(later=_SERVICES)
-    running = asyncio.create_task(_run_once_counted(server, settings, clock, leaving))
+    running = asyncio.create_task(_run_once_counted(server, settings, clock, timers, leaving))
     try:
         yield server
     finally:
@@ -93,7 +102,11 @@ async def broker(settings: BrokerSettings, clock: Clock) -> AsyncIterator[RpcSer
 
 
 async def _run_once_counted(
-    server: RpcServer, settings: BrokerSettings, clock: Clock, leaving: asyncio.Event
+    server: RpcServer,
+    settings: BrokerSettings,
+    clock: Clock,
+    timers: Timers,
+    leaving: asyncio.Event,
 ) -> None:
     """Ask storage for the number of partitions, then run the broker; until `leaving` is set."""
     asking = asyncio.create_task(
@@ -104,7 +117,7 @@ async def _run_once_counted(
         await asyncio.wait([asking, left], return_when=asyncio.FIRST_COMPLETED)
         if asking.done():
             counted = replace(settings, partitions=asking.result())
-            async with _running(server, counted, clock):
+            async with _running(server, counted, clock, timers):
                 await left
     finally:
         for task in (asking, left):
@@ -115,7 +128,7 @@ async def _run_once_counted(
 
 @asynccontextmanager
 async def _running(
-    server: RpcServer, settings: BrokerSettings, clock: Clock
+    server: RpcServer, settings: BrokerSettings, clock: Clock, membership_timers: Timers
 ) -> AsyncIterator[None]:
     """The parts of a broker, with links to a number of partitions that is known."""
     async with AsyncExitStack() as stack:
@@ -135,13 +148,13 @@ async def _running(
         # Ids issued before a restart of this broker must not be valid after it.
         service = BrokerService(components, clients, first_session_id=random.getrandbits(48) << 12)
         api: BrokerServiceServicer = service
-        if settings.brokers:
+        if settings.brokers or settings.registry_url:
             api = ForwardingService(service, components, components.holders)
         server.add(add_BrokerServiceServicer_to_server, api)
         server.add(add_HolderServiceServicer_to_server, HolderService(components))
         server.add(add_TopicServiceServicer_to_server, TopicService(components))
         server.add(add_DelegationServiceServicer_to_server, DelegationService(components.links))
-        server.set_serving(_BROKER_SERVICE, False)
+        server.set_serving(BROKER_SERVICE, False)
         metrics.offer(components, service)
         links = list(components.links.values())
         tasks: list[asyncio.Task[None]] = []
@@ -150,16 +163,33 @@ async def _running(
             if not server.is_listening:
                 await server.start()
             listed = dict(settings.brokers).get(settings.broker_id)
+            address = listed or settings.advertise or server.address
             for link in links:
-                link.address = listed or settings.advertise or server.address
+                link.address = address
+            registry: Registry = static_registry(settings, address)
+            if settings.registry_url:
+                registry = await stack.enter_async_context(_redis(settings, membership_timers))
+            membership = Membership(
+                registry,
+                Member(settings.broker_id, address, components.assignments.incarnation),
+                settings.partitions,
+                clock,
+                timers=membership_timers,
+            )
             _log.info("broker listens", extra={"address": server.address})
             running = [
                 *(timer.run() for timer in timers),
                 components.cleanup.run(),
                 components.given_notes.run(),
                 _expire(service, clock),
-                _report_links(server, service, links, components.links_changed),
-                _drain(server, service),
+                _take_part(
+                    server,
+                    components.assignments,
+                    membership,
+                    static=not settings.registry_url,
+                ),
+                report_links(server, service, components),
+                _drain(server, service, components.assignments),
                 _sampler(settings, components, service, channels[0]).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
@@ -169,12 +199,42 @@ async def _running(
             ]
             yield
         finally:
+            if not server.stopping.is_set():
+                await components.assignments.hand_over()
             service.drain()  # before calls are cancelled: the broker leaves, no client has failed
             await server.stop(0)
             await _cancel(tasks)
             # The links go last: what the sessions gave back must reach storage (V6, S5).
             await asyncio.gather(*(link.finish(LINK_DRAIN_TIMEOUT_MS) for link in links))
             await _cancel(link_tasks)
+        if components.assignments.replaced is not None:
+            raise components.assignments.replaced
+
+
+def static_registry(settings: BrokerSettings, address: str) -> StaticRegistry:
+    """The brokers of the settings, or this one alone."""
+    listed = settings.brokers or ((settings.broker_id, address),)
+    return StaticRegistry([Member(*each, incarnation=0) for each in listed], settings.partitions)
+
+
+@asynccontextmanager
+async def _redis(settings: BrokerSettings, timers: Timers) -> AsyncIterator[Registry]:
+    from tidemark.registry.redis_registry import RedisRegistry
+
+    registry = RedisRegistry(settings.registry_url, settings.cluster_id, _MEMBERS, timers)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+async def _take_part(
+    server: RpcServer, assignments: Assignments, membership: Membership, *, static: bool
+) -> None:
+    """Follow the registry; a broker whose id another process has taken stops."""
+    await assignments.run(membership, static=static)
+    if assignments.replaced is not None:
+        await server.stop(0)
 
 
 def build_components(
@@ -186,19 +246,25 @@ def build_components(
     storage_nodes = StorageNodes(nodes, settings, clock)
     links = {
         number: PartitionLink(
-            number, settings, incarnation, storage_nodes, clock, links_changed.set
+            number,
+            settings,
+            incarnation,
+            storage_nodes,
+            clock,
+            links_changed.set,
+            lambda link, version: assignments.outdated(link, version),
+            lambda address: holders.probe(address),
         )
         for number in range(settings.partitions)
     }
-    listed = settings.brokers or ((settings.broker_id, settings.listen),)
-    members = [Member(*each, incarnation=0) for each in listed]
-    view = StaticRegistry(members, settings.partitions).view
-    for number, holder_id in view.assignment.holders.items():
-        holder = view.members[holder_id]
-        assigned = Assigned(view.assignment.version, holder.member_id, holder.address)
-        links[number].follow(assigned)
-    others = [each.address for each in members if each.member_id != settings.broker_id]
-    holders = Holders(links, ChannelPool(), others)
+    holders = Holders(
+        links,
+        ChannelPool(),
+        settings.broker_id,
+        clock,
+        lambda member_id: assignments.suspect(member_id),
+    )
+    assignments = Assignments(links, holders, storage_nodes, clock, incarnation)
     tracking = Tracking()
     topics = TopicCache(storage_nodes, links, holders, clock)
     leases = ActivityLeases(links, topics, tracking, clock)
@@ -218,6 +284,7 @@ def build_components(
         storage_nodes=storage_nodes,
         links=links,
         holders=holders,
+        assignments=assignments,
         links_changed=links_changed,
         topics=topics,
         tracking=tracking,
@@ -264,50 +331,6 @@ async def _expire(service: BrokerService, clock: Clock) -> None:
         service.expire(clock.monotonic_ms())
 
 
-async def _report_links(
-    server: RpcServer,
-    service: BrokerService,
-    links: Sequence[PartitionLink],
-    links_changed: asyncio.Event,
-) -> None:
-    """Report the health of the broker, and to its clients which partitions have moved where."""
-    was_ready = False
-    holders = dict.fromkeys(links, "")
-    while True:
-        links_changed.clear()
-        for link in links:
-            holder, holders[link] = holders[link], link.holder_address
-            if link.holder_address not in ("", holder):
-                service.partition_moved(link)
-        is_ready = _is_ready(links, was_ready)
-        server.set_serving(_BROKER_SERVICE, is_ready)
-        if is_ready != was_ready:
-            _log.info(
-                "broker serves" if is_ready else "broker not ready",
-                extra={
-                    "partitions": sum(1 for link in links if link.is_assigned),
-                    "links_down": sum(1 for link in links if link.state is LinkState.CLAIMING),
-                },
-            )
-            was_ready = is_ready
-        await links_changed.wait()
-
-
-def _is_ready(links: Sequence[PartitionLink], was_ready: bool) -> bool:
-    """Ready unless the links to storage are down.
-
-    A faulty partition, or one that another broker holds, does not keep clients from the others. A
-    link that is reconnecting will be up soon, and calls would fail until then: not ready. A storage
-    node that is away concerns its own partitions only (C1): a broker starts without it, and stays
-    ready while the links to another node are up. So is a broker without partitions.
-    """
-    own = [link for link in links if link.state is not LinkState.AWAY]
-    down = [link for link in own if link.state is LinkState.CLAIMING]
-    incomplete = {link.node for link in down}
-    whole = not own or any(link.node not in incomplete for link in own)
-    return whole and (was_ready or all(link.is_unreachable for link in down))
-
-
 def _sampler(
     settings: BrokerSettings,
     components: BrokerComponents,
@@ -328,6 +351,8 @@ def _sampler(
     return Sampler(figures, recorder(RetentionServiceStub(channel), settings.broker_id))
 
 
-async def _drain(server: RpcServer, service: BrokerService) -> None:
+async def _drain(server: RpcServer, service: BrokerService, assignments: Assignments) -> None:
+    """Clients are notified once other brokers hold the partitions, and so know where to go."""
     await server.stopping.wait()
+    await assignments.hand_over()
     service.drain()

