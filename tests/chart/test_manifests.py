@@ -26,7 +26,6 @@ KUBERNETES_VERSIONS = ("1.25", "1.37")
 CUSTOM = {"ServiceMonitor"}  # defined by the Prometheus operator, not by Kubernetes
 
 KNOWN = {variable.name for service in SERVICES for variable in service.variables()}
-KNOWN |= {"TIDEMARK_REGISTRY_URL"}  # ignored until brokers have a registry
 
 SEVERAL = VALUE_SETS["several nodes"]
 
