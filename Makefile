@@ -79,6 +79,10 @@ $(NODE_EXAMPLE)/node_modules/.package-lock.json: $(NODE_EXAMPLE)/package-lock.js
 test-foreign: .venv/.dev $(NODE_EXAMPLE)/node_modules/.package-lock.json ## Run a client in Node.js (needs node 20 and npm)
 	@exec $(PYTEST) tests/foreign $(ARGS)
 
+.PHONY: test-redis
+test-redis: .venv/.dev ## Run all tests of the redis engine, on one Valkey and on a cluster of three
+	@exec $(PYTEST) --redis tests/model/test_engine.py tests/model/redis -k redis $(ARGS)
+
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
 	@exec $(PYTEST) --long -s --show-capture=no tests/model/histories $(ARGS) \

@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--members", type=int, default=1, help="brokers and storage nodes of clusters of processes"
     )
+    parser.addoption(
+        "--redis", action="store_true", help="all tests of the redis engine, also on a cluster"
+    )
     parser.addoption("--seed", type=int, help="the one simulated history to repeat")
     parser.addoption("--histories", type=int, help="how many histories to simulate")
     parser.addoption(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, Self
 
-from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported
+from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported, StoreNotFit
 
 FORMAT_VERSION = 8
 """Version of the key and value layouts. An engine refuses data written in any other."""
@@ -122,6 +122,7 @@ REFUSALS = (
     ClusterMismatch,
     FormatNotSupported,
     DataDirectoryInUse,
+    StoreNotFit,
     FileExistsError,
     NotADirectoryError,
     PermissionError,

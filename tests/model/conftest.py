@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
 
 from storage_svc.engines.engine import Engine, Engines, Identity
+from storage_svc.engines.redis.address import ServerUrl
+from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.partition_life import Life, living
 from tests.support.repository import ROOT
 from tests.support.shared_engine import SharedEngines, SharedStore
+from tests.support.valkey import valkey
+from tests.support.valkey_cluster import ValkeyCluster
 
 IDENTITY = Identity(cluster_id="cluster-a", partition=1, partitions=4)
 
@@ -23,7 +28,14 @@ _in_memory: defaultdict[str, SharedStore] = defaultdict(SharedStore)
 OPENERS: dict[str, Callable[[str], Engines]] = {
     "rocksdb": lambda location: RocksEngines(Path(location)),
     "memory": lambda location: SharedEngines(_in_memory[location]),
+    "redis": lambda location: RedisEngines(ServerUrl.parse(location)),
+    "redis-cluster": lambda location: RedisEngines(ServerUrl.parse(location)),
 }
+LONG = {
+    "test_kill_9_loses_no_commit_that_was_reported",
+    "test_a_hundred_thousand_keys_are_all_there_in_order",
+}
+"""Tests that take seconds on a server."""
 LOCKED = {"rocksdb"}
 """Engines whose partition one process holds; the others are shared, and taken over."""
 
@@ -41,8 +53,8 @@ async def main(name, location, first):
     print("open", flush=True)
     for number in range(first, first + 1_000_000):
         batch = Batch()
-        batch.put(Table.QUEUES, u64(number), b"left" * 50)
-        batch.put(Table.RUN_BODIES, u64(number), b"right" * 50)
+        batch.put(Table.GROUPS, u64(number), b"left" * 50)
+        batch.put(Table.RUN_HEADERS, u64(number), b"right" * 50)
         await engine.commit(batch)
         print(number, flush=True)
 
@@ -68,6 +80,11 @@ class Subject:
     def outlives_processes(self) -> bool:
         return self.name != "memory"
 
+    @property
+    def is_apart_by_cluster(self) -> bool:
+        """Whether clusters share a location."""
+        return self.name.startswith("redis")
+
     @contextmanager
     def committer(self, first: int = 1) -> Iterator[subprocess.Popen[str]]:
         """A process that has the engine open and commits until it is killed."""
@@ -81,9 +98,33 @@ class Subject:
                 process.kill()
 
 
+@pytest.fixture(scope="session")
+def durable_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with valkey(tmp_path_factory.mktemp("valkey"), durable=True) as server:
+        yield server.connection_url
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]:
+    with ValkeyCluster.running(tmp_path_factory.mktemp("valkeys"), masters=3) as cluster:
+        yield cluster
+
+
 @pytest.fixture(params=OPENERS)
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
-    return Subject(request.param, str(tmp_path / "data"))
+    if not request.param.startswith("redis"):
+        return Subject(request.param, str(tmp_path / "data"))
+    is_cluster = request.param == "redis-cluster"
+    if (is_cluster or request.node.originalname in LONG) and not request.config.option.redis:
+        pytest.skip("part of make test-redis")
+    if is_cluster:
+        cluster: ValkeyCluster = request.getfixturevalue("valkey_cluster")
+        cluster.flush()
+        return Subject(request.param, cluster.url)
+    url: str = request.getfixturevalue("durable_valkey")
+    with redis.Redis.from_url(url) as server:
+        server.flushall()
+    return Subject(request.param, url)
 
 
 @pytest.fixture

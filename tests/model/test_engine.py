@@ -40,12 +40,12 @@ async def everything(engine: Engine, table: Table) -> list[Row]:
 async def test_loads_values_in_the_order_of_the_keys_and_none_for_missing_ones(
     engine: Engine,
 ) -> None:
-    await engine.commit(puts(Table.QUEUES, (b"a", b"1"), (b"b", b"2")))
+    await engine.commit(puts(Table.GROUPS, (b"a", b"1"), (b"b", b"2")))
 
-    loaded = await engine.load(Table.QUEUES, (b"b", b"nothing", b"a", b"b"))
+    loaded = await engine.load(Table.GROUPS, (b"b", b"nothing", b"a", b"b"))
 
     assert loaded == [b"2", None, b"1", b"2"]
-    assert await engine.load(Table.QUEUES, []) == []
+    assert await engine.load(Table.GROUPS, []) == []
 
 
 async def test_a_reader_loads_keys_in_any_order_and_those_that_are_missing(engine: Engine) -> None:
@@ -103,9 +103,9 @@ async def test_a_scan_includes_its_start_excludes_its_end_and_keeps_its_limit(
 
 async def test_a_prefix_scan_sees_its_prefix_only(engine: Engine) -> None:
     inside = [(b"ab", b""), (b"ab\x00", b""), (b"ab\xff\xff", b"")]
-    await engine.commit(puts(Table.GROUPS, (b"aa\xff", b""), *inside, (b"ac", b"")))
+    await engine.commit(puts(Table.LANES, (b"aa\xff", b""), *inside, (b"ac", b"")))
 
-    assert await engine.scan(Table.GROUPS, b"ab", prefix_end(b"ab"), limit=100) == inside
+    assert await engine.scan(Table.LANES, b"ab", prefix_end(b"ab"), limit=100) == inside
 
 
 async def test_tables_do_not_see_each_other(engine: Engine) -> None:
@@ -120,26 +120,26 @@ async def test_tables_do_not_see_each_other(engine: Engine) -> None:
 
 
 async def test_the_last_change_to_a_key_in_a_batch_wins(engine: Engine) -> None:
-    await engine.commit(puts(Table.QUEUES, (b"deleted", b"old"), (b"gone", b"old")))
+    await engine.commit(puts(Table.GROUPS, (b"deleted", b"old"), (b"gone", b"old")))
     batch = Batch()
-    batch.put(Table.QUEUES, b"kept", b"first")
-    batch.delete(Table.QUEUES, b"kept")
-    batch.put(Table.QUEUES, b"kept", b"last")
-    batch.put(Table.QUEUES, b"deleted", b"new")
-    batch.delete(Table.QUEUES, b"deleted")
-    batch.delete_range(Table.QUEUES, b"g", b"h")
-    batch.put(Table.QUEUES, b"gap", b"after the range delete")
+    batch.put(Table.GROUPS, b"kept", b"first")
+    batch.delete(Table.GROUPS, b"kept")
+    batch.put(Table.GROUPS, b"kept", b"last")
+    batch.put(Table.GROUPS, b"deleted", b"new")
+    batch.delete(Table.GROUPS, b"deleted")
+    batch.delete_range(Table.GROUPS, b"g", b"h")
+    batch.put(Table.GROUPS, b"gap", b"after the range delete")
 
     await engine.commit(batch)
 
-    rows = await everything(engine, Table.QUEUES)
+    rows = await everything(engine, Table.GROUPS)
     assert rows == [(b"gap", b"after the range delete"), (b"kept", b"last")]
 
 
 async def test_a_range_delete_takes_its_start_and_leaves_its_end(engine: Engine) -> None:
     rows = [(u64(number), b"x") for number in range(1_000)]
     await engine.commit(puts(Table.RUN_HEADERS, *rows))
-    await engine.commit(puts(Table.RUN_BODIES, *rows))
+    await engine.commit(puts(Table.RETURNED, *rows))
     batch = Batch()
     batch.delete_range(Table.RUN_HEADERS, u64(10), u64(990))
     batch.delete_range(Table.RUN_HEADERS, u64(995), u64(995))
@@ -148,7 +148,7 @@ async def test_a_range_delete_takes_its_start_and_leaves_its_end(engine: Engine)
     await engine.commit(batch)
 
     assert await everything(engine, Table.RUN_HEADERS) == rows[:10] + rows[990:]
-    assert await everything(engine, Table.RUN_BODIES) == rows
+    assert await everything(engine, Table.RETURNED) == rows
 
 
 async def test_values_of_4_mib_come_back_as_they_were(engine: Engine) -> None:
@@ -163,23 +163,23 @@ async def test_a_hundred_thousand_keys_are_all_there_in_order(engine: Engine) ->
     numbers = random.Random(1).sample(range(100_000), 100_000)
     for start in range(0, 100_000, 10_000):
         chunk = numbers[start : start + 10_000]
-        await engine.commit(puts(Table.QUEUES, *((u64(n), b"%d" % n) for n in chunk)))
+        await engine.commit(puts(Table.GROUPS, *((u64(n), b"%d" % n) for n in chunk)))
 
-    rows = await everything(engine, Table.QUEUES)
+    rows = await everything(engine, Table.GROUPS)
 
     assert rows == [(u64(n), b"%d" % n) for n in range(100_000)]
 
 
 async def test_a_batch_knows_its_size_and_can_be_used_again(engine: Engine) -> None:
-    batch = puts(Table.QUEUES, (b"key", b"value"))
-    batch.delete_range(Table.QUEUES, b"x", b"y")
+    batch = puts(Table.GROUPS, (b"key", b"value"))
+    batch.delete_range(Table.GROUPS, b"x", b"y")
     assert (len(batch), batch.bytes_approx) == (2, 10)
 
     batch.clear()
     assert (len(batch), batch.bytes_approx) == (0, 0)
     await engine.commit(batch)
 
-    assert await everything(engine, Table.QUEUES) == []
+    assert await everything(engine, Table.GROUPS) == []
 
 
 # --- commits --------------------------------------------------------------------------------------
@@ -190,21 +190,21 @@ async def test_commits_made_at_once_take_effect_in_the_order_of_their_calls(
 ) -> None:
     batches = []
     for number in range(50):
-        batch = puts(Table.QUEUES, (b"last", u64(number)), (u64(number), b""))
+        batch = puts(Table.GROUPS, (b"last", u64(number)), (u64(number), b""))
         if number:
-            batch.delete(Table.QUEUES, u64(number - 1))
+            batch.delete(Table.GROUPS, u64(number - 1))
         batches.append(batch)
 
     await asyncio.gather(*(engine.commit(batch) for batch in batches))
 
-    rows = await everything(engine, Table.QUEUES)
+    rows = await everything(engine, Table.GROUPS)
     assert rows == [(u64(49), b""), (b"last", u64(49))]
 
 
 async def test_a_commit_that_is_cancelled_leaves_all_of_it_or_nothing(engine: Engine) -> None:
     async def commit(number: int) -> None:
-        batch = puts(Table.QUEUES, (u64(number), b""))
-        batch.put(Table.GROUPS, u64(number), b"")
+        batch = puts(Table.GROUPS, (u64(number), b""))
+        batch.put(Table.LANES, u64(number), b"")
         await engine.commit(batch)
 
     for number in range(20):
@@ -214,8 +214,8 @@ async def test_a_commit_that_is_cancelled_leaves_all_of_it_or_nothing(engine: En
         await asyncio.wait({task})
     await commit(100)
 
-    assert await everything(engine, Table.QUEUES) == await everything(engine, Table.GROUPS)
-    assert (u64(100), b"") in await everything(engine, Table.QUEUES)
+    assert await everything(engine, Table.GROUPS) == await everything(engine, Table.LANES)
+    assert (u64(100), b"") in await everything(engine, Table.GROUPS)
 
 
 async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(
@@ -243,7 +243,7 @@ async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(
 
 async def test_an_engine_that_works_can_be_verified_and_has_not_failed(engine: Engine) -> None:
     failed = asyncio.ensure_future(engine.wait_failed())
-    await engine.commit(puts(Table.QUEUES, (b"a", b"1")))
+    await engine.commit(puts(Table.GROUPS, (b"a", b"1")))
 
     await engine.verify()
 
@@ -282,16 +282,16 @@ async def test_a_reader_sees_every_key_that_does_not_change_while_the_writer_goe
 async def test_a_chunk_shows_one_moment(engine: Engine) -> None:
     async def write() -> None:
         for number in range(200):
-            await engine.commit(puts(Table.QUEUES, (b"a", u64(number)), (b"z", u64(number))))
+            await engine.commit(puts(Table.GROUPS, (b"a", u64(number)), (b"z", u64(number))))
 
-    await engine.commit(puts(Table.QUEUES, (b"a", u64(0)), (b"z", u64(0))))
+    await engine.commit(puts(Table.GROUPS, (b"a", u64(0)), (b"z", u64(0))))
     writer = asyncio.ensure_future(write())
 
     with engine.reader() as reader:
         moments = 0
         while not writer.done():
-            (_, left), (_, right) = await reader.scan(Table.QUEUES, b"a", None, limit=10)
-            loaded = await reader.load(Table.QUEUES, [b"a", b"z"])
+            (_, left), (_, right) = await reader.scan(Table.GROUPS, b"a", None, limit=10)
+            loaded = await reader.load(Table.GROUPS, [b"a", b"z"])
             assert left == right
             assert loaded[0] == loaded[1]
             moments += 1
@@ -327,10 +327,10 @@ async def test_chunks_hold_what_was_asked_for_and_let_others_run(engine: Engine)
 
 async def test_large_values_come_in_small_chunks(engine: Engine) -> None:
     rows = [(u64(number), bytes(200_000)) for number in range(10)]
-    await engine.commit(puts(Table.RUN_BODIES, *rows))
+    await engine.commit(puts(Table.HISTORY, *rows))
 
     with engine.reader() as reader:
-        chunks = [chunk async for chunk in reader.scan_chunks(Table.RUN_BODIES, b"", None)]
+        chunks = [chunk async for chunk in reader.scan_chunks(Table.HISTORY, b"", None)]
 
     assert [row for chunk in chunks for row in chunk] == rows
     assert max(len(chunk) for chunk in chunks) <= 2
@@ -341,7 +341,7 @@ async def test_a_closed_reader_refuses_to_read(engine: Engine) -> None:
     reader.close()
 
     with pytest.raises(EngineClosed):
-        await reader.load(Table.QUEUES, [b"a"])
+        await reader.load(Table.GROUPS, [b"a"])
 
 
 # --- closing, opening, the fence ------------------------------------------------------------------
@@ -349,16 +349,16 @@ async def test_a_closed_reader_refuses_to_read(engine: Engine) -> None:
 
 async def test_what_was_committed_is_there_after_closing_and_opening(subject: Subject) -> None:
     engine = await subject.engines().open(IDENTITY)
-    await engine.commit(puts(Table.QUEUES, (b"a", b"1"), (b"b", b"2")))
+    await engine.commit(puts(Table.GROUPS, (b"a", b"1"), (b"b", b"2")))
     batch = Batch()
-    batch.delete(Table.QUEUES, b"a")
+    batch.delete(Table.GROUPS, b"a")
     await engine.commit(batch)
     await engine.close()
 
     engine = await subject.engines().open(IDENTITY)
 
     assert engine.identity == IDENTITY
-    assert await everything(engine, Table.QUEUES) == [(b"b", b"2")]
+    assert await everything(engine, Table.GROUPS) == [(b"b", b"2")]
     await engine.close()
 
 
@@ -369,13 +369,13 @@ async def test_a_closed_engine_refuses_everything_and_may_be_closed_again(engine
     await engine.close()
 
     with pytest.raises(EngineClosed):
-        await engine.commit(puts(Table.QUEUES, (b"a", b"")))
+        await engine.commit(puts(Table.GROUPS, (b"a", b"")))
     with pytest.raises(EngineClosed):
-        await engine.load(Table.QUEUES, [b"a"])
+        await engine.load(Table.GROUPS, [b"a"])
     with pytest.raises(EngineClosed):
-        await engine.scan(Table.QUEUES, b"", None, limit=1)
+        await engine.scan(Table.GROUPS, b"", None, limit=1)
     with pytest.raises(EngineClosed):
-        await reader.scan(Table.QUEUES, b"", None, limit=1)
+        await reader.scan(Table.GROUPS, b"", None, limit=1)
     with pytest.raises(EngineClosed):
         engine.reader()
     with pytest.raises(EngineClosed):
@@ -384,8 +384,8 @@ async def test_a_closed_engine_refuses_everything_and_may_be_closed_again(engine
 
 async def test_a_reader_left_open_does_not_keep_the_partition(subject: Subject) -> None:
     engine = await subject.engines().open(IDENTITY)
-    await engine.commit(puts(Table.QUEUES, *((u64(n), b"") for n in range(10))))
-    chunks = engine.reader().scan_chunks(Table.QUEUES, b"", None, chunk_rows=2)
+    await engine.commit(puts(Table.GROUPS, *((u64(n), b"") for n in range(10))))
+    chunks = engine.reader().scan_chunks(Table.GROUPS, b"", None, chunk_rows=2)
     await anext(chunks)
     await engine.close()
 
@@ -407,7 +407,7 @@ async def test_a_partition_that_is_open_in_this_process_cannot_be_opened_again(
 
     assert subject.location in refused.value.detail
     assert "\n" not in refused.value.detail
-    await engine.commit(puts(Table.QUEUES, (b"still", b"works")))
+    await engine.commit(puts(Table.GROUPS, (b"still", b"works")))
 
 
 async def test_a_partition_that_is_open_in_another_process_cannot_be_opened(
@@ -424,8 +424,10 @@ async def test_a_partition_that_is_open_in_another_process_cannot_be_opened(
 async def test_data_of_another_cluster_or_layout_is_refused_and_stays_as_it_was(
     subject: Subject, change: dict[str, str | int]
 ) -> None:
+    if subject.is_apart_by_cluster and "cluster_id" in change:
+        pytest.skip("the data of another cluster is elsewhere")
     engine = await subject.engines().open(IDENTITY)
-    await engine.commit(puts(Table.QUEUES, (b"a", b"1")))
+    await engine.commit(puts(Table.GROUPS, (b"a", b"1")))
     await engine.close()
 
     with pytest.raises(ClusterMismatch) as refused:
@@ -433,7 +435,7 @@ async def test_data_of_another_cluster_or_layout_is_refused_and_stays_as_it_was(
 
     assert "'cluster-a'" in refused.value.detail
     engine = await subject.engines().open(IDENTITY)
-    assert await everything(engine, Table.QUEUES) == [(b"a", b"1")]
+    assert await everything(engine, Table.GROUPS) == [(b"a", b"1")]
     await engine.close()
 
 
@@ -458,11 +460,11 @@ async def test_partitions_of_one_data_directory_are_apart(subject: Subject) -> N
     first = await engines.open(replace(IDENTITY, partition=0))
     second = await engines.open(replace(IDENTITY, partition=1))
 
-    await first.commit(puts(Table.QUEUES, (b"a", b"first")))
-    await second.commit(puts(Table.QUEUES, (b"a", b"second")))
+    await first.commit(puts(Table.GROUPS, (b"a", b"first")))
+    await second.commit(puts(Table.GROUPS, (b"a", b"second")))
 
-    assert await first.load(Table.QUEUES, [b"a"]) == [b"first"]
-    assert await second.load(Table.QUEUES, [b"a"]) == [b"second"]
+    assert await first.load(Table.GROUPS, [b"a"]) == [b"first"]
+    assert await second.load(Table.GROUPS, [b"a"]) == [b"second"]
     await first.close()
     await second.close()
 
@@ -476,7 +478,7 @@ async def test_opening_a_shared_partition_fences_the_node_that_had_it(subject: S
         pytest.skip("it is locked instead")
     engines = subject.engines()
     old = await engines.open(IDENTITY)
-    await old.commit(puts(Table.GROUPS, (b"a", b"old")))
+    await old.commit(puts(Table.LANES, (b"a", b"old")))
     await old.verify()
 
     new = await subject.engines().open(IDENTITY)
@@ -484,15 +486,15 @@ async def test_opening_a_shared_partition_fences_the_node_that_had_it(subject: S
     with pytest.raises(EngineFenced):
         await old.verify()
     with pytest.raises(EngineFenced):
-        await old.commit(puts(Table.GROUPS, (b"a", b"stale"), (b"b", b"stale")))
-    assert await everything(new, Table.GROUPS) == [(b"a", b"old")]
-    await new.commit(puts(Table.GROUPS, (b"a", b"new")))
+        await old.commit(puts(Table.LANES, (b"a", b"stale"), (b"b", b"stale")))
+    assert await everything(new, Table.LANES) == [(b"a", b"old")]
+    await new.commit(puts(Table.LANES, (b"a", b"new")))
     await new.verify()
-    assert await new.load(Table.GROUPS, [b"a"]) == [b"new"]
+    assert await new.load(Table.LANES, [b"a"]) == [b"new"]
     await old.close()
     with pytest.raises(EngineFenced):
         await engines.open(IDENTITY)
-    await new.commit(puts(Table.GROUPS, (b"b", b"after the old one closed")))
+    await new.commit(puts(Table.LANES, (b"b", b"after the old one closed")))
     await new.close()
 
 
@@ -503,17 +505,17 @@ async def test_commits_on_their_way_at_a_takeover_are_there_before_it_or_never(
     if not subject.is_shared:
         pytest.skip("it is locked instead")
     old = await subject.engines().open(IDENTITY)
-    batches = [puts(Table.GROUPS, (u64(number), b"")) for number in range(200)]
+    batches = [puts(Table.LANES, (u64(number), b"")) for number in range(200)]
     commits = [asyncio.ensure_future(old.commit(batch)) for batch in batches]
     await commits[20]
 
     new = await subject.engines().open(IDENTITY)
-    found = await everything(new, Table.GROUPS)
+    found = await everything(new, Table.LANES)
 
     outcomes = await asyncio.gather(*commits, return_exceptions=True)
     done = sum(outcome is None for outcome in outcomes)
     assert len(found) == done
-    assert await everything(new, Table.GROUPS) == found
+    assert await everything(new, Table.LANES) == found
     assert isinstance(outcomes[done], EngineFenced)
     await old.close()
     await new.close()
@@ -536,8 +538,8 @@ async def test_kill_9_loses_no_commit_that_was_reported(subject: Subject) -> Non
             reported += [int(line) for line in process.stdout.read().splitlines()]
 
         engine = await subject.engines().open(IDENTITY)
-        left = await everything(engine, Table.QUEUES)
-        right = await everything(engine, Table.RUN_BODIES)
+        left = await everything(engine, Table.GROUPS)
+        right = await everything(engine, Table.RUN_HEADERS)
         await engine.close()
 
         numbers = list(range(1, len(left) + 1))

@@ -19,10 +19,13 @@ KIND = "brokers"
 
 
 @contextmanager
-def valkey(directory: Path) -> Iterator[ValkeyServer]:
-    """A server that keeps nothing; stopped and started again, it is at the same address."""
+def valkey(directory: Path, *, durable: bool = False) -> Iterator[ValkeyServer]:
+    """A server that keeps nothing, or everything; started again, it is at the same address."""
+    config = {"save": "", "appendonly": "no"}
+    if durable:
+        config.update(appendonly="yes", appendfsync="always")
     (port,) = free_ports("127.0.0.1", 1)
-    server = ValkeyServer(port, data_dir=directory, config={"save": "", "appendonly": "no"})
+    server = ValkeyServer(port, data_dir=directory, config=config)
     server.start()
     try:
         yield server

@@ -54,6 +54,7 @@ module covers one subject; other packages import from here.
         ├── RegistryUnavailable      UNAVAILABLE           retry
         ├── ResourceExhausted        RESOURCE_EXHAUSTED    retry
         ├── ShuttingDown             UNAVAILABLE           retry
+        ├── StoreNotFit              FAILED_PRECONDITION
         └── Unavailable              UNAVAILABLE           retry
 
 UNAVAILABLE is reserved for errors after which the same call can always be repeated.
@@ -115,6 +116,7 @@ from tidemark.errors.stored_data import (
     DataDirectoryInUse,
     FormatNotSupported,
     RecordUnreadable,
+    StoreNotFit,
 )
 
 __all__ = [
@@ -163,6 +165,7 @@ __all__ = [
     "ServiceError",
     "SessionNotFound",
     "ShuttingDown",
+    "StoreNotFit",
     "TidemarkError",
     "TopicExists",
     "TopicNotEmpty",

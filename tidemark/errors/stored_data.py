@@ -35,6 +35,16 @@ class RecordUnreadable(ServiceError):
     code = StatusCode.DATA_LOSS
 
 
+class StoreNotFit(ServiceError):
+    """The server that stores the data does not keep what the settings promise.
+
+    What to do: change the configuration of the server as the detail says, or the settings.
+    """
+
+    reason = "STORE_NOT_FIT"
+    code = StatusCode.FAILED_PRECONDITION
+
+
 class DataDirectoryInUse(ServiceError):
     """Another process has the data directory open.
 

@@ -1,0 +1,150 @@
+"""Where the master of a partition is: one server, behind Sentinels, or in a cluster.
+
+A URL names one of them. Credentials and TLS options in it hold for every server; it is never logged
+and is in no error.
+
+    redis://[user:password@]host[:port]                          rediss:// with TLS
+    redis+sentinel://[user:password@]host[:port],.../MASTER      rediss+sentinel://
+    redis+cluster://[user:password@]host[:port],...              rediss+cluster://
+
+Options follow as a query, as redis-py has them: ssl_ca_certs, ssl_certfile, ssl_keyfile, ...
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis.asyncio.connection import ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from tidemark.errors import StoreNotFit
+
+CONNECT_TIMEOUT_S: Final = 2.0
+FAULTS: Final = (RedisError, OSError, TimeoutError, EOFError)
+"""What talking to a server raises; errors that it answers with are RedisErrors."""
+
+_MODES: Final = ("", "sentinel", "cluster")
+
+
+class ServerNotFound(ConnectionError):
+    """No server could be asked, or none of them knows the master."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUrl:
+    """A URL, taken apart."""
+
+    scheme: str
+    mode: str
+    login: str
+    """User and password as in the URL, with the @."""
+    hosts: tuple[str, ...]
+    master: str
+    query: str
+
+    @classmethod
+    def parse(cls, url: str) -> "ServerUrl":
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise _wrong("must be a URL") from error
+        scheme, _, mode = parts.scheme.partition("+")
+        if scheme not in ("redis", "rediss") or mode not in _MODES:
+            raise _wrong("must begin with redis://, redis+sentinel://, redis+cluster:// or rediss")
+        login, _, hosts = parts.netloc.rpartition("@")
+        found = tuple(each for each in hosts.split(",") if each)
+        if not found or (not mode and len(found) > 1):
+            raise _wrong("must name a host, and several only with +sentinel or +cluster")
+        master = parts.path.strip("/")
+        if (mode == "sentinel") != bool(master) or "/" in master:
+            raise _wrong("must name the master after the hosts with +sentinel, and only then")
+        made = cls(scheme, mode, f"{login}@" if login else "", found, master, parts.query)
+        try:
+            for host in found:
+                made.pool(host)
+        except Exception as error:
+            raise _wrong("has a host, port or option that is wrong") from error
+        return made
+
+    def pool(self, host: str, *, login: bool = True) -> ConnectionPool:
+        """Makes connections to one host; redis-py's own retries are off."""
+        port = "" if ":" in host.rpartition("]")[2] else ":26379" if not login else ":6379"
+        query = f"?{self.query}" if self.query else ""
+        return ConnectionPool.from_url(
+            f"{self.scheme}://{self.login if login else ''}{host}{port}{query}",
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=0,
+        )
+
+
+class MasterFinder:
+    """Finds the master of one key again whenever a connection is needed."""
+
+    def __init__(self, url: ServerUrl, key: bytes) -> None:
+        self._url = url
+        self._slot = key_slot(key)
+        self._hint = ""
+        """Where a server of a cluster has sent this node."""
+
+    async def connect(self) -> Any:
+        """A connection to the master; raises one of FAULTS."""
+        if self._hint:
+            hint, self._hint = self._hint, ""
+            return await _connected(self._url.pool(hint))
+        if self._url.mode == "sentinel":
+            return await _connected(self._url.pool(await self._ask(self._sentinel_master)))
+        if self._url.mode == "cluster":
+            return await _connected(self._url.pool(await self._ask(self._slot_master)))
+        return await _connected(self._url.pool(self._url.hosts[0]))
+
+    def moved_to(self, host: str, port: int) -> None:
+        self._hint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _ask(self, question: Any) -> str:
+        for host in self._url.hosts:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    found: str | None = await question(host)
+            except FAULTS:
+                continue
+            if found is not None:
+                return found
+        raise ServerNotFound("no server knows the master")
+
+    async def _sentinel_master(self, host: str) -> str | None:
+        connection = await _connected(self._url.pool(host, login=False))
+        try:
+            await connection.send_command("SENTINEL", "get-master-addr-by-name", self._url.master)
+            found = await connection.read_response()
+        finally:
+            await connection.disconnect()
+        return None if found is None else ":".join(each.decode() for each in found)
+
+    async def _slot_master(self, host: str) -> str | None:
+        connection = await _connected(self._url.pool(host))
+        try:
+            await connection.send_command("CLUSTER", "SLOTS")
+            slots = await connection.read_response()
+        finally:
+            await connection.disconnect()
+        for first, last, master, *_ in slots:
+            if first <= self._slot <= last:
+                name = master[0].decode() if master[0] else host.rpartition(":")[0]
+                return f"[{name}]:{master[1]}" if ":" in name else f"{name}:{master[1]}"
+        return None
+
+
+async def _connected(pool: ConnectionPool) -> Any:
+    connection: Any = pool.make_connection()  # type: ignore[no-untyped-call]
+    await connection.connect()
+    return connection
+
+
+def _wrong(why: str) -> StoreNotFit:
+    """Without the URL, which may hold a password."""
+    return StoreNotFit(f"TIDEMARK_REDIS_URL {why}")

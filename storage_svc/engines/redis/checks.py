@@ -1,0 +1,80 @@
+"""What a server must promise before a partition is opened on it, and its free memory."""
+
+import logging
+from enum import Enum
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from storage_svc.engines.redis.server import Server
+from tidemark.errors import StoreNotFit
+
+_log = logging.getLogger(__name__)
+_CHECK_WITHIN_MS: Final = 5_000
+
+
+class Durability(Enum):
+    """What a commit waits for."""
+
+    LOCAL = "local"
+    """The append-only file of the master is synced."""
+    REPLICATED = "replicated"
+    """Also that of one replica."""
+    AS_IS = "as-is"
+    """Whatever the server does; a warning is logged."""
+
+
+async def check_server(server: Server, durability: Durability) -> None:
+    """Raise StoreNotFit if the server may lose what is committed."""
+    memory = await _info(server, b"memory")
+    policy = memory.get("maxmemory_policy", "")
+    if int(memory.get("maxmemory", 0)) and policy != "noeviction":
+        raise StoreNotFit(
+            f"the server evicts keys when its memory is full (maxmemory-policy {policy}): "
+            "set it to noeviction"
+        )
+    if durability is Durability.AS_IS:
+        _log.warning("the durability of the server is not checked: commits may be lost")
+        return
+    for name, wanted in ((b"appendonly", b"yes"), (b"appendfsync", b"always")):
+        found = await _setting(server, name)
+        if found != wanted:
+            raise StoreNotFit(
+                f"the server has {name.decode()} {found.decode()}, which loses commits that were "
+                f"answered: set it to {wanted.decode()}, or the durability to as-is"
+            )
+    if durability is Durability.REPLICATED:
+        replication = await _info(server, b"replication")
+        if not int(replication.get("connected_slaves", 0)):
+            raise StoreNotFit("the server has no replica: commits could not be replicated")
+
+
+async def free_memory(server: Server) -> int:
+    """Bytes up to the limit of the server, or up to what its machine has."""
+    memory = await _info(server, b"memory")
+    limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
+    return max(0, limit - int(memory.get("used_memory", 0)))
+
+
+async def _info(server: Server, section: bytes) -> dict[str, str]:
+    (answer,) = await server.ask((b"INFO", section), within_ms=_CHECK_WITHIN_MS)
+    lines = answer.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+async def _setting(server: Server, name: bytes) -> bytes:
+    try:
+        (answer,) = await server.ask((b"CONFIG", b"GET", name), within_ms=_CHECK_WITHIN_MS)
+    except ResponseError as error:
+        raise StoreNotFit(
+            f"the server does not show its {name.decode()}: allow CONFIG GET to the user, or set "
+            "the durability to as-is"
+        ) from error
+    found: dict[bytes, bytes] = _pairs(answer)
+    return found.get(name, b"")
+
+
+def _pairs(answer: Any) -> dict[bytes, bytes]:
+    if isinstance(answer, dict):
+        return answer
+    return dict(zip(answer[::2], answer[1::2], strict=True))

@@ -1,0 +1,287 @@
+"""The engine on Redis or Valkey: partitions that any storage node can take over.
+
+`layout.py` has the keys and their cost, `scripts.py` what runs on the server, `address.py` and
+`server.py` the way to it. This module owns the promises: a commit is applied on top of the mark
+that this node has seen last, or not at all; an answer that is lost is asked for again; and a commit
+returns once the server is as durable as the settings say.
+
+*One writer.* Opening raises the storage epoch. Everything that a node commits or verifies names its
+epoch, so that a node which another has deposed writes nothing and confirms nothing.
+
+*Lost tails.* A server that fails over to a lagging replica forgets commits that it had confirmed.
+The node that made them notices, because the mark went back, and raises EngineDataLost. A node that
+opens the partition later cannot know.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from storage_svc.engines.engine import (
+    Batch,
+    EngineClosed,
+    EngineDataLost,
+    EngineFailed,
+    EngineFenced,
+    Identity,
+    Row,
+    Table,
+)
+from storage_svc.engines.identity import check_identity, identity_value
+from storage_svc.engines.keys import successor, u64
+from storage_svc.engines.marks import Fate, Mark, fate_of
+from storage_svc.engines.paged_reader import PagedReader
+from storage_svc.engines.redis.address import MasterFinder, ServerUrl
+from storage_svc.engines.redis.checks import Durability, check_server, free_memory
+from storage_svc.engines.redis.layout import Argument, base_key, mark_key, write_steps
+from storage_svc.engines.redis.reads import BYTES_PER_PAGE_MAX, Reads
+from storage_svc.engines.redis.scripts import COMMIT, OPEN
+from storage_svc.engines.redis.server import AnswerLost, Command, Server
+from tidemark.clock import SystemClock
+from tidemark.errors import CommitOutcomeUnknown, DataCorrupt
+
+COMMIT_WITHIN_MS: Final = 15_000
+"""After which the outcome of a commit is unknown: a cluster promotes a replica within that."""
+_RETRY_MS: Final = 50
+_WAIT_AOF_MS: Final = 2_000
+_WAIT_AOF: Final = (b"WAITAOF", 1, 1, _WAIT_AOF_MS)
+_CLOCK = SystemClock()
+
+
+class RedisEngines:
+    """Opens partitions on the servers that a URL names."""
+
+    def __init__(self, url: ServerUrl, durability: Durability = Durability.LOCAL) -> None:
+        self.durability = durability
+        self._url = url
+        self._epochs: dict[int, int] = {}
+        """Under which this node has opened partitions last."""
+
+    async def open(self, identity: Identity) -> "RedisEngine":
+        where = f"partition {identity.partition} on its server"
+        server = self._server(identity)
+        try:
+            await check_server(server, self.durability)
+            mark = await self._take_over(server, identity, where)
+        except AnswerLost as error:
+            await server.close()
+            raise ConnectionError(f"{where} cannot be reached: {error}") from error
+        except BaseException:
+            await server.close()
+            raise
+        self._epochs[identity.partition] = mark.epoch
+        return RedisEngine(identity, mark, server, self._server(identity), self.durability)
+
+    def _server(self, identity: Identity) -> Server:
+        return Server(MasterFinder(self._url, mark_key(identity)))
+
+    async def _take_over(self, server: Server, identity: Identity, where: str) -> Mark:
+        opening = u64(random.getrandbits(64))
+        answer, *waited = await server.run(
+            OPEN,
+            mark_key(identity),
+            base_key(identity) + b":" + Table.META.encode(),
+            identity_value(identity),
+            self._epochs.get(identity.partition, 0),
+            opening,
+            then=[_WAIT_AOF] if self.durability is Durability.REPLICATED else [],
+            within_ms=COMMIT_WITHIN_MS,
+        )
+        outcome, *rest = answer
+        if outcome == b"FENCED":
+            raise EngineFenced(f"{where} is open elsewhere")
+        if outcome == b"FOREIGN":
+            check_identity(where, rest[0], identity)
+        if outcome != b"OPEN":
+            raise DataCorrupt(f"{where} has lost its identity")
+        if waited and not _is_replicated(waited[0]):
+            raise ConnectionError(f"{where} is not replicated")
+        epoch, sequence, commit_id = rest
+        return Mark(int(epoch), opening, int(sequence), commit_id)
+
+
+class RedisEngine:
+    """One partition, open under one epoch."""
+
+    def __init__(
+        self, identity: Identity, mark: Mark, writes: Server, reads: Server, durability: Durability
+    ) -> None:
+        self._identity = identity
+        self._mark = mark
+        self._mark_key = mark_key(identity)
+        self._base = base_key(identity) + b":"
+        self._writes = writes
+        self._read_server = reads
+        self._reads = Reads(reads, self._mark_key, base_key(identity))
+        self._durability = durability
+        self._order = asyncio.Lock()
+        self._commits: set[asyncio.Future[None]] = set()
+        self._failed = asyncio.Event()
+        self._fault: BaseException | None = None
+        self._closed = False
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def storage_epoch(self) -> int:
+        return self._mark.epoch
+
+    # --- reads ---------------------------------------------------------------------------------
+
+    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._check_open()
+        return await self._reads.load(table, keys)
+
+    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
+        rows: list[Row] = []
+        while len(rows) < limit:
+            left = limit - len(rows)
+            page = await self.page(table, start, end, left, BYTES_PER_PAGE_MAX)
+            rows += page
+            if not page:
+                break
+            start = successor(page[-1][0])
+        return rows
+
+    async def page(
+        self, table: Table, start: bytes, end: bytes | None, rows_max: int, bytes_max: int
+    ) -> list[Row]:
+        self._check_open()
+        if end is not None and end <= start:
+            return []
+        return await self._reads.page(table, start, end, rows_max, bytes_max)
+
+    def reader(self) -> PagedReader:
+        self._check_open()
+        return PagedReader(self)
+
+    # --- commits -------------------------------------------------------------------------------
+
+    async def commit(self, batch: Batch) -> None:
+        self._check_open()
+        if batch:
+            committing = asyncio.ensure_future(self._commit_in_order(write_steps(batch)))
+            self._commits.add(committing)
+            committing.add_done_callback(self._commits.discard)
+            await asyncio.shield(committing)  # a caller that is cancelled leaves it to its fate
+
+    async def verify(self) -> None:
+        self._check_open()
+        if self._failed.is_set():
+            raise self._later_fault(EngineFailed(f"{self._name} must be opened again"))
+        fields = (b"epoch", b"opening", b"sequence", b"commit_id")
+        asked = self._mark
+        try:
+            (answer,) = await self._writes.ask(
+                (b"HMGET", self._mark_key, *fields), within_ms=COMMIT_WITHIN_MS
+            )
+        except AnswerLost as error:
+            raise EngineFailed(f"{self._name} cannot be reached: {error}") from error
+        stored = _read_mark(answer)
+        if stored == self._mark or stored == asked:
+            return
+        fault: Exception = EngineDataLost(f"{self._name} has lost its last commits")
+        if stored.epoch > asked.epoch:
+            fault = EngineFenced(f"{self._name} is open elsewhere")
+        self._fail(fault)
+        raise fault
+
+    async def wait_failed(self) -> None:
+        await self._failed.wait()
+
+    async def free_bytes(self) -> int:
+        self._check_open()
+        try:
+            return await free_memory(self._writes)
+        except AnswerLost as error:
+            raise EngineFailed(f"{self._name} cannot be reached: {error}") from error
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._commits:
+            await asyncio.wait(list(self._commits))
+        await self._reads.close()
+        await self._writes.close()
+        await self._read_server.close()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    async def _commit_in_order(self, steps: list[Argument]) -> None:
+        async with self._order:
+            if self._failed.is_set():
+                raise self._later_fault(CommitOutcomeUnknown(f"{self._name} must be opened again"))
+            sequence = self._mark.sequence + 1
+            # The opening makes the id unlike that of any other commit with this number.
+            commit_id = self._mark.opening + u64(sequence)
+            commit = self._mark._replace(sequence=sequence, commit_id=commit_id)
+            try:
+                await self._send(commit, steps)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self._mark = commit
+
+    async def _send(self, commit: Mark, steps: list[Argument]) -> None:
+        deadline_ms = _CLOCK.monotonic_ms() + COMMIT_WITHIN_MS
+        follows = (self._mark.epoch, self._mark.opening, self._mark.sequence, self._mark.commit_id)
+        asked = (*follows, commit.sequence, commit.commit_id, self._base, *steps)
+        replicated = self._durability is Durability.REPLICATED
+        then: list[Command] = [_WAIT_AOF] if replicated else []
+        why = ""
+        while _CLOCK.monotonic_ms() < deadline_ms:
+            try:
+                answer, *waited = await self._writes.run(
+                    COMMIT, self._mark_key, *asked, then=then, within_ms=COMMIT_WITHIN_MS
+                )
+            except AnswerLost as error:
+                why = str(error)
+                await _CLOCK.sleep_ms(_RETRY_MS)
+                continue
+            except RedisError as error:  # the server refuses the script as such
+                raise EngineFailed(f"{self._name} cannot be written: {error}") from error
+            fate = Fate.DONE if answer is None else fate_of(self._mark, commit, _read_mark(answer))
+            if fate is Fate.DONE and (not waited or _is_replicated(waited[0])):
+                return
+            if fate is Fate.FENCED:
+                raise EngineFenced(f"{self._name} is open elsewhere")
+            if fate is Fate.LOST:
+                raise EngineDataLost(f"{self._name} has lost its last commits")
+            if fate is Fate.UNKNOWN:
+                break
+            why = "no replica has it"
+        raise CommitOutcomeUnknown(f"{self._name} did not confirm a commit: {why}")
+
+    @property
+    def _name(self) -> str:
+        return f"partition {self._identity.partition}"
+
+    def _fail(self, error: BaseException) -> None:
+        self._fault = error
+        self._failed.set()
+
+    def _later_fault(self, usual: Exception) -> Exception:
+        """Why nothing is committed any more; a fence and a loss are reported to every caller."""
+        fault = self._fault
+        return (
+            type(fault)(*fault.args) if isinstance(fault, EngineFenced | EngineDataLost) else usual
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"{self._name} is closed")
+
+
+def _read_mark(fields: Sequence[bytes | None]) -> Mark:
+    epoch, opening, sequence, commit_id = fields
+    return Mark(int(epoch or 0), opening or b"", int(sequence or 0), commit_id or b"")
+
+
+def _is_replicated(waited: object) -> bool:
+    return isinstance(waited, list) and len(waited) == 2 and waited[0] >= 1 and waited[1] >= 1

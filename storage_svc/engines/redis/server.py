@@ -1,0 +1,137 @@
+"""The connection to the server of a partition: one trip at a time, in order.
+
+It finds the server again after every fault. A trip whose answer is lost is not repeated here: only
+its caller knows whether that is safe. Commands that a server certainly did not execute (it has
+moved the slot, is loading, was demoted, ...) are sent again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from storage_svc.engines.redis.address import FAULTS, MasterFinder
+from storage_svc.engines.redis.layout import Argument
+from storage_svc.engines.redis.scripts import Script
+from tidemark.clock import SystemClock
+
+TRIP_TIMEOUT_S: Final = 5.0
+"""After which an answer counts as lost."""
+NOT_EXECUTED_RETRY_MS: Final = 50
+
+_NOT_EXECUTED: Final = (
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    TryAgainError,
+)
+_CLOCK = SystemClock()  # waits for a real server, also where a test moves time by hand
+
+Command = Sequence[Argument]
+
+
+class AnswerLost(Exception):
+    """The connection broke, or could not be made: the commands may have been executed."""
+
+
+class Server:
+    """One connection, made when it is needed."""
+
+    def __init__(self, finder: MasterFinder) -> None:
+        self._finder = finder
+        self._connection: Any = None
+        self._order = asyncio.Lock()
+
+    async def ask(self, *commands: Command, within_ms: int) -> list[Any]:
+        """The answers to commands that travel together; errors of the first are raised, those of
+        others are among the answers. Raises AnswerLost."""
+        deadline_ms = _CLOCK.monotonic_ms() + within_ms
+        async with self._order:
+            while True:
+                answers = await self._trip(commands)
+                first = answers[0]
+                if isinstance(first, AskError):
+                    answers = await self._asking(first, commands)
+                    first = answers[0]
+                if not isinstance(first, _NOT_EXECUTED):
+                    break
+                if isinstance(first, MovedError):
+                    self._finder.moved_to(first.host, first.port)
+                await self._disconnect()
+                if _CLOCK.monotonic_ms() >= deadline_ms:
+                    raise AnswerLost(str(first)) from first
+                await _CLOCK.sleep_ms(NOT_EXECUTED_RETRY_MS)
+        if isinstance(first, Exception):
+            raise first
+        return answers
+
+    async def run(
+        self,
+        script: Script,
+        key: bytes,
+        *arguments: Argument,
+        then: Sequence[Command] = (),
+        **how: int,
+    ) -> list[Any]:
+        """Run a script, then other commands on the same connection."""
+        given = (1, key, *arguments)
+        try:
+            return await self.ask((b"EVALSHA", script.digest, *given), *then, **how)
+        except NoScriptError:
+            return await self.ask((b"EVAL", script.text, *given), *then, **how)
+
+    async def close(self) -> None:
+        await self._disconnect()
+
+    async def _trip(self, commands: Sequence[Command]) -> list[Any]:
+        try:
+            async with asyncio.timeout(TRIP_TIMEOUT_S):
+                if self._connection is None:
+                    self._connection = await self._finder.connect()
+                connection = self._connection
+                await connection.send_packed_command(connection.pack_commands(commands))
+                return [await self._answer() for _ in commands]
+        except BusyLoadingError as error:  # while it connects
+            await self._disconnect()
+            return [error]
+        except FAULTS as error:
+            await self._disconnect()
+            raise AnswerLost(str(error) or type(error).__name__) from error
+        except BaseException:
+            await self._disconnect()  # half an answer may be left on it
+            raise
+
+    async def _answer(self) -> Any:
+        try:
+            return await self._connection.read_response()
+        except (ResponseError, BusyLoadingError) as error:
+            return error
+
+    async def _asking(self, error: AskError, commands: Sequence[Command]) -> list[Any]:
+        """The slot is on its way to another server, which takes it if it is asked so."""
+        await self._disconnect()
+        self._finder.moved_to(error.host, error.port)
+        answers = await self._trip([part for each in commands for part in ((b"ASKING",), each)])
+        await self._disconnect()
+        return answers[1::2] if len(answers) > 1 else answers
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(RedisError, OSError):
+                await connection.disconnect(nowait=True)
