@@ -26,6 +26,7 @@ MODULES: Final = (
     "bench.stalls",
     "bench.sweep.benchmark",
     "bench.retention",
+    "bench.retention_cost",
     "bench.retention_idle",
     "bench.tracing.benchmark",
 )
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     if options.list:
         for each in BENCHMARKS.values():
-            console.print(f"{each.name:<12} {each.summary}")
+            console.print(f"{each.name:<16} {each.summary}")
         return 0
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-", dir=options.dir) as directory:
         bench = Bench(

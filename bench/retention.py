@@ -12,11 +12,9 @@ one statement; for Tidemark only applying is compared, and planning is reported 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bench import retention_single
 from bench.harness.benchmark import Bench, benchmark, once
@@ -25,23 +23,22 @@ from bench.harness.figures import percentile
 from bench.harness.partition import ask, open_partition
 from bench.harness.postgres import find_postgres, running_postgres
 from bench.harness.usage import unshared_bytes
+from bench.retention_passes import (
+    LIMIT,
+    LIVE_TOPIC,
+    WARM_TOPIC,
+    Figures,
+    Publisher,
+    Storage,
+    running_storage,
+    set_limit,
+    spark_jobs,
+    warm_passes,
+)
 from spark_batch.passes.outcome import JobName
-from spark_batch.session import start_session
 from spark_batch.storage_client import find_partitions, find_topics
 from storage_svc.operations.publish import Append
 from storage_svc.operations.topics import PutTopic
-from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
-from tidemark.api.broker.v1.topic_pb2 import Topic as TopicProto
-from tidemark.api.storage.v1 import storage_pb2
-from tidemark.api.storage.v1.exchange_pb2 import Append as AppendProto
-from tidemark.api.storage.v1.exchange_pb2 import Bind, ExchangeRequest, Operation
-from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.clock import SystemClock
-from tidemark.local.ports import free_address
-from tidemark.local.service_process import ServiceProcess
-from tidemark.rpc import open_channel
-from tidemark.rpc.topic_codec import settings_to_proto
-from tidemark.settings import RetentionSettings
 from tidemark.topics import Topic, TopicSettings
 
 if TYPE_CHECKING:
@@ -55,13 +52,9 @@ MEMORY_MB_MAX: Final = 64.0
 """How much storage may grow while millions of rows stream out of it."""
 
 _RUN = 10
-_COLD_PASSES = 3
-_WARM_PASSES = 5
 _RUNS_PER_QUEUE = 20
-_QUIET, _BUSY, _LIVE, _WARM = "quiet", "busy", "live", "warm"
-_LIMIT = TopicSettings(retention_enabled=True, retention_seconds=1)
+_QUIET, _BUSY = "quiet", "busy"
 _NO_LIMIT = TopicSettings(retention_enabled=True)
-_BODY = MessageBatch(messages=[Message(payload=bytes(100))]).SerializeToString()
 
 T = TypeVar("T")
 
@@ -74,7 +67,7 @@ async def retention(bench: Bench) -> None:
     data = bench.directory / "data"
     body = random_body(bench.random, _RUN)
     await _fill(data, queues, body)
-    async with _storage(data, bench.directory) as storage:
+    async with running_storage(data, bench.directory) as storage:
         quiet, busy, warm, latencies = await _passes(storage, due)
     rows = [once("quiet pass", quiet), once("pass beside publishing", busy)]
     rows.append(once("warm pass, one batch due", warm))
@@ -98,10 +91,10 @@ async def _single_messages(bench: Bench) -> None:
     queues = bench.queues or bench.size(full=100_000, quick=1_000)
     data = bench.directory / "single"
     await retention_single.fill(data, queues, bench)
-    async with _storage(data, bench.directory) as storage, _spark_jobs(storage) as jobs:
+    async with running_storage(data, bench.directory) as storage, spark_jobs(storage) as jobs:
 
         async def limit(topic: str, settings: TopicSettings) -> None:
-            await _limit(storage, topic, settings)
+            await set_limit(storage, topic, settings)
 
         pid = storage.process.pid
         rate = await retention_single.measure(bench, jobs, pid, queues, limit)
@@ -115,9 +108,9 @@ async def _single_messages(bench: Bench) -> None:
 async def _fill(data: Path, queues: int, body: bytes) -> None:
     """Runs over all queues in turn, half of them to each topic."""
     async with open_partition(data) as partition:
-        for name in (_QUIET, _BUSY, _LIVE):
+        for name in (_QUIET, _BUSY, LIVE_TOPIC):
             await ask(partition, [PutTopic(Topic(name, _NO_LIMIT), create=True)])
-        await ask(partition, [PutTopic(Topic(_WARM, _LIMIT), create=True)])
+        await ask(partition, [PutTopic(Topic(WARM_TOPIC, LIMIT), create=True)])
         names = [f"{_QUIET if n % 2 else _BUSY}/{n:06}" for n in range(queues)]
         for _ in range(_RUNS_PER_QUEUE):
             for start in range(0, queues, 1000):
@@ -125,47 +118,12 @@ async def _fill(data: Path, queues: int, body: bytes) -> None:
                 await ask(partition, frame)
 
 
-class Storage(NamedTuple):
-    """The service under test."""
-
-    process: ServiceProcess
-    stub: Any
-
-
-@asynccontextmanager
-async def _storage(data: Path, directory: Path) -> AsyncIterator[Storage]:
-    address = free_address()
-    process = ServiceProcess(
-        "storage",
-        "storage_svc",
-        address=address,
-        environment={
-            "TIDEMARK_CLUSTER_ID": "bench",
-            "TIDEMARK_PARTITIONS": "1",
-            "TIDEMARK_STORAGE_LISTEN": address,
-            "TIDEMARK_STORAGE_DATA_DIR": str(data),
-            "TIDEMARK_STORAGE_AWAIT_SWEEP": "false",
-        },
-        log_file=directory / "storage.log",
-    )
-    await process.start()
-    try:
-        await process.wait_healthy()
-        async with open_channel(address) as channel:
-            yield Storage(process, StorageServiceStub(channel))
-    finally:
-        await process.stop()
-
-
-Figures = dict[str, float]
-
-
 async def _passes(
     storage: Storage, due: int
 ) -> tuple[Figures, Figures, Figures, dict[str, Figures]]:
-    async with _spark_jobs(storage) as jobs:
-        warm = await _warm_passes(storage, jobs)
-        await _limit(storage, _QUIET)
+    async with spark_jobs(storage) as jobs:
+        warm = await warm_passes(storage, jobs)
+        await set_limit(storage, _QUIET)
         before = unshared_bytes(storage.process.pid)
         plan, plan_s, peak = await _watched(storage, lambda: _plan(jobs))
         _, apply_s, _ = await _watched(storage, lambda: _apply(jobs, plan, due))
@@ -176,8 +134,8 @@ async def _passes(
             "pass_messages_per_s": due / (plan_s + apply_s),
             "grown_mb": max(0, peak - before) / 1e6,
         }
-        await _limit(storage, _BUSY)
-        async with _Publisher(storage.stub) as publisher:
+        await set_limit(storage, _BUSY)
+        async with Publisher(storage.stub) as publisher:
             publishing = asyncio.create_task(publisher.publish_on_and_on())
             plan, plan_s, _ = await _watched(storage, lambda: _plan(jobs))
             while_planning = publisher.taken()
@@ -194,22 +152,6 @@ async def _passes(
         }
         latencies = {"plan": _latency(while_planning), "apply": _latency(while_applying)}
         return quiet, busy, warm, latencies
-
-
-@asynccontextmanager
-async def _spark_jobs(storage: Storage) -> AsyncIterator["Jobs"]:
-    settings = RetentionSettings(
-        storage_addresses=(storage.process.address,),
-        spark_master="local[1]",
-        spark_options="spark.ui.showConsoleProgress=false",
-    )
-    spark = await asyncio.to_thread(start_session, settings)
-    from spark_batch.passes.jobs import Jobs  # the other benchmarks need no PySpark
-
-    try:
-        yield Jobs(spark, settings, SystemClock())
-    finally:
-        await asyncio.to_thread(spark.stop)
 
 
 def _plan(jobs: "Jobs") -> Any:
@@ -231,28 +173,6 @@ def _apply(jobs: "Jobs", plan: Any, due: int) -> None:
     plan.unpersist()
 
 
-async def _warm_passes(storage: Storage, jobs: "Jobs") -> Figures:
-    """Whole passes, each with one batch due: 100 runs of one message. The first ones warm Spark."""
-    seconds = []
-    async with _Publisher(storage.stub) as publisher:
-        for _ in range(_COLD_PASSES + _WARM_PASSES):
-            await publisher.publish([f"{_WARM}/{number}" for number in range(100)])
-            await asyncio.sleep(1.1)  # until they are too old
-            began = time.perf_counter()
-            done = await asyncio.to_thread(jobs.retention)
-            seconds.append(time.perf_counter() - began)
-            assert done.counts["expired"] == 100, done.counts
-    seconds = seconds[_COLD_PASSES:]
-    return {"median_s": median(seconds), "worst_s": max(seconds), "passes": len(seconds)}
-
-
-async def _limit(storage: Storage, name: str, settings: TopicSettings = _LIMIT) -> None:
-    """Make all messages of a topic too old."""
-    await asyncio.sleep(1)
-    topic = TopicProto(name=name, settings=settings_to_proto(settings))
-    await storage.stub.PutTopic(storage_pb2.PutTopicRequest(topic=topic))
-
-
 async def _watched(storage: Storage, work: Callable[[], T]) -> tuple[T, float, int]:
     """The result, its duration, and the peak memory of storage in the meantime."""
     peak = 0
@@ -262,54 +182,6 @@ async def _watched(storage: Storage, work: Callable[[], T]) -> tuple[T, float, i
         peak = max(peak, unshared_bytes(storage.process.pid))
         await asyncio.wait({working}, timeout=0.1)
     return working.result(), time.perf_counter() - began, peak
-
-
-class _Publisher:
-    """A broker's link to storage that publishes runs of one message."""
-
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
-        self._number = 0
-        self._latencies_ns: list[int] = []
-
-    async def __aenter__(self) -> "_Publisher":
-        claimed = await self._stub.ClaimPartition(
-            storage_pb2.ClaimPartitionRequest(cluster_id="bench", broker_id="bench", incarnation=1)
-        )
-        self._broker_epoch = claimed.broker_epoch
-        self._call = self._stub.Exchange()
-        await self._call.write(ExchangeRequest(binds=[Bind(broker_epoch=self._broker_epoch)]))
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._call.cancel()
-
-    def taken(self) -> list[int]:
-        latencies, self._latencies_ns = self._latencies_ns, []
-        return latencies
-
-    async def publish_on_and_on(self) -> None:
-        """One message at a time, each after the response to the last."""
-        while True:
-            began_ns = time.perf_counter_ns()
-            await self.publish([f"{_LIVE}/{self._number % 100}"])
-            self._latencies_ns.append(time.perf_counter_ns() - began_ns)
-
-    async def publish(self, lmq_names: Sequence[str]) -> None:
-        """A message to each queue, in one frame; returns once all are stored."""
-        frame = ExchangeRequest()
-        part = frame.parts.add(broker_epoch=self._broker_epoch)
-        for lmq_name in lmq_names:
-            self._number += 1
-            append = AppendProto(lmq_name=lmq_name, count=1, body=_BODY)
-            part.operations.append(Operation(request_id=self._number, append=append))
-        await self._call.write(frame)
-        waiting = {each.request_id for each in part.operations}
-        while waiting:
-            for response in (await self._call.read()).parts:
-                for result in response.results:
-                    assert not result.HasField("error"), result.error.message
-                    waiting.discard(result.request_id)
 
 
 def _latency(latencies_ns: list[int]) -> Figures:
@@ -329,7 +201,7 @@ def _postgres_rate(bench: Bench, due: int, message_bytes: int, queues: int, run:
         return 0.0
     with running_postgres(programs) as postgres:
         bench.settings["postgres"] = postgres.run("show server_version")
-        postgres.run(_TABLES.format(limit_s=_LIMIT.retention_seconds))
+        postgres.run(_TABLES.format(limit_s=LIMIT.retention_seconds))
         postgres.run(
             f"""
             insert into messages (topic, queue, publish_time_ms, body)

@@ -41,3 +41,16 @@ def test_a_postgres_of_its_own_answers_and_is_gone_afterwards() -> None:
 
     assert answer == "42"
     assert not directory.exists()
+
+
+def test_the_benchmark_of_the_cost_of_passes_runs_and_writes_its_report(tmp_path: Path) -> None:
+    """P3: a bar for each way in which a pass has little to do, and for what publishing pays."""
+    report = run_quickly("retention-cost", tmp_path, "--queues", "200")
+
+    assert dict(bars_of(report)) == {
+        "nothing due, storage CPU ms per pass": 50,
+        "empty cluster, CPU s per pass": 1,
+        "many topics, median s more": 2,
+        "first message: with / without the index": 1.03,
+        "another message: with / without the index": 1.03,
+    }
