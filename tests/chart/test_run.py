@@ -1,9 +1,9 @@
 """The rendered chart, run: commands, environment and ports of its containers as local processes.
 
 One machine forces these substitutions and no others: ports are free ones (given as values, except
-that of metrics, which all pods share), names of Services and the address of a pod are 127.0.0.1,
-the mounted volume is a directory of the test, and `python` is that of the tests. Retention is only
-started where Spark is installed.
+that of metrics, which all pods share), names of Services and the address of a pod are 127.0.0.1, or
+of several pods one address of the loopback network each, the mounted volume is a directory of the
+test, and `python` is that of the tests. Retention is only started where Spark is installed.
 """
 
 import asyncio
@@ -19,12 +19,19 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+import tidemark
 from tests.support.chart_rendering import NAME, Manifest, container, environment, render
+from tests.support.local_broker import in_time, until
+from tests.support.valkey import valkey
 from tidemark.local.ports import free_address, free_ports
 from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 
 HOST = "127.0.0.1"
+STORAGE_HOSTS = ("127.0.0.1", "127.0.0.2")
+BROKER_HOSTS = {"a": "127.0.0.1", "b": "127.0.0.2"}
+"""By the last part of the names of pods."""
+STOP_TIMEOUT_MS = 60_000
 SERVICES = ("storage", "lifecycle", "broker")
 RETENTION = "retention"
 KEYS = {
@@ -56,13 +63,20 @@ def pods() -> Pods:
 
 
 def at_home(text: str) -> str:
-    """The text with the names of Services replaced by this machine."""
+    """The text with the names of Services and of pods of storage replaced by this machine."""
+    text = re.sub(
+        rf"\b{NAME}-storage-(\d)\.{NAME}-storage-pods:",
+        lambda found: f"{STORAGE_HOSTS[int(found[1])]}:",
+        text,
+    )
     return re.sub(rf"\b{NAME}-[a-z]+:", f"{HOST}:", text)
 
 
-def local_environment(name: str, pod: Manifest, tmp_path: Path) -> dict[str, str]:
+def local_environment(
+    name: str, pod: Manifest, tmp_path: Path, suffix: str = "0", host: str = HOST
+) -> dict[str, str]:
     """What the container's processes see, with `$(NAME)` filled in as Kubernetes does."""
-    fields = {"metadata.name": f"{NAME}-{name}-0", "status.podIP": HOST}
+    fields = {"metadata.name": f"{NAME}-{name}-{suffix}", "status.podIP": host}
     variables: dict[str, str] = {}
     for variable, value in environment(container(pod)).items():
         if isinstance(value, dict):
@@ -109,6 +123,79 @@ async def running(
         for process in processes.values():
             await process.wait_healthy()
         yield processes
+
+
+@asynccontextmanager
+async def several_pods(
+    tmp_path: Path, registry_url: str
+) -> AsyncIterator[Mapping[str, ServiceProcess]]:
+    """Two storage nodes, two brokers and lifecycle, each pod at an address of its own."""
+    ports = dict(zip(SERVICES, free_ports(HOST, len(SERVICES)), strict=True))
+    values: dict[str, Any] = {name: {"port": port} for name, port in ports.items()}
+    values["storage"]["replicas"] = values["broker"]["replicas"] = 2
+    rendered = render({**values, "registry": {"url": registry_url}})
+    hosts = {
+        **{("storage", str(number)): host for number, host in enumerate(STORAGE_HOSTS)},
+        ("lifecycle", "0"): HOST,
+        **{("broker", letter): host for letter, host in BROKER_HOSTS.items()},
+    }
+    async with AsyncExitStack() as stopping:
+        processes: dict[str, ServiceProcess] = {}
+        for (name, suffix), host in hosts.items():
+            pod = rendered[KEYS[name]]["spec"]["template"]
+            only, key = container(pod), f"{name}-{suffix}"
+            variables = local_environment(name, pod, tmp_path / key, suffix, host)
+            listen = f"TIDEMARK_{name.upper()}_LISTEN"
+            process = processes[key] = ServiceProcess(
+                key,
+                only["command"][2],
+                address=f"{host}:{ports[name]}",
+                health_service=only["readinessProbe"]["grpc"]["service"],
+                environment={**variables, listen: variables[listen].replace("0.0.0.0", host)},
+                log_file=tmp_path / f"{key}.log",
+            )
+            await process.start()
+            stopping.push_async_callback(_end, process)
+        for process in processes.values():
+            await process.wait_healthy()
+        yield processes
+
+
+async def test_several_pods_of_the_rendered_chart_are_one_cluster(tmp_path: Path) -> None:
+    """S5, S8: they find each other, agree on 16 partitions, and a broker that stops hands over."""
+    (tmp_path / "valkey").mkdir()
+    with valkey(tmp_path / "valkey") as registry:
+        url = f"redis://127.0.0.1:{registry.port}"
+        async with (
+            several_pods(tmp_path, url) as processes,
+            tidemark.connect(processes["broker-b"].address) as client,
+        ):
+            await client.create_topic("orders")
+            publishers = [await client.publisher(f"orders/{number}") for number in range(32)]
+            for publisher in publishers:
+                await in_time(publisher.publish(b"before"))
+            partitions = await client.admin.list_partitions()
+
+            async def both_are_known() -> bool:
+                members = await client.admin.list_members()
+                brokers = sorted(each.id for each in members if each.kind == "BROKER")
+                return brokers == [f"{NAME}-broker-a", f"{NAME}-broker-b"]
+
+            await until(both_are_known)
+
+            status = await processes["broker-a"].stop(STOP_TIMEOUT_MS)
+
+            for publisher in publishers:
+                await in_time(publisher.publish(b"after"))
+            async with client.subscribe([each.lmq_name for each in publishers]) as deliveries:
+                got = [(await in_time(anext(deliveries))).payload for _ in range(64)]
+
+    assert status == 0
+    assert [each.partition for each in partitions] == list(range(16))
+    assert {each.storage_address for each in partitions} == {
+        processes[f"storage-{number}"].address for number in range(2)
+    }
+    assert sorted(got) == [b"after"] * 32 + [b"before"] * 32
 
 
 async def _end(process: ServiceProcess) -> None:
