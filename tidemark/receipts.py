@@ -5,8 +5,8 @@ Storage issues them and the broker reads the partition from them; to everyone el
 Layout, big-endian: version u8, partition u16, queue_id u64, reservation id u64, owner epoch u64.
 """
 
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from tidemark.errors import InvalidArgument
 
@@ -14,8 +14,7 @@ _VERSION = 1
 _LAYOUT = Struct(">BHQQQ")
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """Identifies one reservation in the cluster."""
 
     partition: int
@@ -24,14 +23,11 @@ class Receipt:
     owner_epoch: int = 0
 
     def encode(self) -> bytes:
-        return _LAYOUT.pack(
-            _VERSION, self.partition, self.queue_id, self.reservation_id, self.owner_epoch
-        )
+        return _LAYOUT.pack(_VERSION, *self)
 
     @staticmethod
     def decode(data: bytes) -> "Receipt":
         """Raises InvalidArgument unless the data is a receipt of this version."""
         if len(data) != _LAYOUT.size or data[0] != _VERSION:
             raise InvalidArgument("not a receipt", field="receipt")
-        _, partition, queue_id, reservation_id, owner_epoch = _LAYOUT.unpack(data)
-        return Receipt(partition, queue_id, reservation_id, owner_epoch)
+        return Receipt(*_LAYOUT.unpack(data)[1:])

@@ -60,7 +60,8 @@ class ExchangePart:
         self._changed = partial(changed, self)
         self._events = partition.connect(broker_epoch, self._changed, self._handed_out)
         self._all_unsent = unsent
-        self._unsent: deque[_Answered] = deque()
+        self._unsent: deque[tuple[int, ExchangeResult | TidemarkError, int]] = deque()
+        """Request ids, results, and about how many bytes each takes in a frame."""
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._closed = False
@@ -71,7 +72,7 @@ class ExchangePart:
         self._closed = True
         self._partition.disconnect(self._events)
         self._all_unsent.results -= len(self._unsent)
-        self._all_unsent.result_bytes -= sum(_bytes_of(result) for _, result in self._unsent)
+        self._all_unsent.result_bytes -= sum(result_bytes for _, _, result_bytes in self._unsent)
         self._unsent.clear()
 
     @property
@@ -160,10 +161,11 @@ class ExchangePart:
 
     def _keep(self, results: Iterable[_Answered]) -> None:
         kept = result_bytes = 0
-        for each in results:
-            self._unsent.append(each)
+        for request_id, result in results:
+            size = _bytes_of(result)
+            self._unsent.append((request_id, result, size))
             kept += 1
-            result_bytes += _bytes_of(each[1])
+            result_bytes += size
         self._all_unsent.results += kept
         self._all_unsent.result_bytes += result_bytes
 
@@ -207,8 +209,7 @@ class ExchangePart:
     ) -> int:
         used_bytes = moved = 0
         while self._unsent:
-            request_id, result = self._unsent[0]
-            result_bytes = _bytes_of(result)
+            request_id, result, result_bytes = self._unsent[0]
             if used_bytes + result_bytes > (share_bytes if used_bytes else room_bytes):
                 break
             self._unsent.popleft()
@@ -234,7 +235,10 @@ def _fitting(count: int, each_bytes: int, room_bytes: int) -> int:
 def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in a frame."""
     if isinstance(result, Reserved):
-        return RESULT_BYTES + sum(SLICE_BYTES + len(each.body) for each in result.slices)
+        size = RESULT_BYTES
+        for each in result.slices:
+            size += SLICE_BYTES + len(each.body)
+        return size
     if isinstance(result, Renewed):
         return RESULT_BYTES + ERROR_BYTES * len(result.refused)
     return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

@@ -9,6 +9,7 @@ keys below a string share a prefix that no other string's keys have. (A length p
 length first; no key uses one.)
 """
 
+from functools import lru_cache
 from struct import Struct
 
 _u16 = Struct(">H")
@@ -47,6 +48,12 @@ def read_u64(key: bytes, at: int = 0) -> int:
 def text(value: bytes) -> bytes:
     """A byte string of any length as one part of a key."""
     return value.replace(b"\x00", b"\x00\xff") + _END
+
+
+@lru_cache(maxsize=1024)
+def name(value: str) -> bytes:
+    """`text` of a group or a fairness key: few of them are in nearly every row."""
+    return text(value.encode())
 
 
 def read_text(key: bytes, at: int = 0) -> tuple[bytes, int]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from storage_svc.engines.engine import Row
 from storage_svc.engines.group_rows import GroupProgress, group_value, read_progress, with_settled
-from storage_svc.engines.keys import prefix_end, read_text, read_u16, text, u16, u64
+from storage_svc.engines.keys import name, prefix_end, read_text, read_u16, text, u16, u64
 from storage_svc.engines.reservation_rows import reservation_value
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation
@@ -78,7 +78,7 @@ def queue_value(record: QueueRecord) -> bytes:
     parts = [head]
     for group in groups:
         part = group_value(group)
-        parts += (text(group.name.encode()), u16(len(part)), part)
+        parts += (name(group.name), u16(len(part)), part)
     for reservation in record.held.values():
         part = reservation_value(reservation)
         parts += (u64(reservation.reservation_id), u16(len(part)), part)

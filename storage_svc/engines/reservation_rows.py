@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from struct import Struct
 
-from storage_svc.engines.keys import read_text, read_u64, text, u64x2, u64x3
+from storage_svc.engines.keys import name, read_text, read_u64, text, u64x2, u64x3
 from storage_svc.queue.reservation import Ending, Reservation
 from storage_svc.queue.run import Run, Slice
 
@@ -47,10 +47,12 @@ def reservation_value(reservation: Reservation) -> bytes:
         len(reservation.done),
         reservation.given_messages,
     )
-    spans = b"".join(_SPAN.pack(*span) for span in reservation.open)
-    done = b"".join(_DONE.pack(*span) for span in reservation.done)
-    names = text(reservation.group.encode()) + slice_.run.fairness_key.encode()
-    return head + spans + done + names
+    spans = done = b""
+    for start, end in reservation.open:
+        spans += _SPAN.pack(start, end)
+    for start, end, ending in reservation.done:
+        done += _DONE.pack(start, end, ending)
+    return head + spans + done + name(reservation.group) + slice_.run.fairness_key.encode()
 
 
 def reservation_run_key(key: bytes, value: bytes) -> bytes:
@@ -97,7 +99,7 @@ def settled_entry(reservation: Reservation) -> bytes:
     slice_ = reservation.slice
     ending = reservation.done[0][2]
     head = _SETTLED.pack(reservation.reservation_id, slice_.start, slice_.messages, ending)
-    return head + text(reservation.group.encode())
+    return head + name(reservation.group)
 
 
 def read_settled(value: bytes, run: Run) -> Iterator[Reservation]:

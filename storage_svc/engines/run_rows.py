@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from storage_svc.engines.engine import Row
 from storage_svc.engines.keys import (
+    name,
     read_text,
     read_u32,
     read_u64,
@@ -31,7 +32,7 @@ _NO_FAIRNESS_KEY = 1  # what `text` makes of an empty string, as a number
 
 
 def lane_prefix(queue_id: int, fairness_key: str) -> bytes:
-    return u64(queue_id) + text(fairness_key.encode())
+    return u64(queue_id) + name(fairness_key)
 
 
 def run_key(queue_id: int, run: Run) -> bytes:
@@ -138,7 +139,7 @@ def consumed_entry(
     first_delivery_ms: int,
 ) -> bytes:
     """One settled range, as a part of a row."""
-    names = text(group.encode()) + text(record.lmq_name.encode())
+    names = name(group) + text(record.lmq_name.encode())
     times = u64x2(publish_time_ms, first_delivery_ms)
     return u64x3(record.queue_id, start, end) + times + names
 

@@ -27,10 +27,13 @@ class Appended(NamedTuple):
     duplicate: bool = False
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
-        proto.append.queue_id = self.queue_id
-        proto.append.first_offset = self.first_offset
-        proto.append.schedule_id = self.schedule_id
-        proto.append.duplicate = self.duplicate
+        append = proto.append
+        append.queue_id = self.queue_id
+        append.first_offset = self.first_offset
+        if self.schedule_id:
+            append.schedule_id = self.schedule_id
+        if self.duplicate:
+            append.duplicate = True
 
 
 class Append(NamedTuple):
@@ -78,11 +81,12 @@ class Append(NamedTuple):
                 f"version {self.topic_version} of topic {topic.name} has not arrived here",
                 version=str(topic.version),
             )
-        answer = producers.Answer(0, 0, 0, self.messages, 0)
+        checksum = 0
         if self.sequence:
             checksum = producers.checksum(self.lmq_name, self.body)
-            answer = answer._replace(checksum=checksum)
-            first = await commit.state.producers.find(self.producer_id, self.sequence, answer)
+            first = await commit.state.producers.find(
+                self.producer_id, self.sequence, self.messages, checksum
+            )
             if first is not None:
                 return Appended(
                     first.queue_id, first.first_offset, first.schedule_id, duplicate=True
@@ -119,10 +123,8 @@ class Append(NamedTuple):
             )
             appended = Appended(queue_id, run.first_offset)
         if self.sequence:
-            answer = answer._replace(
-                queue_id=queue_id,
-                first_offset=appended.first_offset,
-                schedule_id=appended.schedule_id,
+            answer = producers.Answer(
+                queue_id, appended.first_offset, appended.schedule_id, self.messages, checksum
             )
             await commit.state.producers.remember(
                 self.producer_id, self.sequence, answer, commit.now_ms, commit.journal.batch

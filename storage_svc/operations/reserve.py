@@ -16,7 +16,7 @@ from storage_svc.queue.group import PASSED_MAX, Group
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Slice
 from storage_svc.queue.standing import Standing
-from storage_svc.turns import give_way, in_turns
+from storage_svc.turns import give_way
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import Fenced, RecordUnreadable
@@ -66,14 +66,20 @@ class ReservedSlice(NamedTuple):
         proto.first_offset = self.first_offset
         proto.count = self.messages
         proto.body = self.body
-        proto.attempt_count = self.attempt_count
         proto.delivery_count = self.delivery_count
-        proto.owner_epoch = self.owner_epoch
         proto.visibility_ms = self.visibility_ms
         proto.publish_time_ms = self.publish_time_ms
-        proto.fairness_key = self.fairness_key
-        proto.traceparent = self.traceparent
-        proto.last_attempt = self.last_attempt
+        # Of most slices these are empty, and an assignment costs more than the question.
+        if self.attempt_count:
+            proto.attempt_count = self.attempt_count
+        if self.owner_epoch:
+            proto.owner_epoch = self.owner_epoch
+        if self.fairness_key:
+            proto.fairness_key = self.fairness_key
+        if self.traceparent:
+            proto.traceparent = self.traceparent
+        if self.last_attempt:
+            proto.last_attempt = True
 
 
 class Reserved(NamedTuple):
@@ -181,9 +187,13 @@ async def hand_out(
     taken, taken_bodies = await _readable(commit, handle, group, taken)
     visibility_ms = bounds.visibility_ms or handle.topic.settings.visibility_timeout_ms
     counters = commit.counters
-    reservations: list[Reservation] = []
-    async for part in in_turns(taken, TURN_SLICES_MAX):
-        reservations += state.reserve(
+    slices: list[ReservedSlice] = []
+    # Not `in_turns`: most hand-outs are of one slice, which costs less than an asynchronous loop.
+    for start in range(0, len(taken), TURN_SLICES_MAX):
+        if start:
+            await give_way()
+        part = taken[start : start + TURN_SLICES_MAX]
+        reservations = state.reserve(
             group,
             part,
             counters.reservation_id + 1,
@@ -194,17 +204,16 @@ async def hand_out(
             given_messages=0 if bounds.reports_hand_outs else None,
         )
         counters.reservation_id += len(part)
-    counters.delivered += sum(each.slice.messages for each in reservations)
+        for at, reservation in enumerate(reservations, start):
+            body = taken_bodies[at]
+            slices.append(_reserved(commit, handle, reservation, visibility_ms, body))
+            counters.delivered += reservation.slice.messages
+            commit.handed_out_bytes += len(body)
     # A key that is still active was held back only by the bounds of the request.
     group.has_waiters = not group.ring or not (taken or too_large)
     if len(group.lanes) > group.lanes_max:
         await commit.forget_lanes(state)
-    slices: list[ReservedSlice] = []
-    pairs = list(zip(reservations, taken_bodies, strict=True))
-    async for some in in_turns(pairs, TURN_SLICES_MAX):
-        slices += [_reserved(commit, handle, each, visibility_ms, body) for each, body in some]
-    commit.handed_out_bytes += sum(len(each.body) for each in slices)
-    return Reserved(tuple(slices), more=not group.has_waiters)
+    return Reserved(tuple(slices), not group.has_waiters)
 
 
 async def _take(
@@ -262,16 +271,23 @@ async def _readable(
     The others stay in the queue and are tried again after a delay: one unreadable record must not
     keep its queue from being consumed, nor its partition from serving (V3).
     """
-    found: list[bytes | None] = []
-    async for part in in_turns(taken, TURN_SLICES_MAX):
-        found += [await _body(commit, handle, slice_) for slice_ in part]
-    unreadable = [slice_ for slice_, body in zip(taken, found, strict=True) if body is None]
+    readable: list[Slice] = []
+    found: list[bytes] = []
+    unreadable: list[Slice] = []
+    for number, slice_ in enumerate(taken, 1):
+        body = await _body(commit, handle, slice_)
+        if body is None:
+            unreadable.append(slice_)
+        else:
+            readable.append(slice_)
+            found.append(body)
+        if number % TURN_SLICES_MAX == 0:
+            await give_way()
     if unreadable:
         not_before_ms = commit.now_ms + UNREADABLE_DELAY_MS
         handle.state.postpone(group, unreadable, not_before_ms, commit.journal)
         commit.journal.ready(handle.state.record, group)  # there may be more: ask again
-        taken = [slice_ for slice_, body in zip(taken, found, strict=True) if body is not None]
-    return taken, [body for body in found if body is not None]
+    return readable, found
 
 
 def _reserved(
@@ -283,35 +299,37 @@ def _reserved(
 ) -> ReservedSlice:
     slice_ = reservation.slice
     run = slice_.run
-    queue_id = handle.state.record.queue_id
-    receipt = Receipt(
-        commit.partition, queue_id, reservation.reservation_id, reservation.owner_epoch
-    )
+    state = handle.state
+    queue_id = state.record.queue_id
+    reservation_id, owner_epoch = reservation.reservation_id, reservation.owner_epoch
     return ReservedSlice(
-        reservation.reservation_id,
-        receipt.encode(),
+        reservation_id,
+        Receipt(commit.partition, queue_id, reservation_id, owner_epoch).encode(),
         queue_id,
         slice_.start,
-        slice_.messages,
+        slice_.end - slice_.start,
         body,
         slice_.attempts,
         slice_.deliveries,
-        reservation.owner_epoch,
+        owner_epoch,
         visibility_ms,
         run.publish_time_ms,
         run.fairness_key,
         run.traceparent,
-        slice_.attempts + 1 == handle.state.rules.max_attempts,
+        slice_.attempts + 1 == state.rules.max_attempts,
     )
 
 
 async def _body(commit: CommitContext, handle: Handle, slice_: Slice) -> bytes | None:
     """The messages of a slice; None if they cannot be read."""
     run = slice_.run
-    try:
-        body = await commit.body(handle.state.record.queue_id, run)
-    except RecordUnreadable:
-        return None
+    queue_id = handle.state.record.queue_id
+    body = commit.cached_body(queue_id, run)
+    if body is None:
+        try:
+            body = await commit.body(queue_id, run)
+        except RecordUnreadable:
+            return None
     if slice_.messages == run.messages:
         return body
     return bodies.cut(body, slice_.start - run.first_offset, slice_.end - run.first_offset)

@@ -27,7 +27,7 @@ async def queue_with_room(
 
     Raises QueueFull, and creates nothing, if the quotas of the topic leave no room.
     """
-    handle = await commit.find_queue(lmq_name, briefly=briefly)
+    handle = commit.loaded_queue(lmq_name) or await commit.find_queue(lmq_name, briefly=briefly)
     body_bytes = len(body)
     if handle is not None:
         record = handle.state.record

@@ -53,9 +53,12 @@ class Settled(NamedTuple):
     visibility_ms: int = 0
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
-        proto.settle.messages = self.messages
-        proto.settle.open_messages = self.open_messages
-        proto.settle.visibility_ms = self.visibility_ms
+        settle = proto.settle
+        settle.messages = self.messages
+        if self.open_messages:
+            settle.open_messages = self.open_messages
+        if self.visibility_ms:
+            settle.visibility_ms = self.visibility_ms
 
 
 class Settle(NamedTuple):
@@ -88,15 +91,18 @@ class Settle(NamedTuple):
             commit.now_ms,
             commit.journal,
             delay_ms=self.delay_ms,
-            chance=commit.chance(),
+            chance=0.0 if self.ending is Ending.ACK else commit.chance(),
         )
         if dead:
             for start, end in changed:
                 slice_ = reservation.slice._replace(start=start, end=end)
                 death = Death(DeadReason.REJECTED, reservation.group, self.detail)
                 await dispose(commit, handle, slice_, body, death)
-        messages = sum(end - start for start, end in changed)
-        self._trace(handle, reservation, messages, commit.partition)
+        messages = 0
+        for start, end in changed:
+            messages += end - start
+        if reservation.slice.run.traceparent:
+            self._trace(handle, reservation, messages, commit.partition)
         if self.ending is Ending.ACK:
             commit.counters.acked += messages
         return Settled(messages, reservation.open_messages)
@@ -164,7 +170,9 @@ async def find_by_receipt(
     receipt = Receipt.decode(asked.receipt)
     if receipt.partition != commit.partition:
         raise ReservationNotFound(f"the receipt is of partition {receipt.partition}")
-    handle = await commit.queue_by_id(receipt.queue_id)
+    lmq_name = commit.handles.loaded_name(receipt.queue_id)
+    handle = None if lmq_name is None else commit.loaded_queue(lmq_name)
+    handle = handle or await commit.queue_by_id(receipt.queue_id)
     if handle is None:
         raise ReservationNotFound("the queue of the receipt is gone")
     reservation = handle.state.find(receipt.reservation_id)

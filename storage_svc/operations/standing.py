@@ -61,13 +61,14 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved]:
             commit.end_standing(group)
             continue
         reserved = await hand_out(commit, handle, group, standing)
-        standing.messages_max -= sum(each.messages for each in reserved.slices)
+        for each in reserved.slices:
+            standing.messages_max -= each.messages
         left = 0 if reserved.more else standing.messages_max
         if not left:
             group.standing = None
         elif not reserved.slices:
             continue  # what became ready was not for delivery: it waits on
-        results.append(reserved._replace(standing_messages=left, standing_id=standing.standing_id))
+        results.append(Reserved(reserved.slices, reserved.more, left, standing.standing_id))
     results += (
         Reserved((), more=ask_again, standing_id=standing_id)
         for standing_id, ask_again in commit.ended_standing

@@ -129,8 +129,10 @@ class BatchJournal:
         self.queue_changed(record)
 
     def queue_changed(self, record: QueueRecord) -> None:
-        self._queues[record.queue_id] = record
-        self.changed_queues.add(record.queue_id)
+        queue_id = record.queue_id
+        if self._queues.get(queue_id) is not record:  # most operations change it several times
+            self._queues[queue_id] = record
+            self.changed_queues.add(queue_id)
 
     def queue_removed(self, record: QueueRecord) -> None:
         self.removed_names.add(record.lmq_name)
@@ -201,11 +203,9 @@ class BatchJournal:
         self.deleted.update(headers)
         self.deleted_bodies += bodies
         self.batch.delete_all(Table.RUN_HEADERS, headers)
-        apart = [
-            key for key, run in zip(bodies, runs, strict=True) if not run_rows.has_inline_body(run)
-        ]
-        self.batch.delete_all(Table.RUN_BODIES, apart)
-        for run in runs:
+        for key, run in zip(bodies, runs, strict=True):
+            if run.body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
+                self.batch.delete(Table.RUN_BODIES, key)
             self.messages -= run.messages
             self.body_bytes -= run.body_bytes
             if run.dead_deadline_ms:
@@ -329,7 +329,8 @@ class BatchJournal:
     def put_deadline(self, record: QueueRecord, reservation: Reservation) -> None:
         self._deadlines.add(reservation.deadline_ms)
         key = reservation_rows.deadline_key(record.queue_id, reservation)
-        self.erased_rows.discard((Table.DEADLINES, key))
+        if self.erased_rows:
+            self.erased_rows.discard((Table.DEADLINES, key))
         self.batch.put(Table.DEADLINES, key, u64(reservation.broker_incarnation))
 
     def delete_deadline(self, record: QueueRecord, reservation: Reservation) -> None:

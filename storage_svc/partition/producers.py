@@ -74,20 +74,22 @@ class Producers:
         self._searched_to = 0
         """No producer that is still stored published last before this day."""
 
-    async def find(self, producer_id: str, sequence: int, mine: Answer) -> Answer | None:
+    async def find(
+        self, producer_id: str, sequence: int, messages: int, checksum: int
+    ) -> Answer | None:
         """The first answer if this run was stored before; None if it never was.
 
         Raises SequenceConflict for another run under the same sequence, SequenceTooOld for one
         that lies before the window.
         """
-        producer = await self._producer(producer_id)
+        producer = self._cached.get(producer_id) or await self._producer(producer_id)
         if sequence <= producer.highest - PRODUCER_SEQUENCES_MAX:
             raise SequenceTooOld(
                 f"sequence {sequence} lies before the window of producer {producer_id}",
                 highest=str(producer.highest),
             )
         first = producer.answers.get(sequence)
-        if first is not None and first[3:] != mine[3:]:  # messages and checksum
+        if first is not None and first[3:] != (messages, checksum):
             raise SequenceConflict(
                 f"producer {producer_id} used sequence {sequence} for another run",
                 sequence=str(sequence),

@@ -470,8 +470,9 @@ class QueueState:
             journal.queue_changed(record)
 
     def _erase(self, runs: Sequence[Run], journal: Journal) -> None:
-        self.record.messages -= sum(run.messages for run in runs)
-        self.record.body_bytes -= sum(run.body_bytes for run in runs)
+        for run in runs:
+            self.record.messages -= run.messages
+            self.record.body_bytes -= run.body_bytes
         journal.delete_runs(self.record, runs)
         journal.queue_changed(self.record)
 

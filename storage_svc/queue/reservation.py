@@ -107,8 +107,10 @@ class Reservation:
         if not at_least or messages > self.given_messages:
             self.given_messages = min(messages, self.slice.messages)
 
-    def spans(self, index_ranges: Iterable[Span]) -> list[Span]:
+    def spans(self, index_ranges: Sequence[Span]) -> list[Span]:
         """The offsets of indexes, which count from the first message."""
+        if not index_ranges:
+            return []
         first, end = self.slice.start, self.slice.end
         spans = [(first + start, first + stop) for start, stop in index_ranges]
         if any(start >= stop or stop > end for start, stop in spans):
@@ -131,6 +133,10 @@ class Reservation:
             if self.done[-1][2] is ending:
                 return []
             raise self._refusal(self.done[-1][2])
+        if not spans and not self.done:  # the usual case: all of it, at once
+            changed, self.open = self.open, []
+            self.done = [(self.slice.start, self.slice.end, ending)]
+            return changed
         wanted = list(spans) or list(self.open)
         for start, end, how in self.done:
             if how is not ending and any(start < stop and begin < end for begin, stop in wanted):

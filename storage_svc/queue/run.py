@@ -53,8 +53,8 @@ class Slice(NamedTuple):
 
     def handed_out(self, now_ms: int) -> "Slice":
         """The same after one more hand-out."""
-        first_ms = self.first_delivery_ms or now_ms
-        return self._replace(deliveries=self.deliveries + 1, first_delivery_ms=first_ms)
+        start, end, run, attempts, deliveries, first_ms = self
+        return Slice(start, end, run, attempts, deliveries + 1, first_ms or now_ms)
 
     def joined(self, following: "Slice") -> "Slice | None":
         """Both as one slice, if the other continues this one with the same history.
