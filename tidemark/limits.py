@@ -85,6 +85,9 @@ SETTLEMENT_RANGES_MAX: Final = 1_000
 SETTLEMENTS_PER_FRAME_MAX: Final = 10_000
 """Settlements in one frame or call: their results must fit one frame."""
 
+ACKS_PER_OPERATION_MAX: Final = 256
+"""Reservations that a broker acknowledges with one operation: a commit takes whole operations."""
+
 RENEWALS_PER_FRAME_MAX: Final = 10_000
 """Reservations that the renewals of one frame may name."""
 

@@ -17,6 +17,7 @@ def check_parts(request: broker_pb2.SessionRequest) -> None:
         ("credits", request.credits, limits.FRAME_PARTS_MAX),
         ("hand_outs", request.hand_outs, limits.FRAME_PARTS_MAX),
         ("renewals", request.renewals, limits.FRAME_PARTS_MAX),
+        ("acks", request.acks, limits.FRAME_PARTS_MAX),
         ("settlements", request.settlements, limits.SETTLEMENTS_PER_FRAME_MAX),
         ("runs", request.runs, limits.FRAME_RUNS_MAX),
     )
@@ -31,6 +32,11 @@ def check_parts(request: broker_pb2.SessionRequest) -> None:
     if renewed > limits.RENEWALS_PER_FRAME_MAX:
         raise InvalidArgument(
             f"at most {limits.RENEWALS_PER_FRAME_MAX} reservations a frame", field="renewals"
+        )
+    acked = sum(len(each.delivery_tags) for each in request.acks)
+    if acked > limits.SETTLEMENTS_PER_FRAME_MAX:
+        raise InvalidArgument(
+            f"at most {limits.SETTLEMENTS_PER_FRAME_MAX} deliveries a frame", field="acks"
         )
     check_held(request.heartbeat.held)
 

@@ -219,6 +219,13 @@ class Session:
             self._components.settlements.submit(
                 settlement, self.client_id, self._consumers.deliveries, partial(self._settled, size)
             )
+        for acks in request.acks:
+            size = acks.ByteSize() + (len(acks.delivery_tags) + 1) * OVERHEAD_BYTES
+            self._unanswered += 1
+            self._unanswered_bytes += size
+            self._components.settlements.acks.submit(
+                acks, self.client_id, self._consumers.deliveries, partial(self._acked, size)
+            )
         for credit in request.credits:
             give_credit = partial(self._consumers.give_credit, self._subscriber)
             self._guard(give_credit, credit, consumer_id=credit.consumer_id)
@@ -267,6 +274,13 @@ class Session:
         self._output.wakeup.set()
         if not self._read_on.is_set():
             self._make_room()
+
+    def _acked(self, size: int, result: broker_pb2.AcksResult) -> None:
+        self._unanswered -= 1
+        self._unanswered_bytes -= size
+        self._output.frame.acked.append(result)
+        self._output.wakeup.set()
+        self._make_room()
 
     def _renewed(self, size: int, result: broker_pb2.RenewalResult) -> None:
         self._unanswered -= 1

@@ -52,4 +52,5 @@ class SessionOutput:
             + len(frame.ended)
             + len(frame.hand_outs)
             + len(frame.renewed)
+            + len(frame.acked)
         )

@@ -15,7 +15,15 @@ from broker_svc.consume.hand_outs import HandOuts, Place
 from broker_svc.idle.tracking import TrackedQueue
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import Fenced, NotOwner, ReservationExpired, TidemarkError, UnknownDeliveryTag
+from tidemark.errors import (
+    AlreadySettled,
+    Fenced,
+    NotOwner,
+    ReservationExpired,
+    ReservationNotFound,
+    TidemarkError,
+    UnknownDeliveryTag,
+)
 from tidemark.telemetry import messaging, tracer
 from tidemark.telemetry.messaging import Messages
 
@@ -250,6 +258,22 @@ def _moved(partition: int, refusal: Callable[[], TidemarkError]) -> TidemarkErro
     return NotOwner(
         f"partition {partition} has moved since: settle by receipt", partition=str(partition)
     )
+
+
+def drop_refused(holder: Deliveries, held: HeldDelivery, refusal: TidemarkError) -> None:
+    """Storage has refused to settle or renew a delivery; the client holds it no longer if nothing
+    of the reservation is open any more."""
+    if isinstance(refusal, AlreadySettled):
+        ended = refusal.metadata.get("open_messages") == "0"
+    elif isinstance(refusal, Fenced):
+        # Under its own epoch, only the client was refused: the owner holds it still.
+        ended = refusal.metadata.get("epoch") != str(held.owner_epoch)
+    else:
+        ended = isinstance(refusal, ReservationExpired | ReservationNotFound)
+    if ended and isinstance(refusal, ReservationExpired):
+        holder.expire(held.key)
+    if ended:
+        holder.drop(held.key)
 
 
 def _expired(lmq_name: str, first_offset: int, _owner_epoch: int) -> TidemarkError:

@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from broker_svc.consume.deliveries import Deliveries, DeliveryDirectory, HeldDelivery
-from broker_svc.consume.settlements import has_ended
+from broker_svc.consume.deliveries import (
+    Deliveries,
+    DeliveryDirectory,
+    HeldDelivery,
+    drop_refused,
+)
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
-from tidemark.errors import PartitionNotFound, ReservationExpired, TidemarkError
+from tidemark.errors import PartitionNotFound, TidemarkError
 from tidemark.field_checks import check_visibility
 from tidemark.receipts import Receipt
 from tidemark.rpc.statuses import from_status, to_status
@@ -135,10 +139,8 @@ class Renewals:
             refused.add(each.index)
             named, why = names[each.index], from_status(each.error)
             waiting.refuse(named, why)
-            if named.held is not None and named.holder is not None and has_ended(named.held, why):
-                if isinstance(why, ReservationExpired):
-                    named.holder.expire(named.held.key)
-                named.holder.drop(named.held.key)
+            if named.held is not None and named.holder is not None:
+                drop_refused(named.holder, named.held, why)
         now_ms = self._clock.monotonic_ms()
         for index, named in enumerate(names):
             if named.held is not None and index not in refused:

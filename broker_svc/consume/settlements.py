@@ -11,11 +11,13 @@ from typing import TypeAlias
 from google.rpc.status_pb2 import Status
 from opentelemetry.trace import Span
 
+from broker_svc.consume.acks import Acks
 from broker_svc.consume.deliveries import (
     Deliveries,
     DeliveryDirectory,
     HeldDelivery,
     ReservationKey,
+    drop_refused,
 )
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.links.partition_link import PartitionLink, refusal_of
@@ -25,14 +27,10 @@ from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import Clock
 from tidemark.errors import (
-    AlreadySettled,
     CommitOutcomeUnknown,
-    Fenced,
     InvalidArgument,
     PartitionFaulty,
     PartitionNotFound,
-    ReservationExpired,
-    ReservationNotFound,
     ShuttingDown,
     TidemarkError,
     Unavailable,
@@ -59,7 +57,6 @@ _ACTIONS = {
 _AT_ONCE = (exchange_pb2.SETTLE_ACTION_NACK, exchange_pb2.SETTLE_ACTION_RELEASE)
 """What makes messages ready again, unless it asks for a delay."""
 
-_ENDED = (ReservationExpired, ReservationNotFound)
 _UNDECIDED = (CommitOutcomeUnknown, PartitionFaulty, ShuttingDown, Unavailable)
 """Answers that say nothing about the reservation."""
 
@@ -80,6 +77,7 @@ class Settlements:
         self._dispatcher = dispatcher
         self.settled = Tally("action")
         """Messages that clients settled."""
+        self.acks = Acks(links, self.settled)
         self._returning: dict[ReservationKey, tuple[HeldDelivery, Action]] = {}
         """What clients held that are gone, until storage has it back."""
 
@@ -152,11 +150,8 @@ class Settlements:
             messaging.end(span, refusal_of(result))
         if result.HasField("error"):
             # What storage has ended the client holds no longer, whatever it believes.
-            refusal = from_status(result.error)
-            if held is not None and holder is not None and has_ended(held, refusal):
-                if isinstance(refusal, ReservationExpired):
-                    holder.expire(held.key)
-                holder.drop(held.key)
+            if held is not None and holder is not None:
+                drop_refused(holder, held, from_status(result.error))
             done(_failed(settlement, result.error))
             return
         settled = result.settle
@@ -264,16 +259,6 @@ def _begin_span(settlement: message_pb2.Settlement, held: HeldDelivery) -> Span 
     messages = Messages(held.queue.lmq_name, count, held.group, held.queue.partition)
     step = Step(str(settlement.WhichOneof("action")), "settle")
     return messaging.begin(_tracer, step, messages, held.traceparent)
-
-
-def has_ended(held: HeldDelivery, refusal: TidemarkError) -> bool:
-    """Whether nothing of the reservation is open any more."""
-    if isinstance(refusal, AlreadySettled):
-        return refusal.metadata.get("open_messages") == "0"
-    if isinstance(refusal, Fenced):
-        # Under its own epoch, only the client was refused: the owner holds it still.
-        return refusal.metadata.get("epoch") != str(held.owner_epoch)
-    return isinstance(refusal, _ENDED)
 
 
 def _failed(settlement: message_pb2.Settlement, error: Status) -> message_pb2.SettleResult:

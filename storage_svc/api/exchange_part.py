@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from storage_svc.api import codec
+from storage_svc.operations.acks import Acked
 from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
@@ -239,6 +240,6 @@ def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
         for each in result.slices:
             size += SLICE_BYTES + len(each.body)
         return size
-    if isinstance(result, Renewed):
+    if isinstance(result, Renewed | Acked):
         return RESULT_BYTES + ERROR_BYTES * len(result.refused)
     return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

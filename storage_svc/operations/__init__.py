@@ -6,6 +6,7 @@ OPERATIONS or ACTIONS under the name of its proto field.
 """
 
 from storage_svc.operations import (
+    acks,
     dead_letters,
     expire,
     groups,
@@ -30,6 +31,7 @@ OPERATIONS: ExchangeDecoders = {
     **reserve.OPERATIONS,
     **standing.OPERATIONS,
     **settle.OPERATIONS,
+    **acks.OPERATIONS,
     **renew.OPERATIONS,
     **expire.OPERATIONS,
     **groups.OPERATIONS,

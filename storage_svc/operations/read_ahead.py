@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final
 
+from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve
@@ -60,4 +61,6 @@ async def _together(reads: Iterable[Coroutine[object, object, object]]) -> None:
 def _receipts(operation: object) -> Iterable[bytes]:
     if isinstance(operation, Settle):
         return (operation.receipt,)
+    if isinstance(operation, AckReservations):
+        return operation.receipts
     return [each.receipt for each in operation.held] if isinstance(operation, Renew) else ()

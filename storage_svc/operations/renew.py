@@ -66,7 +66,11 @@ class Renew(NamedTuple):
         for index, held in enumerate(self.held):
             try:
                 handle, reservation = await find_by_receipt(
-                    commit, held, by_broker=self.keep_deadlines
+                    commit,
+                    held.receipt,
+                    held.owner_epoch,
+                    held.client_id,
+                    by_broker=self.keep_deadlines,
                 )
                 visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
                 deadline_ms = 0 if self.keep_deadlines else commit.now_ms + visibility_ms

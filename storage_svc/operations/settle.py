@@ -4,7 +4,7 @@ Owns the way from a receipt to its reservation; what an ending means for the mes
 of `queue/queue.py`.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from storage_svc.loading.handles import Handle
 from storage_svc.operations.dead_letters import Death, dispose
@@ -31,17 +31,6 @@ _ENDINGS = {
 
 _BY_BROKER = (Ending.RELEASE, Ending.DISCONNECT)
 """What a broker does by itself with what clients held: it gives it back."""
-
-
-class AskedBy(Protocol):
-    """What names a reservation, and who asks."""
-
-    @property
-    def receipt(self) -> bytes: ...
-    @property
-    def owner_epoch(self) -> int: ...
-    @property
-    def client_id(self) -> str: ...
 
 
 class Settled(NamedTuple):
@@ -76,7 +65,9 @@ class Settle(NamedTuple):
     async def apply(self, commit: CommitContext) -> Settled:
         """End the messages, or repeat the answer that was given before (V6)."""
         by_broker = self.ending in _BY_BROKER and not self.client_id
-        handle, reservation = await find_by_receipt(commit, self, by_broker=by_broker)
+        handle, reservation = await find_by_receipt(
+            commit, self.receipt, self.owner_epoch, self.client_id, by_broker=by_broker
+        )
         dead = self.ending is Ending.DEAD_LETTER and reservation.live
         queue_id = handle.state.record.queue_id
         # Read before the settlement, which may be the last and erase the run.
@@ -130,7 +121,9 @@ class Extend(NamedTuple):
     given_messages: int | None = None  # None: as many as were noted before
 
     async def apply(self, commit: CommitContext) -> Settled:
-        handle, reservation = await find_by_receipt(commit, self)
+        handle, reservation = await find_by_receipt(
+            commit, self.receipt, self.owner_epoch, self.client_id
+        )
         visibility_ms = self.visibility_ms or handle.topic.settings.visibility_timeout_ms
         reservation.check_live()
         if self.given_messages is not None:  # it may run out sooner than before
@@ -163,11 +156,27 @@ def settlement_from_proto(proto: exchange_pb2.SettleReservation) -> Settle | Ext
     )
 
 
+async def ack(commit: CommitContext, receipt: bytes, client_id: str) -> int:
+    """Acknowledge what is open of a reservation; returns how many messages that was."""
+    handle, reservation = await find_by_receipt(commit, receipt, 0, client_id)
+    changed = handle.state.settle(reservation, (), Ending.ACK, commit.now_ms, commit.journal)
+    messages = 0
+    for start, end in changed:
+        messages += end - start
+    commit.counters.acked += messages
+    return messages
+
+
 async def find_by_receipt(
-    commit: CommitContext, asked: AskedBy, *, by_broker: bool = False
+    commit: CommitContext,
+    encoded: bytes,
+    owner_epoch: int,
+    client_id: str,
+    *,
+    by_broker: bool = False,
 ) -> tuple[Handle, Reservation]:
     """The reservation of a receipt; raises if the caller may not settle it (E8)."""
-    receipt = Receipt.decode(asked.receipt)
+    receipt = Receipt.decode(encoded)
     if receipt.partition != commit.partition:
         raise ReservationNotFound(f"the receipt is of partition {receipt.partition}")
     lmq_name = commit.handles.loaded_name(receipt.queue_id)
@@ -179,11 +188,11 @@ async def find_by_receipt(
     group = handle.state.groups.get(reservation.group)
     if group is not None and group.owner_epoch:
         # The epoch of the caller, or that of the receipt where the caller named none.
-        owner_epoch = asked.owner_epoch or receipt.owner_epoch
+        owner_epoch = owner_epoch or receipt.owner_epoch
         if by_broker:
             group.check_owner(owner_epoch)
         else:
-            group.check_settler(owner_epoch, asked.client_id)
+            group.check_settler(owner_epoch, client_id)
     return handle, reservation
 
 

@@ -8,6 +8,7 @@ module of its own in `operations/`.
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
@@ -45,6 +46,18 @@ _unreadable = counter(
         )
     ],
 )
+
+
+_fenced_calls = counter(
+    "tidemark.storage.fenced_calls",
+    "Operations of brokers and clients under an old epoch",
+    zeros=({"holder": "broker"}, {"holder": "client"}),
+)
+
+
+def count_fenced(holder: Literal["broker", "client"]) -> None:
+    """A broker or a client was refused because another has taken its place."""
+    _fenced_calls.add(1, {"holder": holder})
 
 
 def report_unreadable(table: Table, key: bytes, lmq_name: str, why: str) -> None:

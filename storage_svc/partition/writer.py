@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from storage_svc.lifecycle.lifecycle_watch import LifecycleWatch
 from storage_svc.loading.deadline_pages import read_deadlines
+from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.publish import Append
 from storage_svc.operations.read_ahead import read_ahead
 from storage_svc.operations.reserve import Reserved
 from storage_svc.operations.standing import hand_out_standing
-from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.commit import CommitContext, count_fenced
 from storage_svc.partition.counters import put_counters
 from storage_svc.partition.exchange_events import ConnectedExchanges
 from storage_svc.partition.spans import CommitSpans, refused
@@ -27,7 +28,7 @@ from storage_svc.partition.state import PartitionState
 from storage_svc.turns import TURN_OPERATIONS_MAX, give_way, in_turns
 from tidemark.clock import Clock
 from tidemark.errors import DataCorrupt, Fenced, TidemarkError
-from tidemark.telemetry import counter, current_traceparent, histogram, is_sampled, seconds
+from tidemark.telemetry import current_traceparent, histogram, is_sampled, seconds
 from tidemark.telemetry.metrics import BYTES, COUNTS
 
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
@@ -43,18 +44,13 @@ _commit_operations = histogram(
     "tidemark.storage.commit.operations", "Operations that gathered for a commit", COUNTS
 )
 _commit_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
-_fenced_calls = counter(
-    "tidemark.storage.fenced_calls",
-    "Operations of brokers and clients under an old epoch",
-    zeros=({"holder": "broker"}, {"holder": "client"}),
-)
 
 
 def check_broker_epoch(state: PartitionState, broker_epoch: int | None) -> None:
     """Raise Fenced for a broker that does not hold the partition, or no longer does."""
     current = state.counters.broker_epoch
     if broker_epoch is not None and (broker_epoch != current or not current):
-        _fenced_calls.add(1, {"holder": "broker"})
+        count_fenced("broker")
         number = state.engine.identity.partition
         raise Fenced(
             f"partition {number} is held under epoch {current}, not {broker_epoch}"
@@ -74,6 +70,8 @@ class Frame:
     broker_epoch: int | None  # None: not from a broker
     results: asyncio.Future[list[Any]]
     body_bytes: int
+    steps: int
+    """How many operations it counts for: some are for many reservations."""
 
     def fail(self, error: TidemarkError) -> None:
         if not self.results.done():
@@ -107,16 +105,16 @@ class Writer:
         results: asyncio.Future[list[R | TidemarkError]] = loop.create_future()
         if not callers and (caller := current_traceparent()):
             callers = [caller] * len(operations)
-        if len(operations) <= COMMIT_OPERATIONS_MAX:
-            self._add(Frame(operations, callers, broker_epoch, results, _body_bytes(operations)))
+        body_bytes, steps = _size(operations)
+        if steps <= COMMIT_OPERATIONS_MAX:
+            self._add(Frame(operations, callers, broker_epoch, results, body_bytes, steps))
             return results
         parts = []
-        for start in range(0, len(operations), COMMIT_OPERATIONS_MAX):
-            end = start + COMMIT_OPERATIONS_MAX
+        operations_max = max(1, len(operations) * COMMIT_OPERATIONS_MAX // steps)
+        for start in range(0, len(operations), operations_max):
+            end = start + operations_max
             some = operations[start:end]
-            part = Frame(
-                some, callers[start:end], broker_epoch, loop.create_future(), _body_bytes(some)
-            )
+            part = Frame(some, callers[start:end], broker_epoch, loop.create_future(), *_size(some))
             self._add(part)
             parts.append(part.results)
         asyncio.gather(*parts, return_exceptions=True).add_done_callback(partial(_join, results))
@@ -144,15 +142,15 @@ class Writer:
                 return []
             self._arrived.clear()
             await self._arrived.wait()
-        taken = body_bytes = operations = 0
+        taken = body_bytes = steps = 0
         for frame in self._frames:
             if taken and body_bytes + frame.body_bytes > COMMIT_BYTES_MAX:
                 break
-            if taken and operations + len(frame.operations) > COMMIT_OPERATIONS_MAX:
+            if taken and steps + frame.steps > COMMIT_OPERATIONS_MAX:
                 break
             taken += 1
             body_bytes += frame.body_bytes
-            operations += len(frame.operations)
+            steps += frame.steps
         frames, self._frames = self._frames[:taken], self._frames[taken:]
         return frames
 
@@ -190,7 +188,7 @@ class Writer:
         if not len(batch):  # nothing was written: it would distort the figures of real commits
             return
         _commit_seconds.record((self._clock.monotonic_ns() - started_ns) / 1e9)
-        _commit_operations.record(sum(len(frame.operations) for frame in frames))
+        _commit_operations.record(sum(frame.steps for frame in frames))
         _commit_bytes.record(batch.bytes_approx)
 
     def _expires_due(self, commit: CommitContext) -> bool:
@@ -263,8 +261,15 @@ class Writer:
         )
 
 
-def _body_bytes(operations: Sequence[object]) -> int:
-    return sum(len(each.body) for each in operations if isinstance(each, Append))
+def _size(operations: Sequence[object]) -> tuple[int, int]:
+    """The bytes of bodies, and how many operations they count for."""
+    body_bytes, steps = 0, len(operations)
+    for each in operations:
+        if isinstance(each, Append):
+            body_bytes += len(each.body)
+        elif isinstance(each, AckReservations):
+            steps += len(each.receipts) - 1
+    return body_bytes, steps
 
 
 def _join(results: asyncio.Future[list[Any]], parts: asyncio.Future[list[Any]]) -> None:
@@ -286,7 +291,7 @@ async def _apply(commit: CommitContext, operation: Operation[R]) -> R | Tidemark
     except DataCorrupt:
         raise
     except Fenced as error:
-        _fenced_calls.add(1, {"holder": "client"})
+        count_fenced("client")
         return error
     except TidemarkError as error:
         return error

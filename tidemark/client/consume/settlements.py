@@ -13,7 +13,7 @@ from typing import Final
 from opentelemetry.trace import Span
 
 from tidemark import limits
-from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.broker.v1 import broker_pb2, message_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend, Nack
 from tidemark.client.arguments import not_encoded
 from tidemark.client.consume.delivery import DeliveryBatch
@@ -186,7 +186,14 @@ class Settlements:
         """Submit what has gathered; whether there is more than fits a frame."""
         to_send, self._to_send = self._to_send, []
         acks, self._acks = self._acks, {}
-        to_send += [_Settling(batch, _ACK, ranges) for batch, ranges in acks.items()]
+        whole: list[DeliveryBatch] = []
+        for batch, ranges in acks.items():
+            if len(whole) < limits.SETTLEMENTS_PER_FRAME_MAX and _is_plain(batch, ranges, session):
+                whole.append(batch)
+            else:
+                to_send.append(_Settling(batch, _ACK, ranges))
+        if whole:
+            self._send_acks(session, whole)
         for each in to_send[: limits.SETTLEMENTS_PER_FRAME_MAX]:
             try:
                 self._send(session, each)
@@ -247,15 +254,43 @@ class Settlements:
             settling.counted = True
             self._settled(batch, messages)
 
+    def _send_acks(self, session: Session, batches: list[DeliveryBatch]) -> None:
+        """Acknowledge whole batches that nothing else is known of, with one result for all."""
+        session.send_acks([each.tag for each in batches], partial(self._acked, batches))
+        self._under_way += 1
+        for batch in batches:
+            self._settled(batch, batch.count)
+
+    def _acked(
+        self, batches: list[DeliveryBatch], result: broker_pb2.AcksResult | TidemarkError
+    ) -> None:
+        self._under_way -= 1
+        if isinstance(result, TidemarkError):
+            for batch in batches:
+                self._lost(_counted_ack(batch))
+            return
+        if not result.refused:
+            self._backoff.reset()
+        else:
+            refused = {each.delivery_tag: each.error for each in result.refused}
+            for batch in batches:
+                if batch.tag in refused:
+                    self._refused(_counted_ack(batch), from_status(refused[batch.tag]))
+        self._check_quiet()
+
+    def _lost(self, settling: _Settling) -> None:
+        """The session has ended without a result."""
+        if self._closed:
+            self._fail(settling, _closed_before())
+        else:
+            self._to_send.append(settling)  # on the next session, by receipt
+
     def _answered(
         self, settling: _Settling, result: message_pb2.SettleResult | TidemarkError
     ) -> None:
         self._under_way -= 1
         if isinstance(result, TidemarkError):
-            if self._closed:
-                self._fail(settling, _closed_before())
-            else:
-                self._to_send.append(settling)  # on the next session, by receipt
+            self._lost(settling)
             return
         if not result.HasField("error"):
             self._backoff.reset()
@@ -263,18 +298,20 @@ class Settlements:
             if settling.answer is not None and not settling.answer.done():
                 settling.answer.set_result(result)
         else:
-            error = from_status(result.error)
-            other = None
-            if isinstance(error, NotOwner) and not self._closed:
-                settling.by_receipt = True  # the tag is gone, also if the partition comes back
-                other = self._moved(settling.batch.partition, error.metadata.get("owner", ""))
-            if other is not None:
-                other._put(settling)  # there by receipt
-            elif is_transient(error) and not self._closed:
-                self._try_later(settling, error)
-            else:
-                self._fail(settling, error)
+            self._refused(settling, from_status(result.error))
         self._check_quiet()
+
+    def _refused(self, settling: _Settling, error: TidemarkError) -> None:
+        other = None
+        if isinstance(error, NotOwner) and not self._closed:
+            settling.by_receipt = True  # the tag is gone, also if the partition comes back
+            other = self._moved(settling.batch.partition, error.metadata.get("owner", ""))
+        if other is not None:
+            other._put(settling)  # there by receipt
+        elif is_transient(error) and not self._closed:
+            self._try_later(settling, error)
+        else:
+            self._fail(settling, error)
 
     def _try_later(self, settling: _Settling, error: TidemarkError) -> None:
         self._later.append(settling)
@@ -305,6 +342,24 @@ class Settlements:
     def _check_quiet(self) -> None:
         if not (self._under_way or self._to_send or self._later or self._acks):
             self._quiet.set()
+
+
+def _is_plain(batch: DeliveryBatch, ranges: Sequence[Range], session: Session) -> bool:
+    """Whether acks are for all of a batch that this session brought and that is not traced."""
+    if len(ranges) > 1:
+        ranges = merge(ranges)
+    return (
+        (not ranges or ranges[0] == (0, batch.count))
+        and batch.session_id == session.welcome.session_id
+        and not (batch.traceparent or batch.handlers)
+    )
+
+
+def _counted_ack(batch: DeliveryBatch) -> _Settling:
+    """The ack of a batch whose messages no longer count as held here."""
+    settling = _Settling(batch, _ACK, ())
+    settling.counted = True
+    return settling
 
 
 def _closed_before() -> ClientClosed:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
-from tidemark.api.broker.v1.broker_pb2 import Renewal
+from tidemark.api.broker.v1.broker_pb2 import Acks, Renewal
 from tidemark.api.broker.v1.message_pb2 import PublishRun
 from tidemark.api.broker.v1.subscription_pb2 import SubscriptionSync
 
@@ -42,6 +42,7 @@ class Outgoing:
         _move(frame.syncs, rest.syncs, _syncs_that_fit(frame.syncs))
         _move(frame.credits, rest.credits, limits.FRAME_PARTS_MAX)
         _move(frame.renewals, rest.renewals, _renewals_that_fit(frame.renewals))
+        _move(frame.acks, rest.acks, _acks_that_fit(frame.acks))
         settlements = limits.SETTLEMENTS_PER_FRAME_MAX
         _move(frame.settlements, rest.settlements, settlements)
         while frame.ByteSize() > _PARTS_BYTES and settlements > 1:
@@ -88,5 +89,15 @@ def _renewals_that_fit(renewals: Sequence[Renewal]) -> int:
     for number, renewal in enumerate(renewals):
         named += len(renewal.delivery_tags) + len(renewal.receipts)
         if number and named > limits.RENEWALS_PER_FRAME_MAX:
+            return number
+    return limits.FRAME_PARTS_MAX
+
+
+def _acks_that_fit(acks: Sequence[Acks]) -> int:
+    """How many of them a frame may carry, by the deliveries that they name; at least one."""
+    named = 0
+    for number, each in enumerate(acks):
+        named += len(each.delivery_tags)
+        if number and named > limits.SETTLEMENTS_PER_FRAME_MAX:
             return number
     return limits.FRAME_PARTS_MAX

@@ -8,7 +8,7 @@ the reason.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol, Self
 
 import grpc
@@ -78,6 +78,7 @@ class Session:
         self._last_id = 0
         self._publishes = PendingCalls[message_pb2.PublishResult]()
         self._settles = PendingCalls[SettleResult]()
+        self._acks = PendingCalls[broker_pb2.AcksResult]()
         self._syncs = PendingCalls[subscription_pb2.SubscriptionSyncResult]()
         self._opens = PendingCalls[broker_pb2.OpenPublisherResult]()
         self._renewals = PendingCalls[broker_pb2.RenewalResult]()
@@ -257,6 +258,12 @@ class Session:
             raise
         self._settles.call_back(request_id, done)
 
+    def send_acks(self, delivery_tags: Sequence[int], done: Done[broker_pb2.AcksResult]) -> None:
+        """Acknowledge whole deliveries of this session."""
+        request_id = self._next_id()
+        self._outgoing.parts.acks.add(request_id=request_id, delivery_tags=delivery_tags)
+        self._acks.call_back(request_id, done)
+
     def settle_nowait(self, target: Target, action: Action, ranges: Iterable[Range] = ()) -> None:
         """Settle; only a failure is reported, in `failed_settlements`."""
         self._check_open()
@@ -333,6 +340,8 @@ class Session:
         for settled in frame.settled:
             if not self._settles.answer(settled.request_id, settled):
                 self.failed_settlements.append(settled)
+        for acked in frame.acked:
+            self._acks.answer(acked.request_id, acked)
         for synced in frame.synced:
             self._syncs.answer(synced.request_id, synced)
         for opened in frame.publishers:
@@ -373,6 +382,7 @@ class Session:
         for pending in (
             self._publishes,
             self._settles,
+            self._acks,
             self._syncs,
             self._opens,
             self._renewals,

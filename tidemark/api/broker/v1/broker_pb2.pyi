@@ -260,6 +260,92 @@ class HeldReceipt(_message.Message):
 Global___HeldReceipt: _TypeAlias = HeldReceipt  # noqa: Y015
 
 @_typing.final
+class Acks(_message.Message):
+    """Acknowledges many deliveries of this session, each with all of its messages that are not settled
+    yet.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DELIVERY_TAGS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """Number chosen by the client; the result carries it."""
+    @_builtins.property
+    def delivery_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The deliveries."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        delivery_tags: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_tags", b"delivery_tags", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Acks: _TypeAlias = Acks  # noqa: Y015
+
+@_typing.final
+class AcksResult(_message.Message):
+    """What became of acks, after the commits that carried them out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.int
+    """The `request_id` of the acks."""
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedAck]:
+        """Those that failed. Default empty: all are acknowledged."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.int = ...,
+        refused: _abc.Iterable[Global___RefusedAck] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["refused", b"refused", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcksResult: _TypeAlias = AcksResult  # noqa: Y015
+
+@_typing.final
+class RefusedAck(_message.Message):
+    """A delivery that was not acknowledged."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERY_TAG_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    delivery_tag: _builtins.int
+    """The delivery."""
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why: the reasons of SettleResult."""
+
+    def __init__(
+        self,
+        *,
+        delivery_tag: _builtins.int = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_tag", b"delivery_tag", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedAck: _TypeAlias = RefusedAck  # noqa: Y015
+
+@_typing.final
 class RenewalResult(_message.Message):
     """The outcome of a renewal, sent after its commit."""
 
@@ -525,6 +611,7 @@ class SessionRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     RENEWALS_FIELD_NUMBER: _builtins.int
+    ACKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First frame only."""
@@ -571,6 +658,12 @@ class SessionRequest(_message.Message):
     def renewals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Renewal]:
         """Reservations that need more time. At most 10 000 in all renewals of a frame."""
 
+    @_builtins.property
+    def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Acks]:
+        """Deliveries that are done, as a whole: the short form of settlements that ack. At most 10 000 in
+        all of a frame. Carried out with the settlements.
+        """
+
     def __init__(
         self,
         *,
@@ -585,10 +678,11 @@ class SessionRequest(_message.Message):
         heartbeat: Global___HeartbeatFrame | None = ...,
         hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
         renewals: _abc.Iterable[Global___Renewal] | None = ...,
+        acks: _abc.Iterable[Global___Acks] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "destroy_publishers", b"destroy_publishers", "hand_outs", b"hand_outs", "heartbeat", b"heartbeat", "hello", b"hello", "open_consumers", b"open_consumers", "open_publishers", b"open_publishers", "renewals", b"renewals", "runs", b"runs", "settlements", b"settlements", "syncs", b"syncs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credits", b"credits", "destroy_publishers", b"destroy_publishers", "hand_outs", b"hand_outs", "heartbeat", b"heartbeat", "hello", b"hello", "open_consumers", b"open_consumers", "open_publishers", b"open_publishers", "renewals", b"renewals", "runs", b"runs", "settlements", b"settlements", "syncs", b"syncs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,6 +764,7 @@ class SessionResponse(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     RENEWED_FIELD_NUMBER: _builtins.int
+    ACKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First frame only."""
@@ -722,6 +817,10 @@ class SessionResponse(_message.Message):
     def renewed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RenewalResult]:
         """Results of renewals."""
 
+    @_builtins.property
+    def acked(self) -> _containers.RepeatedCompositeFieldContainer[Global___AcksResult]:
+        """Results of acks."""
+
     def __init__(
         self,
         *,
@@ -737,10 +836,11 @@ class SessionResponse(_message.Message):
         ended: _abc.Iterable[Global___EndedDelivery] | None = ...,
         hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
         renewed: _abc.Iterable[Global___RenewalResult] | None = ...,
+        acked: _abc.Iterable[Global___AcksResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
