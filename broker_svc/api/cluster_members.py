@@ -1,6 +1,7 @@
 """The members of the cluster, as this broker knows them: who answers, and who holds what.
 
-Storage decides who holds a partition, so the claims that it reports are shown, not the assignment.
+Storage decides who holds a partition, so that its claims are shown beside the assignment. An
+operator moves partitions through the registry, which every broker can change.
 """
 
 import asyncio
@@ -8,7 +9,8 @@ from typing import Final
 
 from broker_svc.components import BrokerComponents
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.errors import TidemarkError
+from tidemark.errors import RegistryUnavailable, TidemarkError
+from tidemark.registry.membership import Membership
 
 _ANSWER_MS_MAX: Final = 2_000
 
@@ -21,7 +23,10 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
     storages: list[topic_pb2.ClusterMember] = []
     brokers = {
         broker_id: topic_pb2.ClusterMember(
-            kind=topic_pb2.MEMBER_KIND_BROKER, id=broker_id, address=address
+            kind=topic_pb2.MEMBER_KIND_BROKER,
+            id=broker_id,
+            address=address,
+            draining=broker_id in holders.view.draining,
         )
         for broker_id, address in members.items()
     }
@@ -48,4 +53,40 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
         cluster_id=settings.cluster_id,
         partitions=settings.partitions,
         members=[*sorted(brokers.values(), key=lambda each: each.id), *storages],
+        assignment=_assignment(components),
+    )
+
+
+async def move(components: BrokerComponents, partition: int, broker_id: str) -> int:
+    """Assign a partition to another broker; returns the version of the assignment."""
+    return (await _membership(components).move(partition, broker_id)).version
+
+
+async def drain(components: BrokerComponents, member_id: str) -> int:
+    """Assign all partitions of a broker to others; returns the version of the assignment."""
+    membership = _membership(components)
+    await membership.drain(member_id)
+    return membership.view.assignment.version
+
+
+def _membership(components: BrokerComponents) -> Membership:
+    membership = components.assignments.membership
+    if membership is None:
+        raise RegistryUnavailable("this broker is still starting")
+    return membership
+
+
+def _assignment(components: BrokerComponents) -> topic_pb2.ClusterAssignment:
+    membership = components.assignments.membership
+    assignment = components.holders.view.assignment
+    return topic_pb2.ClusterAssignment(
+        version=assignment.version,
+        partitions=[
+            topic_pb2.AssignedPartition(
+                partition=number, broker_id=holder, pinned=number in assignment.pinned
+            )
+            for number, holder in sorted(assignment.holders.items())
+        ],
+        static_members=components.assignments.is_static,
+        registry_error="" if membership is None else membership.problem,
     )

@@ -403,6 +403,18 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     ) -> topic_pb2.DescribeClusterResponse:
         return await cluster_members.describe(self._components)
 
+    async def MovePartition(
+        self, request: topic_pb2.MovePartitionRequest, context: Context
+    ) -> topic_pb2.MovePartitionResponse:
+        version = await cluster_members.move(self._components, request.partition, request.broker_id)
+        return topic_pb2.MovePartitionResponse(assignment_version=version)
+
+    async def DrainMember(
+        self, request: topic_pb2.DrainMemberRequest, context: Context
+    ) -> topic_pb2.DrainMemberResponse:
+        version = await cluster_members.drain(self._components, request.member_id)
+        return topic_pb2.DrainMemberResponse(assignment_version=version)
+
     async def ConfirmPartitionTime(
         self, request: topic_pb2.ConfirmPartitionTimeRequest, context: Context
     ) -> topic_pb2.ConfirmPartitionTimeResponse:

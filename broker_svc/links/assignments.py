@@ -39,7 +39,8 @@ class Assignments:
         """None until `join`."""
         self.replaced: MemberReplaced | None = None
         """Set once another process with the id of this broker has joined."""
-        self._is_static = True
+        self.is_static = True
+        """Whether brokers come from settings."""
         self._links = links
         self._holders = holders
         self._storage_nodes = storage_nodes
@@ -59,7 +60,7 @@ class Assignments:
 
         A broker that cannot reach storage does not join: partitions would come to it and wait.
         """
-        self.membership, self._is_static = membership, static
+        self.membership, self.is_static = membership, static
         following = asyncio.create_task(self._follow(membership))
         try:
             if static:
@@ -77,7 +78,7 @@ class Assignments:
 
     async def hand_over(self) -> None:
         """Give all partitions to other brokers, if there are any, and leave the cluster."""
-        if self.membership is not None and not self._is_static and self.replaced is None:
+        if self.membership is not None and not self.is_static and self.replaced is None:
             await self.membership.leave(self._all_away)
 
     def suspect(self, member_id: str) -> None:
@@ -86,7 +87,7 @@ class Assignments:
 
     def outdated(self, link: PartitionLink, version: int) -> None:
         """Storage knows this version, or refuses the present one."""
-        if self.membership is not None and not self._is_static:
+        if self.membership is not None and not self.is_static:
             self.membership.saw_version(version)
         elif not link.was_held:
             # The cluster had a registry before. Once, so that a cluster with both does not end in

@@ -120,7 +120,7 @@ async def test_a_cluster_of_several_nodes_survives_the_loss_of_one(
     assert [each["address"] for each in members if each["error"]] == [cluster.address("storage-2")]
     assert "broker-2" in text
     assert [each.code for each in (*moved, drained, unknown)] == [1] * 4
-    assert "static" in moved[0].err
+    assert "MEMBERSHIP_STATIC" in moved[0].err
     assert "there is no partition 99" in moved[1].err
     assert "rocksdb" in drained.err
     assert listing.code == 3

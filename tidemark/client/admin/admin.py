@@ -10,14 +10,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2, topic_pb2
+from tidemark.client.admin.cluster import ClusterCalls
 from tidemark.client.admin.dead_letters import DeadLetterCalls
 from tidemark.client.admin.pages import pages
 from tidemark.client.admin.values import (
     Eviction,
-    Fault,
     Group,
-    Member,
-    Partition,
     Queue,
     QueueStats,
     StoredMessage,
@@ -45,7 +43,7 @@ Position: TypeAlias = Literal["earliest", "latest", "last", "offset", "time"]
 _DEFAULTS = TopicSettings()
 
 
-class Admin(DeadLetterCalls):
+class Admin(ClusterCalls, DeadLetterCalls):
     """The administrative calls of a broker. A call that takes longer than the timeout fails.
 
     Calls that are safe to repeat are retried until then: reads, `create_topic`, `update_topic`
@@ -243,42 +241,6 @@ class Admin(DeadLetterCalls):
         )
         await self._once(lambda topics: topics.DeleteGroup, request)
 
-    # --- partitions ----------------------------------------------------------------------------
-
-    async def list_partitions(self) -> list[Partition]:
-        """Health, holder and figures of every partition. The cost does not depend on the queues."""
-        request = topic_pb2.ListPartitionsRequest()
-        answer = await self._repeat(lambda topics: topics.ListPartitions, request)
-        return [_partition(each) for each in answer.partitions]
-
-    async def list_members(self) -> list[Member]:
-        """The brokers and storage nodes of the cluster, and the partitions that each holds."""
-        request = topic_pb2.DescribeClusterRequest()
-        answer = await self._repeat(lambda topics: topics.DescribeCluster, request)
-        return [
-            Member(
-                kind=word_of(topic_pb2.MemberKind, each.kind, "MEMBER_KIND_"),
-                id=each.id,
-                address=each.address,
-                partitions=tuple(each.partitions),
-                error=each.error,
-            )
-            for each in answer.members
-        ]
-
-    async def confirm_partition_time(self, partition: int, *, to_wall_clock: bool = False) -> int:
-        """End the suspension of deletions after a jump of the clock; returns partition time.
-
-        With `to_wall_clock`, partition time first returns to the wall clock, which was wrong and
-        is corrected. Stored times stay as they are.
-        """
-        request = topic_pb2.ConfirmPartitionTimeRequest(
-            partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1),
-            to_wall_clock=check_bool("to_wall_clock", to_wall_clock),
-        )
-        answer = await self._repeat(lambda topics: topics.ConfirmPartitionTime, request)
-        return answer.partition_time.ToMilliseconds()
-
 
 def _queue(proto: topic_pb2.Queue) -> Queue:
     oldest = proto.HasField("oldest_publish_time")
@@ -324,31 +286,3 @@ def _stored(proto: topic_pb2.PeekedMessage) -> StoredMessage:
 
 def _outcome(outcome: topic_pb2.EvictionOutcome.ValueType) -> str:
     return word_of(topic_pb2.EvictionOutcome, outcome, "EVICTION_OUTCOME_")
-
-
-def _partition(proto: topic_pb2.PartitionInfo) -> Partition:
-    return Partition(
-        partition=proto.partition,
-        state=word_of(topic_pb2.PartitionState, proto.state, "PARTITION_STATE_"),
-        faults=tuple(
-            Fault(each.reason, each.detail, each.since_time.ToMilliseconds())
-            for each in proto.faults
-        ),
-        broker_id=proto.broker_id,
-        broker_address=proto.broker_address,
-        broker_epoch=proto.broker_epoch,
-        storage_address=proto.storage_address,
-        queues=proto.queues,
-        materialized_queues=proto.materialized_queues,
-        messages=proto.messages,
-        bytes=proto.bytes,
-        reservations=proto.reservations,
-        commits=proto.commits,
-        published=proto.published,
-        delivered=proto.delivered,
-        acked=proto.acked,
-        link_state=word_of(topic_pb2.LinkState, proto.link_state, "LINK_STATE_"),
-        link_detail=proto.link_detail,
-        paused_queues=proto.paused_queues,
-        paused_topics=proto.paused_topics,
-    )

@@ -137,6 +137,33 @@ class Member:
     partitions: tuple[int, ...]
     error: str
     """Why the called broker cannot use it; "" if it answers."""
+    draining: bool = False
+    """Whether a broker is to hold no partitions, because it leaves or was drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The broker that is to hold a partition."""
+
+    broker_id: str
+    pinned: bool
+    """Whether an operator has moved it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The members of the cluster, and the assignment of partitions to brokers."""
+
+    cluster_id: str
+    members: tuple[Member, ...]
+    assignment_version: int
+    """Versions only grow; 0: there is no assignment yet."""
+    assigned: Mapping[int, Assigned]
+    """By partition. One that another broker holds moves."""
+    static_members: bool
+    """Whether brokers come from settings and the assignment never changes."""
+    registry_error: str
+    """Why the registry cannot be used now; "" if it answers, or there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2263,6 +2263,7 @@ class ClusterMember(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     kind: Global___MemberKind.ValueType
     """What it is."""
     id: _builtins.str
@@ -2273,6 +2274,8 @@ class ClusterMember(_message.Message):
     """Where it is reached, host:port."""
     error: _builtins.str
     """Why the called broker cannot use it. Default "": it answers."""
+    draining: _builtins.bool
+    """Whether a broker is to hold no partitions, because it leaves or was drained."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Partitions that a broker has claimed, or that a storage node holds."""
@@ -2285,14 +2288,83 @@ class ClusterMember(_message.Message):
         address: _builtins.str = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         error: _builtins.str = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "error", b"error", "id", b"id", "kind", b"kind", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "error", b"error", "id", b"id", "kind", b"kind", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterMember: _TypeAlias = ClusterMember  # noqa: Y015
+
+@_typing.final
+class AssignedPartition(_message.Message):
+    """The broker that is to hold a partition. Until it has claimed it, the partition moves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    broker_id: _builtins.str
+    """Id of the broker."""
+    pinned: _builtins.bool
+    """Whether MovePartition brought it there: it is not moved for balance."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        broker_id: _builtins.str = ...,
+        pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "partition", b"partition", "pinned", b"pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssignedPartition: _TypeAlias = AssignedPartition  # noqa: Y015
+
+@_typing.final
+class ClusterAssignment(_message.Message):
+    """The assignment of partitions to brokers that the called broker follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    STATIC_MEMBERS_FIELD_NUMBER: _builtins.int
+    REGISTRY_ERROR_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Its version; versions only grow. 0: there is none yet."""
+    static_members: _builtins.bool
+    """Whether brokers come from settings and the assignment never changes."""
+    registry_error: _builtins.str
+    """Why the registry cannot be used now; brokers keep their partitions meanwhile. Default "": it
+    answers, or there is none.
+    """
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___AssignedPartition]:
+        """By number."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___AssignedPartition] | None = ...,
+        static_members: _builtins.bool = ...,
+        registry_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "registry_error", b"registry_error", "static_members", b"static_members", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterAssignment: _TypeAlias = ClusterAssignment  # noqa: Y015
 
 @_typing.final
 class DescribeClusterRequest(_message.Message):
@@ -2320,6 +2392,7 @@ class DescribeClusterResponse(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """The cluster."""
     partitions: _builtins.int
@@ -2328,20 +2401,117 @@ class DescribeClusterResponse(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterMember]:
         """Brokers by id, then storage nodes by address."""
 
+    @_builtins.property
+    def assignment(self) -> Global___ClusterAssignment:
+        """Which broker is to hold each partition."""
+
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         partitions: _builtins.int = ...,
         members: _abc.Iterable[Global___ClusterMember] | None = ...,
+        assignment: Global___ClusterAssignment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "members", b"members", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cluster_id", b"cluster_id", "members", b"members", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class MovePartitionRequest(_message.Message):
+    """Moves a partition to a broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    broker_id: _builtins.str
+    """Id of the broker."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        broker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovePartitionRequest: _TypeAlias = MovePartitionRequest  # noqa: Y015
+
+@_typing.final
+class MovePartitionResponse(_message.Message):
+    """The partition is assigned to the broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
+    assignment_version: _builtins.int
+    """Version of the assignment."""
+    def __init__(
+        self,
+        *,
+        assignment_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovePartitionResponse: _TypeAlias = MovePartitionResponse  # noqa: Y015
+
+@_typing.final
+class DrainMemberRequest(_message.Message):
+    """Drains a broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.str
+    """Id of the broker."""
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member_id", b"member_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainMemberRequest: _TypeAlias = DrainMemberRequest  # noqa: Y015
+
+@_typing.final
+class DrainMemberResponse(_message.Message):
+    """The partitions of the broker are assigned to others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
+    assignment_version: _builtins.int
+    """Version of the assignment."""
+    def __init__(
+        self,
+        *,
+        assignment_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainMemberResponse: _TypeAlias = DrainMemberResponse  # noqa: Y015
 
 @_typing.final
 class ConfirmPartitionTimeRequest(_message.Message):

@@ -165,6 +165,16 @@ class TopicServiceStub:
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterResponse.FromString,
                 _registered_method=True)
+        self.MovePartition = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/MovePartition',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.MovePartitionRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.MovePartitionResponse.FromString,
+                _registered_method=True)
+        self.DrainMember = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/DrainMember',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DrainMemberRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DrainMemberResponse.FromString,
+                _registered_method=True)
         self.ConfirmPartitionTime = channel.unary_unary(
                 '/tidemark.api.broker.v1.TopicService/ConfirmPartitionTime',
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.SerializeToString,
@@ -381,6 +391,23 @@ class TopicServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MovePartition(self, request, context):
+        """Assigns a partition to another broker, which then takes it over. It is not moved again for
+        balance while that broker is alive. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC,
+        REGISTRY_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainMember(self, request, context):
+        """Assigns all partitions of a broker to the others. It stays a member and takes no partitions
+        until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmPartitionTime(self, request, context):
         """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
         CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
@@ -521,6 +548,16 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     servicer.DescribeCluster,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterResponse.SerializeToString,
+            ),
+            'MovePartition': grpc.unary_unary_rpc_method_handler(
+                    servicer.MovePartition,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.MovePartitionRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.MovePartitionResponse.SerializeToString,
+            ),
+            'DrainMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainMember,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DrainMemberRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DrainMemberResponse.SerializeToString,
             ),
             'ConfirmPartitionTime': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmPartitionTime,
@@ -1231,6 +1268,60 @@ class TopicService:
             '/tidemark.api.broker.v1.TopicService/DescribeCluster',
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterRequest.SerializeToString,
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DescribeClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MovePartition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/MovePartition',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.MovePartitionRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.MovePartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/DrainMember',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DrainMemberRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.DrainMemberResponse.FromString,
             options,
             channel_credentials,
             insecure,

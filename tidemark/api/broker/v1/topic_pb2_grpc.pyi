@@ -110,6 +110,15 @@ class TopicServiceStub:
     """Lists partitions with health, broker and counts. Fails with UNAVAILABLE."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_topic_pb2.DescribeClusterRequest, _topic_pb2.DescribeClusterResponse]
     """Describes the members of the cluster and what each holds, as the called broker knows them."""
+    MovePartition: _aio.UnaryUnaryMultiCallable[_topic_pb2.MovePartitionRequest, _topic_pb2.MovePartitionResponse]
+    """Assigns a partition to another broker, which then takes it over. It is not moved again for
+    balance while that broker is alive. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC,
+    REGISTRY_UNAVAILABLE.
+    """
+    DrainMember: _aio.UnaryUnaryMultiCallable[_topic_pb2.DrainMemberRequest, _topic_pb2.DrainMemberResponse]
+    """Assigns all partitions of a broker to the others. It stays a member and takes no partitions
+    until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+    """
     ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmPartitionTimeRequest, _topic_pb2.ConfirmPartitionTimeResponse]
     """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
     CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
@@ -342,6 +351,25 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.DescribeClusterRequest, _abc.Awaitable[_topic_pb2.DescribeClusterResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DescribeClusterResponse]:
         """Describes the members of the cluster and what each holds, as the called broker knows them."""
+
+    def MovePartition(
+        self,
+        request: _topic_pb2.MovePartitionRequest,
+        context: _aio.ServicerContext[_topic_pb2.MovePartitionRequest, _abc.Awaitable[_topic_pb2.MovePartitionResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.MovePartitionResponse]:
+        """Assigns a partition to another broker, which then takes it over. It is not moved again for
+        balance while that broker is alive. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC,
+        REGISTRY_UNAVAILABLE.
+        """
+
+    def DrainMember(
+        self,
+        request: _topic_pb2.DrainMemberRequest,
+        context: _aio.ServicerContext[_topic_pb2.DrainMemberRequest, _abc.Awaitable[_topic_pb2.DrainMemberResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.DrainMemberResponse]:
+        """Assigns all partitions of a broker to the others. It stays a member and takes no partitions
+        until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+        """
 
     def ConfirmPartitionTime(
         self,
