@@ -23,6 +23,7 @@ MODULES: Final = (
     "bench.cycle.benchmark",
     "bench.many_queues.benchmark",
     "bench.members",
+    "bench.failover",
     "bench.stalls",
     "bench.sweep.benchmark",
     "bench.retention",

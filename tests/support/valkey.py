@@ -19,12 +19,12 @@ KIND = "brokers"
 
 
 @contextmanager
-def valkey(directory: Path, *, durable: bool = False) -> Iterator[ValkeyServer]:
+def valkey(directory: Path, port: int = 0, *, durable: bool = False) -> Iterator[ValkeyServer]:
     """A server that keeps nothing, or everything; started again, it is at the same address."""
     config = {"save": "", "appendonly": "no"}
     if durable:
         config.update(appendonly="yes", appendfsync="always")
-    (port,) = free_ports("127.0.0.1", 1)
+    port = port or free_ports("127.0.0.1", 1)[0]
     server = ValkeyServer(port, data_dir=directory, config=config)
     server.start()
     try:

@@ -1,0 +1,23 @@
+"""The benchmark of failovers: it runs against real brokers and a real registry, and reports."""
+
+from pathlib import Path
+
+from tests.support.quick_bench import bars_of, figures_of, run_quickly
+
+
+def test_the_benchmark_of_failovers_runs_and_reports(tmp_path: Path) -> None:
+    """S8: how long publishes wait for another broker."""
+    report = run_quickly("failover", tmp_path)
+
+    assert figures_of(report) == {
+        "broker, SIGTERM": {"longest_ms"},
+        "broker, kill -9": {"longest_ms"},
+        "broker, SIGSTOP": {"longest_ms"},
+        "registry gone": {"published", "refused", "longest_ms"},
+    }
+    assert bars_of(report) == [
+        ("broker, SIGTERM: p99 ms", 500),
+        ("broker, kill -9: p99 ms", 4_000),
+        ("broker, SIGSTOP: p99 ms", 6_000),
+        ("registry gone: refused publishes", 0),
+    ]
