@@ -276,12 +276,9 @@ class Membership:
         """The next assignment to propose; None if the present one is good."""
         known = self.view.assignment
         now_ms = self._clock.monotonic_ms()
-        takers = self._takers()
-        if not takers:
-            return None
         if not known.holders and now_ms < self._first_due_ms():
             return None
-        holders = place(self._partitions, takers, known.holders)
+        holders = place(self._partitions, self._takers(), known.holders)
         # The registry has lost the assignment, or storage knows a newer one than the registry.
         went_back = self._sound(seen.assignment) != known or self._seen_version > known.version
         if holders != known.holders or went_back:
@@ -294,11 +291,11 @@ class Membership:
         return Assignment(self._next_version(), holders, known.pinned)
 
     def _takers(self) -> set[str]:
-        """Members that may hold partitions."""
+        """Members that may hold partitions: drained ones only if there are no others."""
         takers = set(self.view.members)
         if not self.view.settled:
             takers.update(self.view.assignment.holders.values())
-        return takers - self.view.draining
+        return takers - self.view.draining or takers
 
     def _balancing_move(self) -> Move | None:
         known = self.view.assignment

@@ -27,8 +27,8 @@ _LISTEN_MS: Final = 2_000
 """Silence after which the server must prove that the connection is alive."""
 _CONNECTIONS_MAX: Final = 8
 _KEYS: Final = ("members", "beats", "suspected", "assignment", "progress")
-_FAULTS: Final = (RedisError, OSError, TimeoutError, ValueError)
-"""ValueError: an answer that is not what the script returns."""
+_FAULTS: Final = (RedisError, OSError, TimeoutError, AttributeError, TypeError, ValueError)
+"""The last three: an answer that is not what the script returns."""
 
 
 class RedisRegistry:

@@ -378,6 +378,19 @@ async def test_an_operator_drains_a_member_and_it_takes_no_partitions(
         await a.drain("x")
 
 
+async def test_a_drained_member_serves_when_it_is_the_last(
+    cluster: Members, clock: ManualClock
+) -> None:
+    """S8: a drain does not make partitions unavailable."""
+    a, b = await started(cluster, clock, A, B)
+    await a.drain("b")
+
+    await cluster.lose("a")
+    await b.run_once()
+
+    assert loads(b) == {"b": 6}
+
+
 async def test_the_earlier_of_two_processes_with_one_id_ends_with_an_error(
     cluster: Members, clock: ManualClock
 ) -> None:

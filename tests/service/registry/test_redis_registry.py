@@ -10,6 +10,7 @@ import redis.asyncio
 
 from tests.support.valkey import Members, valkey
 from tidemark.errors import MemberReplaced, RegistryUnavailable
+from tidemark.registry import redis_registry
 from tidemark.registry.protocol import Assignment, Member
 from tidemark.registry.redis_registry import RedisRegistry
 
@@ -242,6 +243,41 @@ async def test_a_key_of_another_type_makes_the_registry_unavailable(cluster: Mem
 
     with pytest.raises(RegistryUnavailable, match="WRONGTYPE"):
         await cluster.registry().beat(A, 0)
+
+
+@pytest.mark.parametrize(
+    "answer", [b":1\r\n", b"*1\r\n:1\r\n", b"*1\r\n$2\r\nOK\r\n", b"HTTP/1.1 400 Bad\r\n\r\n", b""]
+)
+async def test_a_server_that_answers_garbage_or_hangs_up_is_unavailable(
+    cluster: Members, answer: bytes
+) -> None:
+    """S8: another program at the address never crashes a member."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while answer and await reader.read(4096):
+            writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        _, port = server.sockets[0].getsockname()
+        with pytest.raises(RegistryUnavailable):
+            await cluster.registry(f"redis://127.0.0.1:{port}").beat(A, 0)
+
+
+async def test_a_server_that_hangs_is_unavailable_after_the_timeout(
+    cluster: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S8."""
+    monkeypatch.setattr(redis_registry, "_TIMEOUT_MS", 20)
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        _, port = server.sockets[0].getsockname()
+        with pytest.raises(RegistryUnavailable, match="Timeout"):
+            await cluster.registry(f"redis://127.0.0.1:{port}").beat(A, 0)
 
 
 async def test_a_server_that_does_not_answer_is_unavailable_and_its_password_stays_secret(
