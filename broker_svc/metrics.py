@@ -78,6 +78,22 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
         "Partitions that this broker holds and reaches",
         lambda: sum(link.connected.is_set() for link in links),
     )
+    holders, assignments = components.holders, components.assignments
+    _gauge(
+        "tidemark.broker.members",
+        "Brokers of the cluster, as this one knows them",
+        lambda: len(holders.view.members),
+    )
+    _gauge(
+        "tidemark.broker.assignment_version",
+        "Version of the assignment that this broker follows",
+        lambda: holders.view.assignment.version,
+    )
+    _gauge(
+        "tidemark.broker.registry_unavailable",
+        "1 while the registry does not answer this broker",
+        lambda: int(assignments.membership is not None and bool(assignments.membership.problem)),
+    )
     _gauge(
         "tidemark.broker.operations_waiting",
         "Operations that storage has not answered",

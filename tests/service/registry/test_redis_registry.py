@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
+from tests.support.repository import ROOT
 from tests.support.valkey import Members, valkey
 from tidemark.errors import MemberReplaced, RegistryUnavailable
 from tidemark.registry import redis_registry
@@ -243,6 +244,27 @@ async def test_a_key_of_another_type_makes_the_registry_unavailable(cluster: Mem
 
     with pytest.raises(RegistryUnavailable, match="WRONGTYPE"):
         await cluster.registry().beat(A, 0)
+
+
+RIGHTS = "~{tidemark/* &{tidemark/* +@hash +evalsha +eval +publish +subscribe +time +ping +hello"
+
+
+async def test_a_user_with_few_rights_is_enough(cluster: Members) -> None:
+    """S8: as docs/OPERATIONS.md names them."""
+    user = cluster.cluster_id
+    operations = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    assert f"`{RIGHTS}`" in operations
+    await cluster.redis.execute_command("ACL", "SETUSER", user, "on", ">secret", *RIGHTS.split())
+    url = cluster.url.replace("redis://", f"redis://{user}:secret@")
+    registry = cluster.registry(url)
+
+    async with listening(registry) as notices:
+        assert (await registry.beat(A, 0)).members == {"a": A}
+        await notices.get()
+        assert await registry.assign(Assignment(1, {0: "a"}), 0)
+        assert await registry.drain("a", A.incarnation)
+        await registry.suspect("a", A.incarnation)
+        await registry.leave(A)
 
 
 @pytest.mark.parametrize(
