@@ -146,6 +146,8 @@ class Storage:
 
     async def settled_erasures(self) -> None:
         """Until everything that was removed is gone from the engine."""
+        while self.partition.state.erasures:  # noqa: ASYNC110 - the partition erases by itself
+            await asyncio.sleep(0.001)
 
 
 Step = Callable[[Storage], Awaitable[object]]

@@ -98,6 +98,12 @@ def offer(partitions: Collection[Partition]) -> None:
         lambda state: len(state.handles),
     )
     of_state(
+        "gauge",
+        "tidemark.storage.erasures",
+        "Purges and removals of large queues whose rows are still being erased",
+        lambda state: len(state.erasures),
+    )
+    of_state(
         "counter",
         "tidemark.storage.published_messages",
         "Messages that were appended to queues, in total",

@@ -54,6 +54,7 @@ class Table(StrEnum):
     | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |
     | PRODUCERS       | text producer_id, last sequence | first answers that one commit gave       |
     | PRODUCER_INDEX  | time, text producer_id          | empty: producers by last use, to forget  |
+    | ERASURES        | queue, u8 kind, u32 part        | what is left to erase: mark, then spans  |
     | HISTORY         | time, number                    | a row of retention_history               |
     | HISTORY_INDEX   | by all, topic or pass           | empty: rows of HISTORY, newest first     |
     | CONSUMED        | time, number                    | rows of messages_consumed of one commit  |
@@ -84,6 +85,7 @@ class Table(StrEnum):
     HIGH_WATER = "high_water"
     PRODUCERS = "producers"
     PRODUCER_INDEX = "producer_index"
+    ERASURES = "erasures"
     HISTORY = "history"
     HISTORY_INDEX = "history_index"
     CONSUMED = "consumed"

@@ -116,5 +116,11 @@ def returned_facts(value: bytes) -> tuple[int, str]:
     return int(_RETURNED.unpack_from(value)[2]), value[_RETURNED.size :].decode()
 
 
+def returned_times(value: bytes) -> tuple[int, int]:
+    """The first offset of its run, and the end of its delay, 0 without one."""
+    _, run_offset, _, _, _, not_before_ms, *_ = _RETURNED.unpack_from(value)
+    return run_offset, not_before_ms
+
+
 def delay_key(queue_id: int, group: str, start: int, not_before_ms: int) -> bytes:
     return u64(not_before_ms) + returned_key(queue_id, group, start)

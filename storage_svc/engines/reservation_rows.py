@@ -124,6 +124,11 @@ def is_live(reservation_value: bytes) -> bool:
     return int(_RESERVATION.unpack_from(reservation_value)[_OPEN]) > 0
 
 
+def reservation_deadline_ms(value: bytes) -> int:
+    """The deadline of a stored reservation, without decoding the rest."""
+    return int(_RESERVATION.unpack_from(value)[3])
+
+
 def _names_at(value: bytes) -> int:
     head = _RESERVATION.unpack_from(value)
     return _RESERVATION.size + int(head[_OPEN]) * _SPAN.size + int(head[_OPEN + 1]) * _DONE.size

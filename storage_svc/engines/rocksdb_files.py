@@ -41,6 +41,7 @@ _SCANNED = frozenset(
         Table.AGES,
         Table.OUTBOX,
         Table.PRODUCER_INDEX,
+        Table.ERASURES,
         Table.HISTORY_INDEX,
         Table.CONSUMED,
         Table.METRICS,

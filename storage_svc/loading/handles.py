@@ -12,6 +12,7 @@ from storage_svc.engines import queue_rows
 from storage_svc.engines.engine import Engine, Table
 from storage_svc.engines.keys import u64
 from storage_svc.loading.recovery import ignore_orphan, recover_queue, report_orphan
+from storage_svc.partition.erasures import Erasures
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import Journal, QueueRecord, Rules
@@ -49,8 +50,9 @@ class Handle:
 class Handles:
     """The materialized queues of one partition."""
 
-    def __init__(self, engine: Engine, topics: Topics) -> None:
+    def __init__(self, engine: Engine, topics: Topics, erasures: Erasures) -> None:
         self._engine = engine
+        self._erasures = erasures
         self._topics = topics
         self._by_name: dict[str, Handle] = {}
         self._names: dict[int, str] = {}
@@ -78,7 +80,13 @@ class Handles:
             raise QueueNotFound(f"there is no queue {lmq_name}", queue=lmq_name)
         topic = self._topic_of(lmq_name)
         return await recover_queue(
-            self._engine, lmq_name, value, topic, SettledBudget(), ignore_orphan
+            self._engine,
+            lmq_name,
+            value,
+            topic,
+            SettledBudget(),
+            ignore_orphan,
+            self._erasures,
         )
 
     async def load(
@@ -90,7 +98,13 @@ class Handles:
             return None
         topic = self._topic_of(lmq_name)
         state = await recover_queue(
-            self._engine, lmq_name, value, topic, self._budget, report_orphan
+            self._engine,
+            lmq_name,
+            value,
+            topic,
+            self._budget,
+            report_orphan,
+            self._erasures,
         )
         return self._add(lmq_name, Handle(state, topic, now_ms))
 

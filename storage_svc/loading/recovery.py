@@ -11,6 +11,8 @@ from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_ro
 from storage_svc.engines.engine import Engine, Reader, Row, Table
 from storage_svc.engines.keys import prefix_end, read_u64
 from storage_svc.engines.paging import scan_all, scan_pages
+from storage_svc.partition.erasures import Erasures
+from storage_svc.queue.purge import PurgeMark
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord, Rules
 from storage_svc.queue.reservation import Reservation
@@ -51,6 +53,7 @@ async def recover_queue(
     topic: Topic,
     budget: SettledBudget,
     on_orphan: OnOrphan,
+    erasures: Erasures,
 ) -> QueueState:
     """The state of a queue, from its row of the catalog."""
     record = queue_rows.read_queue(lmq_name, catalog_value)
@@ -85,7 +88,7 @@ async def recover_queue(
             group.add_lane(fairness_key, position, read_from)
     await _recover_reservations(engine, state, inline, on_orphan)
     if record.returned:
-        await _recover_returned(engine, state, on_orphan)
+        await _recover_returned(engine, state, on_orphan, erasures.purge_of(record.queue_id))
     return state
 
 
@@ -151,9 +154,13 @@ def _recover_settled(state: QueueState, value: bytes) -> int:
     return count
 
 
-async def _recover_returned(engine: Engine, state: QueueState, on_orphan: OnOrphan) -> None:
+async def _recover_returned(
+    engine: Engine, state: QueueState, on_orphan: OnOrphan, purge: PurgeMark | None
+) -> None:
     start, end = queue_rows.queue_range(state.record.queue_id)
     async for page in scan_pages(engine, Table.RETURNED, start, end):
+        if purge is not None:
+            page = [row for row in page if not purge.covers(group_rows.returned_times(row[1])[0])]
         run_keys = [group_rows.returned_run_key(key, value) for key, value in page]
         headers = await _load_headers(engine, run_keys)
         for (key, value), run_key in zip(page, run_keys, strict=True):

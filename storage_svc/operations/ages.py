@@ -13,6 +13,7 @@ from storage_svc.engines.age_rows import AgeKind, read_age
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.loading.recovery import stored_fairness_keys
+from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.run import Run
@@ -134,10 +135,11 @@ async def _runs(
 ) -> AsyncIterator[Run]:
     """The stored runs of a lane that may be of a kind, in their order."""
     first, end = offsets_of(state, fairness_key, kind)
+    purge = commit.state.erasures.purge_of(state.record.queue_id)
     prefix = run_rows.lane_prefix(state.record.queue_id, fairness_key)
     start, stop = prefix + u64(first), prefix_end(prefix) if end is None else prefix + u64(end)
     while start < stop:
-        page = await commit.engine.scan(Table.RUN_HEADERS, start, stop, limit=_PAGE)
+        page = await scan_runs(commit.engine, purge, start, stop, limit=_PAGE)
         for run in run_rows.read_lane_runs(page):
             yield run
         if len(page) < _PAGE:

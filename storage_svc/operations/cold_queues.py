@@ -39,6 +39,7 @@ async def empty_cold_queues(
     for row in rows:
         queue_id = row.queue_id
         busy = queue_id in journal.changed_queues or queue_id in journal.removed_ids
+        busy = busy or commit.state.erasures.concerns(queue_id)
         if busy or row.fairness_key or handles.loaded_name(queue_id) is not None:
             done.left.append(row)
         else:

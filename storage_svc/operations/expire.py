@@ -64,7 +64,9 @@ class ExpireReservation(NamedTuple):
             key = reservation_rows.deadline_key_of(
                 self.expected_deadline_ms, self.queue_id, self.reservation_id
             )
-            await _remove_orphan(commit, Table.DEADLINES, key, self.expected_deadline_ms)
+            await _remove_orphan(
+                commit, Table.DEADLINES, key, self.expected_deadline_ms, self.queue_id
+            )
             return STALE
         handle, reservation = found
         if not reservation.live or reservation.deadline_ms != self.expected_deadline_ms:
@@ -125,7 +127,7 @@ class ReadyDelayed(NamedTuple):
         delayed = None if group is None else group.delayed.get(self.start)
         if handle is None or group is None or delayed is None:
             key = group_rows.delay_key(self.queue_id, self.group, self.start, not_before_ms)
-            await _remove_orphan(commit, Table.DELAYS, key, not_before_ms)
+            await _remove_orphan(commit, Table.DELAYS, key, not_before_ms, self.queue_id)
             return STALE
         if delayed.not_before_ms != not_before_ms:
             return STALE
@@ -166,11 +168,16 @@ class ExpireDue(NamedTuple):
         return Expired(messages)
 
 
-async def _remove_orphan(commit: CommitContext, table: Table, key: bytes, time_ms: int) -> None:
-    """An index entry without its record is removed, with a warning (V5)."""
+async def _remove_orphan(
+    commit: CommitContext, table: Table, key: bytes, time_ms: int, queue_id: int
+) -> None:
+    """An index entry without its record is removed; with a warning, unless the rows of its queue
+    are being erased (V5)."""
     (value,) = await commit.engine.load(table, [key])
-    if value is not None and (table, key) not in commit.journal.erased_rows:
-        commit.journal.forget_deadline(table, key, time_ms)
+    if value is None or (table, key) in commit.journal.erased_rows:
+        return
+    commit.journal.forget_deadline(table, key, time_ms)
+    if not commit.state.erasures.concerns(queue_id):
         _orphans.add(1, {"table": table.value})
         _log.warning("an orphan was removed", extra={"table": table.value, "key": key.hex()})
 

@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from storage_svc.engines import group_rows
 from storage_svc.engines.engine import Table
+from storage_svc.engines.erasure_rows import ErasureKind
 from storage_svc.engines.keys import prefix_end
 from storage_svc.loading.handles import Handle
 from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.group import Group
+from storage_svc.queue.queue import QueueState
+from storage_svc.turns import in_turns
 from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, QuotaExceeded
@@ -94,7 +97,7 @@ class PlaceGroup(NamedTuple):
             group.check_owner(self.owner_epoch)
         revoked: list[int] = []
         if self.start is not None:
-            revoked = state.revoke(group, commit.journal)
+            revoked = await _revoke(commit, state, group)
             commit.journal.expired += revoked
             group = await move_group(commit, handle, group, self.start)
             await erase_settled(commit, handle)
@@ -114,7 +117,7 @@ class RemoveGroup(NamedTuple):
     async def apply(self, commit: CommitContext) -> Removed:
         handle = await commit.queue(self.lmq_name)
         group = handle.state.group(self.group)
-        commit.journal.expired += handle.state.revoke(group, commit.journal)
+        commit.journal.expired += await _revoke(commit, handle.state, group)
         await _delete_group(commit, handle, group)
         await erase_settled(commit, handle)
         return Removed(0)
@@ -176,8 +179,21 @@ async def _find_base(commit: CommitContext, handle: Handle, start: Start) -> int
 
 
 async def erase_settled(commit: CommitContext, handle: Handle) -> None:
-    """Drop runs that no group waits for, after a group was removed or moved on (R2)."""
-    handle.state.erase_settled(await commit.runs(handle.state), commit.journal)
+    """Drop runs that no group waits for, after a group was removed or moved on (R2).
+
+    In this commit, or in later ones if the queue is large.
+    """
+    if await commit.has_many_runs(handle.state):
+        commit.begin_erasure(handle.queue_id, ErasureKind.SETTLED)
+    else:
+        handle.state.erase_settled(await commit.runs(handle.state), commit.journal)
+
+
+async def _revoke(commit: CommitContext, state: QueueState, group: Group) -> list[int]:
+    revoked: list[int] = []
+    async for part in in_turns(list(group.live.values())):
+        revoked += state.revoke(group, commit.journal, part)
+    return revoked
 
 
 async def delete_rows(commit: CommitContext, table: Table, start: bytes, end: bytes) -> None:

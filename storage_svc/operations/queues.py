@@ -1,13 +1,15 @@
 """Queues: deleting, emptying and pausing them.
 
 A deleted queue leaves no trace but its identity, which is never given again. A purge spares what a
-live reservation holds.
+live reservation holds. Both take effect in one commit; the rows of a large queue leave in later
+ones (`erase.py`).
 """
 
 from typing import NamedTuple
 
-from storage_svc.engines import queue_rows, run_rows
+from storage_svc.engines import erasure_rows, queue_rows, run_rows
 from storage_svc.engines.engine import Table
+from storage_svc.engines.erasure_rows import ErasureKind
 from storage_svc.loading.handles import Handle
 from storage_svc.operations import history
 from storage_svc.operations.fields import queue_name
@@ -15,8 +17,13 @@ from storage_svc.operations.groups import delete_rows
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.operations.schedule import remove_all_scheduled
+from storage_svc.partition import erasures
 from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.erasures import Erasure
+from storage_svc.queue.purge import PurgeMark, held_runs, purge, spans_of
+from storage_svc.queue.queue import QueueState
 from storage_svc.queue.run import Run
+from storage_svc.turns import give_way
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import QueueNotFound, TopicNotEmpty
 
@@ -112,53 +119,106 @@ class Purge(NamedTuple):
 
     async def apply(self, commit: CommitContext) -> Removed:
         handle = await commit.queue(self.lmq_name)
-        state = handle.state
-        record = state.record
-        messages = body_bytes = skipped = 0
-        held = state.held_runs()
-        lanes: dict[str, list[Run]] = {}
-        for run in await commit.runs(state):
-            if run.first_offset in held:
-                skipped += run.messages
-                continue
-            lanes.setdefault(run.fairness_key, []).append(run)
-            messages += run.messages
-            body_bytes += run.body_bytes
-        for runs in lanes.values():  # lane by lane: each call walks over all that was returned
-            state.delete_runs(runs, commit.journal)
-        if record.scheduled:
-            messages += record.scheduled
-            await remove_all_scheduled(commit, record)
-            record.scheduled = 0
-            commit.journal.queue_changed(record)
-        if messages:
-            kind = RetentionType.PURGE
-            history.write(commit, record.lmq_name, kind, "purge", messages, body_bytes)
-        return Removed(messages, body_bytes, skipped)
+        if await _is_large(commit, handle.state):
+            removed = await _purge_by_mark(commit, handle.state)
+        else:
+            removed = await _purge_at_once(commit, handle.state)
+        if removed.messages:
+            kind, sizes = RetentionType.PURGE, (removed.messages, removed.body_bytes)
+            history.write(commit, self.lmq_name, kind, "purge", *sizes)
+        return removed
 
 
 async def delete_queue(commit: CommitContext, handle: Handle) -> None:
-    """Erase every trace of a queue but its identity."""
-    record = handle.state.record
-    for reservation in handle.state.reservations.values():
+    """Delete a queue: nothing is left of it but its identity, and rows to be erased if it is large.
+
+    Its rows are never read again: its name leads to another identity from now on.
+    """
+    state = handle.state
+    record = state.record
+    commit.journal.expired += [each for group in state.groups.values() for each in group.live]
+    for group in state.groups.values():
+        commit.end_standing(group)
+    if await _is_large(commit, state):
+        for reservation in record.held.values():  # they have no rows of their own
+            commit.journal.delete_deadline(record, reservation)
+        commit.begin_erasure(record.queue_id, ErasureKind.QUEUE)
+    else:
+        await _erase_queue(commit, state)
+    commit.journal.queue_removed(record)
+    commit.counters.queues -= 1
+    commit.counters.paused_queues -= record.paused
+    commit.handles.drop(record.lmq_name)
+
+
+async def _is_large(commit: CommitContext, state: QueueState) -> bool:
+    """Whether its rows are too many for one commit, or some are being erased already."""
+    limit = erasures.ERASED_AT_ONCE_MAX
+    if commit.state.erasures.concerns(state.record.queue_id) or state.record.scheduled > limit:
+        return True
+    groups = state.groups.values()
+    if len(state.reservations) > limit or any(group.records > limit for group in groups):
+        return True
+    return await commit.has_many_runs(state)
+
+
+async def _purge_at_once(commit: CommitContext, state: QueueState) -> Removed:
+    record = state.record
+    messages = body_bytes = skipped = 0
+    held = state.held_runs()
+    lanes: dict[str, list[Run]] = {}
+    for run in await commit.runs(state):
+        if run.first_offset in held:
+            skipped += run.messages
+            continue
+        lanes.setdefault(run.fairness_key, []).append(run)
+        messages += run.messages
+        body_bytes += run.body_bytes
+    for runs in lanes.values():  # lane by lane: each call walks over all that was returned
+        state.delete_runs(runs, commit.journal)
+    if record.scheduled:
+        messages += record.scheduled
+        await remove_all_scheduled(commit, record)
+        record.scheduled = 0
+        commit.journal.queue_changed(record)
+    return Removed(messages, body_bytes, skipped)
+
+
+async def _purge_by_mark(commit: CommitContext, state: QueueState) -> Removed:
+    """Everything is gone with this commit, and its rows are erased by later ones."""
+    record = state.record
+    scheduled = record.scheduled
+    held = held_runs(state)
+    await give_way()
+    spared = spans_of(held.values())
+    await give_way()
+    mark = PurgeMark(record.next_offset, commit.counters.schedule_id, spared)
+    erasure = Erasure(record.queue_id, ErasureKind.PURGE, mark)
+    erasure.began_commit = commit.counters.commit
+    start, end = erasure_rows.erasure_range(record.queue_id, ErasureKind.PURGE)
+    for key, _ in commit.journal.puts_in(Table.ERASURES, start, end):
+        commit.journal.batch.delete(Table.ERASURES, key)
+    await commit.state.erasures.begin_purge(erasure, commit.engine, commit.journal.batch)
+    purged = purge(state, mark, held, commit.journal)
+    commit.journal.purged(purged.messages, purged.body_bytes)
+    return Removed(purged.messages + scheduled, purged.body_bytes, purged.spared_messages)
+
+
+async def _erase_queue(commit: CommitContext, state: QueueState) -> None:
+    record = state.record
+    for reservation in state.reservations.values():
         if reservation.live:
             commit.journal.delete_deadline(record, reservation)
-            commit.journal.expired.append(reservation.reservation_id)
-    for group in handle.state.groups.values():
+    for group in state.groups.values():
         for offset, delayed in group.delayed.items():
             commit.journal.delete_returned(record, group, offset, delayed.not_before_ms)
-        commit.end_standing(group)
     await remove_all_scheduled(commit, record)
-    for run in await commit.runs(handle.state):
+    for run in await commit.runs(state):
         if run.dead_deadline_ms:
             commit.journal.batch.delete(Table.TTL, run_rows.ttl_key(record.queue_id, run))
     start, end = queue_rows.queue_range(record.queue_id)
     for table in QUEUE_TABLES:
         await delete_rows(commit, table, start, end)
-    commit.journal.queue_removed(record)
-    commit.counters.queues -= 1
-    commit.counters.paused_queues -= record.paused
-    commit.handles.drop(record.lmq_name)
 
 
 OPERATIONS: ExchangeDecoders = {

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from storage_svc.engines import queue_rows, run_rows
-from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import successor
 from storage_svc.loading.handles import Handle
+from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.operations import history, outbox
 from storage_svc.operations.dead_letter_filter import HEADER_PREFIX, DeadLetterFilter, Story
 from storage_svc.operations.fields import queue_name
@@ -80,9 +80,8 @@ class Selection(NamedTuple):
         start, end = queue_rows.queue_range(handle.queue_id)
         if self.page_token and not start <= self.page_token < end:
             raise InvalidArgument("not a page token of this queue", field="page_token")
-        page = await commit.engine.scan(
-            Table.RUN_HEADERS, self.page_token or start, end, limit=RUNS_MAX
-        )
+        purge = commit.state.erasures.purge_of(handle.queue_id)
+        page = await scan_runs(commit.engine, purge, self.page_token or start, end, limit=RUNS_MAX)
         messages = stayed = body_bytes = 0
         for key, value in page:
             if self.limit and messages == self.limit:

@@ -13,6 +13,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import u64
 from storage_svc.loading.handles import Handle
+from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.operations import history
 from storage_svc.operations.cold_queues import empty_cold_queues
 from storage_svc.operations.dead_letters import dispose_waiting
@@ -224,13 +225,14 @@ def _delete_runs(commit: CommitContext, handle: Handle, runs: list[Run]) -> None
 async def _stored(commit: CommitContext, row: RetentionRow, headers: _Headers) -> list[Run]:
     """The runs that a row names, as far as they are there after the commit under way."""
     start = row.first_key
+    purge = commit.state.erasures.purge_of(row.queue_id)
     header = headers.get(start)
     if header is not None and start not in commit.journal.deleted:
         run = run_rows.read_run(start, header)
-        if run.end >= row.end_offset:  # the only one, as in most queues
+        if run.end >= row.end_offset and purge is None:  # the only one, as in most queues
             return [run]
     end = run_rows.run_key_of(row.queue_id, row.fairness_key, row.end_offset)
-    found = await commit.engine.scan(Table.RUN_HEADERS, start, end, limit=RUNS_PER_ROW_MAX)
+    found = await scan_runs(commit.engine, purge, start, end, limit=RUNS_PER_ROW_MAX)
     gone = commit.journal.deleted
     return run_rows.read_lane_runs(
         [each for each in found if each[0] not in gone] if gone else found

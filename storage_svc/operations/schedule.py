@@ -52,8 +52,8 @@ class PromoteScheduled(NamedTuple):
         queue_id, messages, publish_time_ms, dead_deadline_ms = _SCHEDULED.unpack_from(value)
         fairness_key, at = read_text(value, _SCHEDULED.size)
         handle = await commit.queue_by_id(queue_id, briefly=True)
-        if handle is None:  # its queue was deleted
-            _remove(commit, queue_id, self.schedule_id, key)
+        if handle is None or _is_purged(commit, queue_id, self.schedule_id):
+            remove_scheduled(commit, queue_id, self.schedule_id, key)
             return STALE
         record = handle.state.record
         try:
@@ -64,7 +64,7 @@ class PromoteScheduled(NamedTuple):
             commit.state.left_out.add(Table.SCHEDULE, key, commit.now_ms)
             raise
         commit.state.left_out.discard(Table.SCHEDULE, key)
-        _remove(commit, queue_id, self.schedule_id, key)
+        remove_scheduled(commit, queue_id, self.schedule_id, key)
         record.scheduled -= messages
         append_run(
             commit,
@@ -96,12 +96,14 @@ class Unschedule(NamedTuple):
         key = (due[0] or b"") + u64(self.schedule_id)
         (value,) = await commit.engine.load(Table.SCHEDULE, [key])
         due_now = value is not None and read_u64(key) <= commit.now_ms
-        if value is None or due_now or (Table.SCHEDULE, key) in commit.journal.erased_rows:
+        gone = (Table.SCHEDULE, key) in commit.journal.erased_rows
+        gone = gone or _is_purged(commit, record.queue_id, self.schedule_id)
+        if value is None or due_now or gone:
             raise RunNotScheduled(f"queue {self.lmq_name} has no such scheduled run")
         messages = int(_SCHEDULED.unpack_from(value)[1])
         record.scheduled -= messages
         commit.journal.queue_changed(record)
-        _remove(commit, record.queue_id, self.schedule_id, key)
+        remove_scheduled(commit, record.queue_id, self.schedule_id, key)
         return Removed(messages)
 
 
@@ -138,10 +140,16 @@ async def remove_all_scheduled(commit: CommitContext, record: QueueRecord) -> No
     start, end = queue_rows.queue_range(record.queue_id)
     stored = [row async for row in scan_all(commit.engine, Table.SCHEDULED, start, end)]
     for key, due in stored + commit.journal.puts_in(Table.SCHEDULED, start, end):
-        _remove(commit, record.queue_id, read_u64(key, 8), due + key[8:])
+        remove_scheduled(commit, record.queue_id, read_u64(key, 8), due + key[8:])
 
 
-def _remove(commit: CommitContext, queue_id: int, schedule_id: int, key: bytes) -> None:
+def _is_purged(commit: CommitContext, queue_id: int, schedule_id: int) -> bool:
+    purge = commit.state.erasures.purge_of(queue_id)
+    return purge is not None and schedule_id <= purge.schedules_to
+
+
+def remove_scheduled(commit: CommitContext, queue_id: int, schedule_id: int, key: bytes) -> None:
+    """Remove a run from the schedule; `key` is that of its row there."""
     commit.journal.erase(Table.SCHEDULE, key)
     commit.journal.batch.delete(Table.SCHEDULED, u64x2(queue_id, schedule_id))
     commit.journal.batch.delete(Table.SCHEDULE_BODIES, u64(schedule_id))

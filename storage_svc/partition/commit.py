@@ -12,10 +12,13 @@ from typing import Literal
 
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
+from storage_svc.engines.erasure_rows import ErasureKind
 from storage_svc.engines.keys import prefix_end, u64
-from storage_svc.engines.paging import scan_all
 from storage_svc.loading.handles import Handle
 from storage_svc.loading.recovery import stored_fairness_keys
+from storage_svc.loading.stored_runs import scan_run_pages, scan_runs
+from storage_svc.partition import erasures
+from storage_svc.partition.erasures import NOTHING_PURGED, Erasure
 from storage_svc.partition.journal import BatchJournal
 from storage_svc.partition.state import PartitionState
 from storage_svc.queue.group import Group
@@ -28,9 +31,6 @@ from tidemark.errors import DataCorrupt, QueueNotFound, RecordUnreadable, Tidema
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.names import topic_of
 from tidemark.telemetry import counter
-
-ERASED_PER_USE_MAX = 10_000
-"""Kept runs that one use of a queue drops once retention is off; the next use continues."""
 
 _log = logging.getLogger(__name__)
 _unreadable = counter(
@@ -269,25 +269,49 @@ class CommitContext:
 
         It would stay forever and count towards the quotas: no later settlement names it.
         """
-        settled = [run for run in await self.runs(state) if state.is_settled(run)]
-        state.erase_settled(settled[:ERASED_PER_USE_MAX], self.journal)
-        state.record.kept = len(settled) > ERASED_PER_USE_MAX
+        if self.state.erasures.has(state.record.queue_id, ErasureKind.SETTLED):
+            return
+        if await self.has_many_runs(state):
+            self.begin_erasure(state.record.queue_id, ErasureKind.SETTLED)
+            return
+        state.erase_settled(await self.runs(state), self.journal)
+        state.record.kept = False
         self.journal.queue_changed(state.record)
+
+    def begin_erasure(self, queue_id: int, kind: ErasureKind) -> None:
+        """Leave rows to be erased by later commits."""
+        erasure = Erasure(queue_id, kind, NOTHING_PURGED, began_commit=self.counters.commit)
+        self.state.erasures.begin(erasure, self.journal.batch)
 
     # --- runs ----------------------------------------------------------------------------------
 
     async def runs(self, state: QueueState) -> list[Run]:
         """Every run of a queue. Costs what is stored."""
+        queue_id = state.record.queue_id
+        purge = self.state.erasures.purge_of(queue_id)
+        deleted = self.journal.deleted
+        stored: list[Run] = []
+        async for page in scan_run_pages(self.engine, purge, queue_id):
+            stored += [run_rows.read_run(key, value) for key, value in page if key not in deleted]
+        appended = self.journal.appended.get(queue_id, [])
+        if purge is not None:
+            appended = [run for run in appended if not purge.covers(run.first_offset)]
+        return stored + appended
+
+    async def has_many_runs(self, state: QueueState) -> bool:
+        """Whether there are too many runs to erase them in one commit."""
+        limit = erasures.ERASED_AT_ONCE_MAX
+        if state.record.messages <= limit:
+            return False
         start, end = queue_rows.queue_range(state.record.queue_id)
-        stored = [
-            run_rows.read_run(key, value)
-            async for key, value in scan_all(self.engine, Table.RUN_HEADERS, start, end)
-            if key not in self.journal.deleted
-        ]
-        return stored + self.journal.appended.get(state.record.queue_id, [])
+        found = await self.engine.scan(Table.RUN_HEADERS, start, end, limit=limit + 1)
+        return len(found) + len(self.journal.appended.get(state.record.queue_id, ())) > limit
 
     async def find_run(self, queue_id: int, fairness_key: str, first_offset: int) -> Run | None:
         """The header of one run; None if it is gone."""
+        purge = self.state.erasures.purge_of(queue_id)
+        if purge is not None and purge.covers(first_offset):
+            return None
         for run in self.journal.appended.get(queue_id, ()):
             if run.first_offset == first_offset:
                 return run
@@ -345,9 +369,8 @@ class CommitContext:
         queue_id = state.record.queue_id
         prefix = run_rows.lane_prefix(queue_id, lane.key)
         start = prefix + u64(lane.read_from)
-        page = await self.engine.scan(
-            Table.RUN_HEADERS, start, prefix_end(prefix), limit=LANE_RUNS_MAX
-        )
+        purge = self.state.erasures.purge_of(queue_id)
+        page = await scan_runs(self.engine, purge, start, prefix_end(prefix), limit=LANE_RUNS_MAX)
         deleted = self.journal.deleted
         runs = []
         for key, value in page:
@@ -363,7 +386,9 @@ class CommitContext:
             runs += (
                 run
                 for run in self.journal.appended.get(queue_id, ())
-                if run.fairness_key == lane.key and run.first_offset >= read_to
+                if run.fairness_key == lane.key
+                and run.first_offset >= read_to
+                and (purge is None or not purge.covers(run.first_offset))
             )
         lane.feed((run for run in runs if run.is_for(group.name)), read_to=read_to, last=last)
 

@@ -240,6 +240,11 @@ class BatchJournal:
         self.messages -= run.messages
         self.body_bytes -= run.body_bytes
 
+    def purged(self, messages: int, body_bytes: int) -> None:
+        """Count messages that are gone, whose rows are erased by later commits."""
+        self.messages -= messages
+        self.body_bytes -= body_bytes
+
     # --- reservations --------------------------------------------------------------------------
 
     def put_reservation(self, record: QueueRecord, reservation: Reservation) -> None:

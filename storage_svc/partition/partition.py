@@ -24,6 +24,7 @@ from storage_svc.engines.engine import (
     Table,
 )
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
+from storage_svc.operations.erase import Erased, EraseRows
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.partition_time import StampTime
@@ -95,6 +96,7 @@ class Partition:
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[None] | None = None
+        self._erasing: asyncio.Future[list[Erased | TidemarkError]] | None = None
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -270,11 +272,23 @@ class Partition:
     async def _write(self) -> None:
         if self._state is None:
             await self._reopen()
+        self._continue_erasing()
         while frames := await self._writer.next_frames():
             try:
                 await self._writer.write(self._new_commit(), frames)
             except Exception as error:
                 await self._recover(frames, error)
+            self._continue_erasing()
+
+    def _continue_erasing(self) -> None:
+        """Have the next commit erase more of what was removed, beside what others ask of it."""
+        waits = self._erasing is not None and not self._erasing.done()
+        if waits or self._state is None or self._stopping.is_set():
+            return
+        if self._state.erasures.first() is None:
+            return
+        self._erasing = self.submit([EraseRows()])
+        self._erasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _new_commit(self) -> CommitContext:
         now_ms, counters = self.now_ms(), self.state.counters

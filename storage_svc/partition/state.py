@@ -16,6 +16,7 @@ from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.counters import Claim, Counters, first_number, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
+from storage_svc.partition.erasures import Erasures
 from storage_svc.partition.left_out import LeftOut
 from storage_svc.partition.outbox_index import OutboxIndex
 from storage_svc.partition.producers import Producers
@@ -43,6 +44,7 @@ class PartitionState:
     first_broker_epoch: int = 1
     """The next claim gives no lower one; the broker that holds the partition keeps its own until
     then."""
+    erasures: Erasures = field(default_factory=Erasures)
 
     def is_in_use(self, lmq_name: str, now_ms: int) -> bool:
         """Whether a connected client uses the queue, or might: it would not notice its removal."""
@@ -55,7 +57,8 @@ class PartitionState:
 
 
 async def open_state(engines: Engines, identity: Identity) -> PartitionState:
-    """Open the engine of a partition; read its counters, claim, topics, deadlines and outbox."""
+    """Open the engine of a partition; read its counters, claim, topics, deadlines, outbox
+    and erasures."""
     engine = await engines.open(identity)
     try:
         counters, claim = await load_counters(engine)
@@ -66,10 +69,12 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         deadlines = Deadlines(counters.deadlines)
         await read_deadlines(engine, deadlines)
         outbox = await _load_outbox(engine)
+        erasures = Erasures()
+        await erasures.load(engine)
     except BaseException:
         await engine.close()
         raise
-    handles = Handles(engine, topics)
+    handles = Handles(engine, topics, erasures)
     return PartitionState(
         engine,
         counters,
@@ -80,6 +85,7 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         deadlines,
         outbox=outbox,
         first_broker_epoch=floor + 1,
+        erasures=erasures,
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from storage_svc.queue.drr import Ring
 from storage_svc.queue.lane import Lane
+from storage_svc.queue.purge import PurgeMark
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.retry import starts_within
 from storage_svc.queue.returned import Returned, ReturnPlace
@@ -288,6 +289,29 @@ class Group:
             del self.buried[start]
         return [(start, 0) for start in returned + buried] + delayed
 
+    @property
+    def records(self) -> int:
+        """Rows that belong to the group, about: of its lanes and of what came back."""
+        return len(self.lanes) + len(self.outstanding)
+
+    def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run], next_offset: int) -> None:
+        """Forget everything that a purge covers; runs that live reservations hold are spared."""
+        unsettled = 0
+        for first, run in spared.items():
+            if run.is_for(self.name):
+                lane = self.lanes.get(run.fairness_key)
+                handed_out = self.base if lane is None else max(self.base, lane.position)
+                unsettled += max(0, run.end - max(handed_out, first))
+                unsettled += self.outstanding.get(first, 0)
+        self.settled = next_offset - self.base - unsettled
+        kept = self.outstanding.keys() & spared.keys()
+        self.outstanding = {first: self.outstanding[first] for first in kept}
+        for lane in self.lanes.values():
+            lane.drop_purged(mark, spared)
+        for start in [s for s, e in self.delayed.items() if _is_outside(e.slice, spared)]:
+            self.end_delay(start)
+        self.buried = {s: e for s, e in self.buried.items() if not _is_outside(e, spared)}
+
     def delay(self, returned: Returned) -> None:
         """Messages that came back are ready again later."""
         slice_ = returned.slice
@@ -346,3 +370,7 @@ class Group:
         marks += (lane.next_offset for lane in self.lanes.values() if not lane.drained)
         marks += (each.open[0][0] for each in self.live.values())
         return min(marks)
+
+
+def _is_outside(slice_: Slice, runs: Mapping[int, Run]) -> bool:
+    return slice_.run.first_offset not in runs

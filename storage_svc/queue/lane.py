@@ -8,8 +8,9 @@ delayed slice that keeps its place holds back what comes after it (V9).
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from storage_svc.queue.purge import PurgeMark
 from storage_svc.queue.retry import RetryLine, Turn
 from storage_svc.queue.run import Run, Slice
 from tidemark.limits import RETURNED_SLICES_MAX
@@ -170,6 +171,15 @@ class Lane:
         ]
         dropped = [each.start for each in window if each.run.first_offset in first_offsets]
         return dropped + retries
+
+    def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run]) -> None:
+        """Forget everything that a purge covers; the runs that it spares stay."""
+        self.fresh = deque(run for run in self.fresh if run.first_offset in spared)
+        self.returned = [each for each in self.returned if each.run.first_offset in spared]
+        if self.retries:
+            self.retries.keep(spared)
+        if self.unread:
+            self.read_from = mark.next_live(self.read_from)
 
     def hold_back(self, start: int) -> None:
         """A delayed slice keeps its place: what comes after it waits until it is ready."""

@@ -51,7 +51,7 @@ class QueueState:
         for group in self.groups.values():
             if run.is_for(group.name):
                 group.offer(run)
-                self._notify_waiters(group, journal)
+                self.notify_waiters(group, journal)
             else:
                 group.settled += run.messages
                 journal.group_changed(record, group)
@@ -63,7 +63,7 @@ class QueueState:
             for start, not_before_ms in came_back:
                 journal.delete_returned(self.record, group, start, not_before_ms)
             if came_back:
-                self._notify_waiters(group, journal)  # too many may have blocked the group
+                self.notify_waiters(group, journal)  # too many may have blocked the group
             journal.group_changed(self.record, group)
         self._erase(runs, journal)
 
@@ -92,7 +92,7 @@ class QueueState:
                 journal.delete_returned(self.record, group, start, not_before_ms)
             journal.lane_moved(self.record, group, lane)
             journal.group_changed(self.record, group)
-            self._notify_waiters(group, journal)  # too many may have blocked the group
+            self.notify_waiters(group, journal)  # too many may have blocked the group
         self._erase_if_done(run, journal)
 
     def exhausted_runs(self) -> set[int]:
@@ -312,7 +312,7 @@ class QueueState:
         journal.delete_returned(self.record, group, start, returned.not_before_ms)
         self._return(group, returned._replace(not_before_ms=0), journal)
         if returned.place is ReturnPlace.HOLDING:
-            self._notify_waiters(group, journal)  # others waited for it, also if it is buried now
+            self.notify_waiters(group, journal)  # others waited for it, also if it is buried now
         return returned.slice.messages
 
     def settle_buried(self, group: Group, start: int, journal: Journal) -> Slice:
@@ -322,12 +322,14 @@ class QueueState:
         if group.settle(slice_.run, slice_.messages):
             self._erase_if_done(slice_.run, journal)
         journal.group_changed(self.record, group)
-        self._notify_waiters(group, journal)  # too many may have blocked the group
+        self.notify_waiters(group, journal)  # too many may have blocked the group
         return slice_
 
-    def revoke(self, group: Group, journal: Journal) -> list[int]:
-        """Take back everything that consumers of a group hold; no attempt is counted."""
-        revoked = list(group.live.values())
+    def revoke(
+        self, group: Group, journal: Journal, some: Sequence[Reservation] | None = None
+    ) -> list[int]:
+        """Take back what consumers of a group hold, or some of it; no attempt is counted."""
+        revoked = list(group.live.values()) if some is None else some
         for reservation in revoked:
             self.settle(reservation, (), Ending.REVOKED, self.record.last_activity_ms, journal)
         return [reservation.reservation_id for reservation in revoked]
@@ -422,7 +424,7 @@ class QueueState:
             for start in swallowed:
                 journal.delete_returned(self.record, group, start)
             journal.put_returned(self.record, group, merged)
-            self._notify_waiters(group, journal)
+            self.notify_waiters(group, journal)
 
     def _join_lane(self, group: Group, returned: Returned) -> tuple[Returned, list[int]]:
         """Messages are ready again; returns them merged, and the starts of what was merged."""
@@ -433,7 +435,8 @@ class QueueState:
         group.ring.activate(lane.key)
         return ready(merged, turn), swallowed
 
-    def _notify_waiters(self, group: Group, journal: Journal) -> None:
+    def notify_waiters(self, group: Group, journal: Journal) -> None:
+        """Consumers that wait for messages of a group ask again."""
         if group.has_waiters and not self.paused:
             group.has_waiters = False
             journal.ready(self.record, group)
@@ -442,7 +445,7 @@ class QueueState:
         """What became ready while the queue was paused was not announced."""
         for group in self.groups.values():
             if group.ring:
-                self._notify_waiters(group, journal)
+                self.notify_waiters(group, journal)
 
     def _erase_if_done(self, run: Run, journal: Journal) -> None:
         if self.rules.keeps_settled:

@@ -8,7 +8,7 @@ fails again goes behind the others that wait.
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.queue.run import Run, Slice
@@ -130,6 +130,11 @@ class RetryLine:
         if dropped:
             self._order = [each for each in self._order if each[1] in self._slices]
         return dropped
+
+    def keep(self, runs: Mapping[int, Run]) -> None:
+        """Forget the slices of all other runs."""
+        self._slices = {s: e for s, e in self._slices.items() if e.run.first_offset in runs}
+        self._order = [each for each in self._order if each[1] in self._slices]
 
 
 def starts_within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:

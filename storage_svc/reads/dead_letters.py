@@ -8,6 +8,7 @@ from typing import NamedTuple
 from storage_svc.engines import outbox_rows, queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor
+from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.operations import outbox
 from storage_svc.operations.dead_letter_filter import DeadLetterFilter, Story
 from storage_svc.operations.outbox import OutboxEntry
@@ -47,7 +48,8 @@ async def list_dead_letters(
     listed: list[DeadLetters] = []
     read_bytes = 0
     with partition.reader() as reader:
-        page = await reader.scan(Table.RUN_HEADERS, token or start, end, limit=limit)
+        purge = partition.state.erasures.purge_of(queue_id)
+        page = await scan_runs(reader, purge, token or start, end, limit=limit)
         for key, value in page:
             if len(listed) >= limit or read_bytes > PAGE_BYTES_MAX:
                 return listed, key

@@ -13,6 +13,7 @@ from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.engines.queue_rows import ColdQueue
 from storage_svc.loading.recovery import fairness_keys
+from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.operations.ages import offsets_of
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention_rules import age_limit_s
@@ -147,7 +148,7 @@ async def _runs_of(
     singles: list[tuple[str, ColdQueue, int]] = []
     others: list[str] = []
     for lmq_name, _, cold in queues:
-        if cold is None:
+        if cold is None or partition.state.erasures.concerns(cold.queue_id):
             others.append(lmq_name)
         elif cold.messages:
             singles.append((lmq_name, cold, cold.next_offset - cold.messages))
@@ -196,6 +197,7 @@ async def _aged_runs(
     if not kinds or not record.messages:
         return
     last_ms = max(due_since[kind] for kind in kinds)
+    purge = partition.state.erasures.purge_of(record.queue_id)
     keys = await fairness_keys(reader, record.queue_id) if record.keyed else [""]
     for fairness_key in keys:
         ranges = [offsets_of(state, fairness_key, kind) for kind in kinds]
@@ -207,7 +209,7 @@ async def _aged_runs(
             stop = prefix + u64(max(end for end in ends if end is not None))
         start = prefix + u64(first)
         while start < stop:
-            page = await reader.scan(Table.RUN_HEADERS, start, stop, limit=_PAGE_HEADERS)
+            page = await scan_runs(reader, purge, start, stop, limit=_PAGE_HEADERS)
             runs = run_rows.read_lane_runs(page)
             young = next((at for at, run in enumerate(runs) if run.publish_time_ms > last_ms), None)
             if record.unordered:

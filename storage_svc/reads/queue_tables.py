@@ -48,7 +48,10 @@ async def scan_queues(
                 if name is TableName.RUNS:
                     first, last = queue_rows.queue_range(state.record.queue_id)
                     async for headers in reader.scan_chunks(Table.RUN_HEADERS, first, last):
-                        runs = (run_rows.read_run(*header) for header in headers)
+                        purge = partition.state.erasures.purge_of(state.record.queue_id)
+                        runs = [run_rows.read_run(*header) for header in headers]
+                        if purge is not None:
+                            runs = [run for run in runs if not purge.covers(run.first_offset)]
                         yield list(rows_of_runs(partition, state, runs, wanted))
                 else:
                     yield list(_groups(partition, state))

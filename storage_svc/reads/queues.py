@@ -11,8 +11,10 @@ from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.loading.recovery import fairness_keys
+from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.group import Group
+from storage_svc.queue.purge import PurgeMark
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.run import Run
@@ -94,7 +96,8 @@ async def peek(
     read_bytes = 0
     queue_id = state.record.queue_id
     with partition.reader() as reader:
-        async for run in _runs_from(reader, queue_id, offset):
+        purge = partition.state.erasures.purge_of(queue_id)
+        async for run in _runs_from(reader, purge, queue_id, offset):
             body = await _body(reader, queue_id, run)
             if body is None:
                 continue  # deleted between the two reads
@@ -123,7 +126,8 @@ async def _view(partition: Partition, reader: Reader, record: QueueRecord) -> Qu
     handle = partition.state.handles.peek(record.lmq_name)
     if handle is not None:
         record = handle.state.record
-    oldest = await _oldest_publish_time_ms(reader, record) if record.messages else None
+    purge = partition.state.erasures.purge_of(record.queue_id)
+    oldest = await _oldest_publish_time_ms(reader, record, purge) if record.messages else None
     inflight = 0 if handle is None else handle.state.inflight
     return QueueView(record, handle is not None, inflight, oldest)
 
@@ -140,35 +144,40 @@ def group_view(state: QueueState, group: Group) -> GroupView:
     )
 
 
-async def _oldest_publish_time_ms(reader: Reader, record: QueueRecord) -> int | None:
+async def _oldest_publish_time_ms(
+    reader: Reader, record: QueueRecord, purge: PurgeMark | None
+) -> int | None:
     """The first run of each of the first fairness keys: exact unless a queue has many keys."""
     times: list[int] = []
     for key in await fairness_keys(reader, record.queue_id, _KEYS_EXAMINED_MAX):
         prefix = run_rows.lane_prefix(record.queue_id, key)
-        first = await reader.scan(Table.RUN_HEADERS, prefix, prefix_end(prefix), limit=1)
+        first = await scan_runs(reader, purge, prefix, prefix_end(prefix), limit=1)
         times += (run_rows.read_run(*row).publish_time_ms for row in first)
     return min(times, default=None)
 
 
-async def _runs_from(reader: Reader, queue_id: int, offset: int) -> AsyncIterator[Run]:
+async def _runs_from(
+    reader: Reader, purge: PurgeMark | None, queue_id: int, offset: int
+) -> AsyncIterator[Run]:
     """Runs of all fairness keys in the order of their offsets: a seek per key and per run."""
     heads: list[Run] = []
     for key in await fairness_keys(reader, queue_id):
         # A run that begins before the offset may reach beyond it.
-        heads += await _next_run(reader, queue_id, key, max(0, offset - RUN_MESSAGES_MAX))
+        heads += await _next_run(reader, purge, queue_id, key, max(0, offset - RUN_MESSAGES_MAX))
     heapify(heads)
     while heads:
         run = heappop(heads)
         if run.end > offset:
             yield run
-        for following in await _next_run(reader, queue_id, run.fairness_key, run.end):
+        for following in await _next_run(reader, purge, queue_id, run.fairness_key, run.end):
             heappush(heads, following)
 
 
-async def _next_run(reader: Reader, queue_id: int, key: str, offset: int) -> list[Run]:
+async def _next_run(
+    reader: Reader, purge: PurgeMark | None, queue_id: int, key: str, offset: int
+) -> list[Run]:
     """The first run of a key that begins at an offset or later, as a list of one or none."""
     start = run_rows.run_key_of(queue_id, key, offset)
     end = prefix_end(run_rows.lane_prefix(queue_id, key))
-    return [
-        run_rows.read_run(*row) for row in await reader.scan(Table.RUN_HEADERS, start, end, limit=1)
-    ]
+    found = await scan_runs(reader, purge, start, end, limit=1)
+    return [run_rows.read_run(*row) for row in found]

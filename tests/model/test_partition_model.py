@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from storage_svc.engines import paging, queue_rows, run_rows
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.loading import recovery
-from storage_svc.operations import reserve
+from storage_svc.loading import recovery, stored_runs
+from storage_svc.operations import erase, reserve
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
@@ -34,7 +34,7 @@ from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
 from storage_svc.operations.schedule import Unschedule
 from storage_svc.operations.settle import Extend, Settle
 from storage_svc.operations.topics import PutTopic
-from storage_svc.partition import commit
+from storage_svc.partition import commit, erasures
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
 from storage_svc.partition.exchange_events import ExchangeEvents
 from storage_svc.partition.partition import Partition
@@ -82,6 +82,10 @@ SMALL_BOUNDS = [
     (commit, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (recovery, "RUN_MESSAGES_MAX", RUN_MESSAGES_MAX),
     (paging, "PAGE_ROWS", 2),
+    (erasures, "ERASED_AT_ONCE_MAX", 2),
+    (erase, "ROWS_PER_COMMIT_MAX", 2),
+    (erase, "PAGE_ROWS", 2),
+    (stored_runs, "PAGE_ROWS", 2),
     (run_rows, "BODY_INLINE_BYTES_MAX", 8),
     (queue_rows, "GROUPS_INLINE_MAX", 1),
     (queue_rows, "HELD_INLINE_MAX", 2),

@@ -5,7 +5,6 @@ import pytest
 from storage_svc.engines import run_rows
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.partition import commit
 from tests.support.storage_client import (
     CLUSTER_ID,
     ExchangeClient,
@@ -68,11 +67,9 @@ async def test_settled_messages_stay_where_retention_is_enabled(
 async def test_settled_messages_go_when_retention_is_switched_off(
     storage: RunningStorage,
     exchange: ExchangeClient,
-    monkeypatch: pytest.MonkeyPatch,
     cold: bool,
 ) -> None:
     """R2: they are never settled again, and would count towards the quota without end."""
-    monkeypatch.setattr(commit, "ERASED_PER_USE_MAX", 2)
     await storage.create_topic("kept", retention_enabled=True, queue_messages_max=4)
     for number in range(3):
         await exchange.ask(append("kept", b"%d" % number))
