@@ -71,6 +71,7 @@ class Pull:
             self._refuse,
             room,
             may_stand=False,
+            on_moved=self._answered.set,
         )
         consumer.credit = messages_max
         self._components.dispatcher.subscribe(consumer, lease, epoch)

@@ -129,6 +129,7 @@ class Consumer:
         hand_outs: HandOuts | None = None,
         *,
         may_stand: bool = True,
+        on_moved: Callable[[], None] | None = None,
     ) -> None:
         self.consumer_id = consumer_id
         self.group = group
@@ -137,6 +138,8 @@ class Consumer:
         """None: the client does not report them, so everything that it receives counts as given."""
         self.may_stand = may_stand
         """Whether its reserves may stand in storage: not for a consumer that takes one answer."""
+        self.on_moved = on_moved
+        """Called when a partition of one of its queues has left this broker."""
         self.credit = 0
         self.standing_credit = 0
         """Credit that standing reserves hold."""

@@ -200,6 +200,13 @@ class Dispatcher:
             self.standing.end(standing)
             self.reserve_for(standing.consumer)
 
+    def partition_left(self, partition: int) -> None:
+        """Another broker holds the partition: consumers of a single call look for it there."""
+        for feed in [each for each in self._feeds.values() if each.partition == partition]:
+            for consumer in list(feed.consumers):
+                if consumer.on_moved is not None:
+                    consumer.on_moved()
+
     def reserve_for(self, consumer: Consumer) -> None:
         """Reserve for a consumer for as long as it has credit and something may be ready."""
         room = consumer.room

@@ -70,6 +70,7 @@ class LinkEvents:
         self.directory.partition_left(partition, self.links[partition].refusal)
         self.settlements.partition_left(partition)
         self.subscriptions.partition_left(partition)
+        self.dispatcher.partition_left(partition)
         self.publishers.partition_left(self._is_away)
         self.tracking.partition_left(partition)
 

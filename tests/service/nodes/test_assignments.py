@@ -16,6 +16,7 @@ from tests.support.local_broker import in_time, payloads_of, reason_of, run_of, 
 from tests.support.session import Session
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
+from tidemark.clock import SystemClock
 from tidemark.errors import NotOwner
 
 MOVING = 0
@@ -227,3 +228,23 @@ async def test_the_python_client_outlives_the_only_broker_that_it_was_given(
             after = await in_time(anext(deliveries))
             await in_time(after.ack(wait=True))
     assert [before.payload, after.payload] == [b"before", b"after"]
+
+
+async def test_a_long_poll_ends_when_its_partition_moves(assigning: Assigning) -> None:
+    """S8: or it would wait here for messages that are ready there."""
+    brokers = assigning.brokers
+    (name,) = brokers.names_in(MOVING, 1)
+    polling = asyncio.create_task(brokers.pull(name, wait_ms=50_000))
+    components = assigning.built[0]
+
+    async def is_waiting() -> bool:
+        return len(components.dispatcher) > 0
+
+    await until(is_waiting)
+    assigning.assign(2, to=1)
+
+    with pytest.raises(NotOwner) as refused:
+        await SystemClock().wait_for(polling, 40_000)  # sooner than its own end
+    assert refused.value.metadata["owner"] == brokers.members[1][1]
+    await brokers.publish(run_of(name, b"1"))
+    assert payloads_of(await brokers.pull(name, wait_ms=50_000)) == [b"1"]
