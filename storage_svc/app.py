@@ -13,7 +13,12 @@ from storage_svc.api.delegation_service import DelegationService
 from storage_svc.api.retention_service import RetentionService
 from storage_svc.api.storage_service import StorageService
 from storage_svc.engines.engine import REFUSALS, Engines
-from storage_svc.engines.node_record import NodeRecord, stored_partitions
+from storage_svc.engines.node_record import (
+    NodeRecord,
+    note_partitions,
+    noted_partitions,
+    stored_partitions,
+)
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.node import StorageNode
 from storage_svc.placement.placement import Placement
@@ -107,11 +112,29 @@ async def _open_alone(
     """Open all partitions of the cluster in its only node."""
     try:
         if not settings.partitions:
-            read = partial(stored_partitions, engines, settings.cluster_id)
-            node.set_count(await _until_open(read, settings, clock) or PARTITIONS_DEFAULT)
+            node.set_count(await _count_alone(engines, settings, clock))
         await node.open(range(node.partitions.count))
+        if any(each.is_open for each in node.partitions.held.values()):
+            await asyncio.to_thread(note_partitions, settings.data_dir, node.partitions.count)
     finally:
         await engines.release_node()
+
+
+async def _count_alone(engines: RocksEngines, settings: StorageSettings, clock: Clock) -> int:
+    """The number of partitions of the data, of the note if that cannot be opened, or of new data.
+
+    With it, the partitions report why they do not serve, and serve once the data can be opened.
+    """
+    read = partial(stored_partitions, engines, settings.cluster_id)
+    try:
+        return await read() or PARTITIONS_DEFAULT
+    except REFUSALS:
+        raise
+    except Exception as error:
+        if noted := noted_partitions(settings.data_dir):
+            _log.error("the data of this node cannot be opened", exc_info=error)
+            return noted
+    return await _until_open(read, settings, clock) or PARTITIONS_DEFAULT
 
 
 async def _until_open(

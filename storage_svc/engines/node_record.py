@@ -6,8 +6,11 @@ reported as lost and never quietly created again (C6). This module reads and wri
 decisions are in `storage_svc.placement`.
 """
 
+import logging
 import random
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.identity import IDENTITY_KEY
@@ -19,6 +22,11 @@ from storage_svc.engines.rocksdb import (
     RocksEngines,
     check_node,
 )
+from tidemark.limits import PARTITIONS_MAX
+
+_NOTE: Final = "partitions"
+
+_log = logging.getLogger(__name__)
 
 
 async def stored_partitions(engines: RocksEngines, cluster_id: str) -> int:
@@ -31,6 +39,30 @@ async def stored_partitions(engines: RocksEngines, cluster_id: str) -> int:
     except BaseException:
         await engines.release_node()
         raise
+
+
+def noted_partitions(data_directory: Path) -> int:
+    """The number of partitions as noted beside the database; 0 if there is no note."""
+    try:
+        noted = int((data_directory / _NOTE).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+    return noted if 1 <= noted <= PARTITIONS_MAX else 0
+
+
+def note_partitions(data_directory: Path, partitions: int) -> None:
+    """Note the number, for a start at which the database cannot be opened.
+
+    The database decides: without the note, such a node only cannot report its partitions.
+    """
+    if noted_partitions(data_directory) == partitions:
+        return
+    written = data_directory / f"{_NOTE}.new"
+    try:
+        written.write_text(f"{partitions}\n", encoding="ascii")
+        written.replace(data_directory / _NOTE)
+    except OSError as error:
+        _log.warning("the number of partitions cannot be noted: %s", error)
 
 
 class NodeRecord:

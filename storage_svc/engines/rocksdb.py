@@ -11,6 +11,7 @@ imports rocksdict. There is one copy: losing the disk loses the data.
         *.sst                 tables, sorted and checksummed; a column family per `Table`
         LOG, LOG.old.*        RocksDB's own log for people, at most 4 MiB
         IDENTITY, OPTIONS-*, rocksdict-config.json   RocksDB's notes; nothing of ours is in them
+    <data directory>/partitions   their number, for a lone node whose database cannot be opened
 
 Every key begins with its partition as u16. META holds one key of the engine's own per partition,
 `identity`: u32 format version, u32 partition, u32 partitions, text cluster id. It is written when
