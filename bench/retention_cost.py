@@ -168,4 +168,4 @@ def _without_index() -> AbstractContextManager[object]:
 
 
 def _write_no_ages(record: QueueRecord, _batch: Batch, _new: NewAges) -> None:
-    record.indexed = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
+    record.indexed = record.bounds

@@ -70,7 +70,11 @@ TABLES: Final = {
             inflight=_LONG,
             owner_client_id=_STRING,
             owner_epoch=_LONG,
-        )
+            last_used=_TIME,
+            in_use=_BOOLEAN,
+            age_ms=_LONG,
+        ),
+        "last_used",
     ),
     "queues": TableShape(
         _queue_schema(

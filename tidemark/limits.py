@@ -178,6 +178,9 @@ IDLE_AFTER_MS_MIN: Final = 100
 IDLE_AFTER_MS_MAX: Final = 30 * _DAY_MS
 """Longest idle window of a topic."""
 
+GROUP_EXPIRY_SECONDS_MIN: Final = 2 * PULL_WAIT_MS_MAX // 1000
+"""A pull uses its group when it begins: the group must not expire while it waits."""
+
 RETENTION_SECONDS_MAX: Final = 100 * 365 * 24 * 60 * 60
 """Longest age limit of a topic; 0 means no limit."""
 

@@ -63,6 +63,7 @@ class TopicSettings:
     retry_multiplier: float = 1.0
     retry_jitter: float = 0.0
     retry_place: RetryPlace = RetryPlace.DEFAULT
+    group_expiry_seconds: int = 0
 
     @property
     def exclusive(self) -> bool:
@@ -108,6 +109,7 @@ SETTING_RANGES: Mapping[str, tuple[int, int]] = {
     "default_ttl_ms": (0, limits.TTL_MS_MAX),
     "retry_delay_ms": (0, limits.NACK_DELAY_MS_MAX),
     "retry_delay_ms_max": (0, limits.NACK_DELAY_MS_MAX),
+    "group_expiry_seconds": (0, limits.RETENTION_SECONDS_MAX),
 }
 """Every setting that is a whole number, with its range."""
 
@@ -129,6 +131,9 @@ def validate(topic: Topic, cluster_partitions: int) -> None:
         _check(name, getattr(settings, name), *bounds)
     if 0 < settings.retry_delay_ms_max < settings.retry_delay_ms:
         _refuse("retry_delay_ms_max", "retry_delay_ms_max is 0 or at least retry_delay_ms")
+    if 0 < settings.group_expiry_seconds < limits.GROUP_EXPIRY_SECONDS_MIN:
+        least_s = limits.GROUP_EXPIRY_SECONDS_MIN
+        _refuse("group_expiry_seconds", f"group_expiry_seconds is 0 or at least {least_s}")
     if settings.dead_letter_topic:
         validate_topic(settings.dead_letter_topic)
         if settings.dead_letter_topic == topic.name:

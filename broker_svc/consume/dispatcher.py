@@ -368,7 +368,9 @@ class Dispatcher:
         """Asking again at once would not help: the next event of the feed does."""
         current = self._feeds.get(feed.key) is feed
         if isinstance(error, QueueNotFound) and current:  # deleted under its consumers: create it
-            materialize = exchange_pb2.Materialize(lmq_name=feed.lmq_name, create=True)
+            materialize = exchange_pb2.Materialize(
+                lmq_name=feed.lmq_name, create=True, groups=feed.queue.groups
+            )
             operation = exchange_pb2.Operation(materialize=materialize)
             answer = self._links[feed.partition].send(operation)
             answer.add_done_callback(partial(self._created, feed))

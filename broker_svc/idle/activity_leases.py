@@ -30,10 +30,11 @@ from tidemark.topics import Topic
 class Lease:
     """Holds a queue, in all its partitions, until it is released."""
 
-    __slots__ = ("_leases", "queues")
+    __slots__ = ("_group", "_leases", "queues")
 
     def __init__(self, leases: "ActivityLeases", queues: tuple[TrackedQueue, ...]) -> None:
         self._leases: ActivityLeases | None = leases
+        self._group: str | None = None
         self.queues = queues
 
     @property
@@ -64,10 +65,18 @@ class Lease:
         if len(away) == len(loading):
             raise away[0]
 
+    def join(self, group: str) -> None:
+        """A client subscribes: until the release, storage keeps the group (R14)."""
+        if self._leases is not None and self._group is None:
+            self._group = group
+            self._leases.join(self.queues, group)
+
     def release(self) -> None:
         """Release the lease; a second call does nothing."""
         leases, self._leases = self._leases, None
         if leases is not None:
+            if self._group is not None:
+                leases.leave(self.queues, self._group)
             leases.drop(self.queues)
 
 
@@ -140,6 +149,25 @@ class ActivityLeases:
             if queue.partition == partition:
                 queue.loading = self._load(queue) if queue.leases else None
 
+    def join(self, queues: tuple[TrackedQueue, ...], group: str) -> None:
+        """A client subscribes to a queue: storage keeps its group meanwhile (R14)."""
+        for queue in queues:
+            queue.groups[group] = queue.groups.get(group, 0) + 1
+            if queue.groups[group] == 1:
+                reported = self._load(queue)
+                queue.loading = queue.loading or reported
+
+    def leave(self, queues: tuple[TrackedQueue, ...], group: str) -> None:
+        """A subscription has ended; the age of a group counts from the end of the last one."""
+        for queue in queues:
+            queue.groups[group] -= 1
+            if not queue.groups[group]:
+                del queue.groups[group]
+                leave = exchange_pb2.LeaveGroup(lmq_name=queue.lmq_name, group=group)
+                operation = exchange_pb2.Operation(leave_group=leave)
+                left = self._links[queue.partition].send(operation)
+                left.add_done_callback(_mark_retrieved)
+
     def drop(self, queues: tuple[TrackedQueue, ...]) -> None:
         now_ms = self._clock.monotonic_ms()
         for queue in queues:
@@ -151,7 +179,9 @@ class ActivityLeases:
                 self._tracking.watch(queue, now_ms + queue.idle_after_ms)
 
     def _load(self, queue: TrackedQueue) -> Answer:
-        materialize = exchange_pb2.Materialize(lmq_name=queue.lmq_name, create=True)
+        materialize = exchange_pb2.Materialize(
+            lmq_name=queue.lmq_name, create=True, groups=queue.groups
+        )
         operation = exchange_pb2.Operation(materialize=materialize)
         loading = self._links[queue.partition].send(operation)
         loading.add_done_callback(_mark_retrieved)

@@ -23,6 +23,7 @@ class TrackedQueue:
         "check_at_ms",
         "cleaning",
         "deliveries",
+        "groups",
         "idle_after_ms",
         "idle_since_ms",
         "leases",
@@ -39,6 +40,8 @@ class TrackedQueue:
         self.idle_after_ms = idle_after_ms
         self.leases = 0
         self.deliveries = 0
+        self.groups: dict[str, int] = {}
+        """Groups with subscriptions here, and how many each has: they do not expire."""
         self.pending_settlements = 0
         self.idle_since_ms = now_ms
         self.check_at_ms: int | None = None

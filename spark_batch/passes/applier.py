@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
 from spark_batch.passes.failures import Failures
+from spark_batch.passes.retention_types import ABANDONED_GROUP
 from spark_batch.storage_client import PendingApply, StorageClient
 from tidemark.errors import TidemarkError
 
@@ -32,7 +33,8 @@ OUTCOME: Final = StructType(
         StructField("calls", LongType()),
     ]
 )
-"""The report of a task per topic and type; `removed` counts messages, queues or records."""
+"""The report of a task per topic and type; `removed` counts messages, queues, groups or
+records."""
 
 _Totals = dict[tuple[str, str], list[int]]
 
@@ -99,10 +101,11 @@ def _finish(call: Call, client: StorageClient, pending: PendingApply, totals: _T
     total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
     while True:
         applied = pending()
-        total[0] += applied.messages + applied.queues
+        groups = call.retention_type == ABANDONED_GROUP
+        total[0] += applied.groups if groups else applied.messages + applied.queues
         total[1] += applied.bytes
         total[2] += applied.stale
         total[3] += 1
         if not applied.more:
             return
-        pending = client.apply(call.request)  # old records are removed in portions
+        pending = client.apply(call.request)  # the rest of what is removed in portions

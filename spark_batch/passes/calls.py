@@ -29,6 +29,7 @@ _SHARED: Final = (
     "retention_type",
     "lmq_name",
     "queue_id",
+    "group",
     "fairness_key",
 )
 """The columns that planned rows of one lane share."""
@@ -38,13 +39,14 @@ _OF_FIRST: Final = ("first_offset", "before_ms", "age_ms")
 
 
 class Planned(NamedTuple):
-    """Consecutive planned rows of one lane, or one queue, or one table of old records."""
+    """Consecutive planned rows of one lane, one queue, one group, or one table of old records."""
 
     partition: int
     topic: str
     retention_type: str
     lmq_name: str
     queue_id: int
+    group: str
     fairness_key: str
     first_offset: int
     before_ms: int
@@ -63,7 +65,7 @@ def fold(plan: pa.RecordBatch, rows_max: int) -> Iterator[Planned]:
         column = plan.column(name)
         return column.slice(1), column.slice(0, count - 1)
 
-    # Queues and records have no offsets, so each starts a new row.
+    # Queues, groups and records have no offsets, so each starts a new row.
     begins = reduce(
         pc.or_,
         (pc.not_equal(*neighbours(name)) for name in _SHARED),
@@ -126,6 +128,9 @@ def _add(request: ApplyRetentionRequest, planned: Planned) -> None:
         case retention_types.INACTIVE_QUEUE:
             row.before_ms = planned.before_ms
             row.age_ms = planned.age_ms
+        case retention_types.ABANDONED_GROUP:
+            row.group = planned.group
+            row.before_ms = planned.before_ms
         case _:
             row.fairness_key = planned.fairness_key
             row.range.start = planned.first_offset

@@ -15,7 +15,7 @@ ZERO: Final = "zero"
 TOO_YOUNG: Final = "too young"
 
 Counts = Mapping[tuple[str, str], int]
-"""Messages, queues or records by topic (old records: table) and retention type."""
+"""Messages, queues, groups or records by topic (old records: table) and retention type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ def _by_days(days: int) -> str:
 def _by_limit(settings: TopicSettings, kind: str) -> str:
     if kind == retention_types.MAX_WAIT_TIME_EVICTION:
         return TOO_YOUNG if settings.max_wait_time_seconds else ZERO
+    if kind == retention_types.ABANDONED_GROUP:
+        return TOO_YOUNG if settings.group_expiry_seconds else ZERO
     if not settings.retention_enabled:
         return DISABLED
     expires = kind == retention_types.EXPIRED

@@ -24,6 +24,7 @@ from spark_batch.passes.failures import Failures, collect_failures
 from spark_batch.passes.findings import Counts
 from spark_batch.passes.outcome import TYPES, Found, JobName, Pass, conclude
 from spark_batch.passes.retention_types import (
+    ABANDONED_GROUP,
     COMPLETED,
     EXPIRED,
     INACTIVE_QUEUE,
@@ -44,6 +45,7 @@ _RUN_COLUMNS: Final = (
 _QUEUE_COLUMNS: Final = (
     "partition,topic,lmq_name,queue_id,messages,bytes,scheduled,last_activity,in_use,age_ms"
 )
+_GROUP_COLUMNS: Final = "partition,topic,lmq_name,queue_id,group,last_used,in_use,age_ms"
 
 _log = logging.getLogger(__name__)
 _tracer = tracer(__name__)
@@ -76,7 +78,7 @@ class Jobs:
         """The id of the last pass of each job that is running."""
 
     def retention(self, dry_run: bool = False) -> Pass:
-        """Expired and completed messages, inactive queues, old records (R1-R4)."""
+        """Expired and completed messages, inactive queues and groups, old records (R1-R4, R14)."""
         return self._pass(
             JobName.RETENTION,
             self.plan_retention,
@@ -117,6 +119,18 @@ class Jobs:
                 self._spark, targets, "queues", _QUEUE_COLUMNS, idle, failures
             )
             parts.append(rules.inactive_queues(queues, days))
+        if due.of(ABANDONED_GROUP):
+            unused = ScanFilter(due_types=_numbers(ABANDONED_GROUP))
+            groups = table_reader.read(
+                self._spark,
+                due.of(ABANDONED_GROUP),
+                "groups",
+                _GROUP_COLUMNS,
+                unused,
+                failures,
+                _limits(topics),
+            )
+            parts.append(rules.abandoned_groups(groups))
         if due.by_table:
             days = settings.metrics_retention_days
             old = ScanFilter(age_ms_min=days * rules.DAY_MS)
@@ -291,6 +305,7 @@ def _limits(topics: list[Topic]) -> pa.RecordBatch:
             topic.settings.retention_seconds,
             topic.settings.completed_retention_seconds,
             topic.settings.max_wait_time_seconds,
+            topic.settings.group_expiry_seconds,
         )
         for topic in topics
     ]

@@ -12,6 +12,7 @@ from typing import Final
 
 from spark_batch.passes.findings import Counts, Finding, describe_failures, explain
 from spark_batch.passes.retention_types import (
+    ABANDONED_GROUP,
     COMPLETED,
     EXPIRED,
     INACTIVE_QUEUE,
@@ -54,7 +55,13 @@ Report = Callable[[Progress], None]
 
 TYPES: Final[Mapping[JobName, tuple[str, ...]]] = MappingProxyType(
     {
-        JobName.RETENTION: (EXPIRED, COMPLETED, INACTIVE_QUEUE, OLD_RECORDS),
+        JobName.RETENTION: (
+            EXPIRED,
+            COMPLETED,
+            INACTIVE_QUEUE,
+            OLD_RECORDS,
+            ABANDONED_GROUP,
+        ),
         JobName.EVICTION: (MAX_WAIT_TIME_EVICTION,),
     }
 )
@@ -63,7 +70,7 @@ TYPES: Final[Mapping[JobName, tuple[str, ...]]] = MappingProxyType(
 _LINES: Final[Mapping[JobName, str]] = MappingProxyType(
     {
         JobName.RETENTION: "RetentionService: Cleaned up expired_messages=%d "
-        "completed_messages=%d inactive_partitions=%d old_metrics=%d",
+        "completed_messages=%d inactive_partitions=%d old_metrics=%d abandoned_groups=%d",
         JobName.EVICTION: "EvictionService: Evicted %d messages exceeding max_wait_time",
     }
 )
@@ -81,7 +88,7 @@ class Pass:
     """Partitions that could not be read or cleaned, each with its error."""
 
     def count(self, *kinds: str) -> int:
-        """Messages, queues or records of these types."""
+        """Messages, queues, groups or records of these types."""
         return sum(each.due for each in self.findings if each.rule in kinds)
 
     @property

@@ -1,4 +1,4 @@
-"""The rules of retention, one function each: tables in, planned deletions out (R1-R5).
+"""The rules of retention, one function each: tables in, planned deletions out (R1-R5, R14).
 
 Pure: a rule reads no clock, no settings and no storage, so a test can run it on three rows. Ages
 are those that storage read by the time of each partition: the clock of the driver decides nothing.
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the customary name
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from spark_batch.passes.retention_types import (
+    ABANDONED_GROUP,
     COMPLETED,
     EXPIRED,
     INACTIVE_QUEUE,
@@ -25,14 +26,15 @@ PLAN: Final = (
     "retention_type",
     "lmq_name",
     "queue_id",
+    "group",
     "fairness_key",
     "first_offset",
-    "messages",  # for queues 1, for old records their number in a dry run, else 0
+    "messages",  # for queues and groups 1, for old records their number in a dry run, else 0
     "bytes",
-    "before_ms",  # of a run its publish time, of a queue its last activity
+    "before_ms",  # of a run its publish time, of a queue its last activity, of a group its last use
     "age_ms",  # of a queue or old records: the age from which they are removed
 )
-"""The columns of a plan: one row per run, per queue, or per table of old records."""
+"""The columns of a plan: one row per run, per queue, per group, or per table of old records."""
 
 LIMITS: Final = StructType(
     [
@@ -41,9 +43,10 @@ LIMITS: Final = StructType(
         StructField("retention_seconds", LongType()),
         StructField("completed_retention_seconds", LongType()),
         StructField("max_wait_time_seconds", LongType()),
+        StructField("group_expiry_seconds", LongType()),
     ]
 )
-"""The limits of a topic, which the rules for runs expect as columns of each run."""
+"""The limits of a topic, which the rules for runs and groups expect as columns of each of them."""
 
 DAY_MS: Final = 86_400_000
 
@@ -87,12 +90,32 @@ def inactive_queues(queues: DataFrame, days: int) -> DataFrame:
         F.lit(INACTIVE_QUEUE).alias("retention_type"),
         "lmq_name",
         "queue_id",
+        F.lit("").alias("group"),
         F.lit("").alias("fairness_key"),
         F.lit(0).cast("bigint").alias("first_offset"),
         F.lit(1).cast("bigint").alias("messages"),
         "bytes",
         F.unix_millis("last_activity").alias("before_ms"),
         F.lit(days * DAY_MS).cast("bigint").alias("age_ms"),
+    )
+
+
+def abandoned_groups(groups: DataFrame) -> DataFrame:
+    """R14: without a consumer or an owner, and unused for `group_expiry_seconds`."""
+    due = groups.where(_is_older(F.col("group_expiry_seconds")) & ~F.col("in_use"))
+    return due.select(
+        "partition",
+        "topic",
+        F.lit(ABANDONED_GROUP).alias("retention_type"),
+        "lmq_name",
+        "queue_id",
+        "group",
+        F.lit("").alias("fairness_key"),
+        F.lit(0).cast("bigint").alias("first_offset"),
+        F.lit(1).cast("bigint").alias("messages"),
+        F.lit(0).cast("bigint").alias("bytes"),
+        F.unix_millis("last_used").alias("before_ms"),
+        F.lit(0).cast("bigint").alias("age_ms"),
     )
 
 
@@ -104,6 +127,7 @@ def old_records(records: DataFrame, days: int) -> DataFrame:
         F.lit(OLD_RECORDS).alias("retention_type"),
         F.lit("").alias("lmq_name"),
         F.lit(0).cast("bigint").alias("queue_id"),
+        F.lit("").alias("group"),
         F.lit("").alias("fairness_key"),
         F.lit(0).cast("bigint").alias("first_offset"),
         "messages",
@@ -124,11 +148,12 @@ def _is_completed() -> Column:
 
 
 def _is_older(limit_s: Column) -> Column:
-    """Whether a run has reached the limit; 0 is no limit."""
+    """Whether a run or group has reached the limit; 0 is no limit."""
     return (limit_s > 0) & (F.col("age_ms") >= limit_s * 1000)
 
 
 def _planned_runs(runs: DataFrame, kind: Column) -> DataFrame:
     marked = runs.withColumn("retention_type", kind).where(F.col("retention_type").isNotNull())
+    marked = marked.withColumn("group", F.lit(""))
     timed = marked.withColumn("before_ms", F.unix_millis("publish_time"))
     return timed.withColumn("age_ms", F.lit(0).cast("bigint")).select(*PLAN)

@@ -87,6 +87,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             response.queues += applied.queues
             response.stale += applied.stale
             response.more |= applied.more
+            response.groups += applied.groups
         return response
 
     async def NextDue(
@@ -229,4 +230,5 @@ def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:
         proto.before_ms,
         table,
         proto.age_ms,
+        proto.group,
     )

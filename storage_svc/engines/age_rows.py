@@ -1,13 +1,14 @@
 """The rows of the index of ages: queues in the order of the age that retention measures.
 
 Pure. A queue has at most one row per kind. A row's time is a lower bound, which the record of the
-queue has as well: no message of that kind is older. So publishing and settling rarely write to the
-index; a row whose time has come is compared with its queue, and moved if it is out of date
-(`operations/ages.py`).
+queue has as well: no message or group of that kind is older. So publishing and settling rarely
+write to the index; a row whose time has come is compared with its queue, and moved if it is out of
+date (`operations/ages.py`).
 
     waiting   "w", text topic, time, queue   messages that a group has not settled
     settled   "s", text topic, time, queue   messages that every group has settled, kept for replay
     idle      "i", time, queue               queues without messages, by their last activity
+    groups    "g", text topic, time, queue   groups, by their last use
 """
 
 from enum import StrEnum
@@ -25,11 +26,12 @@ class AgeKind(StrEnum):
     WAITING = "w"
     SETTLED = "s"
     IDLE = "i"
+    GROUPS = "g"
 
 
 _KINDS = tuple(AgeKind)  # in the order of the bounds in a record; an Enum is slow to walk over
 
-Bounds = tuple[int, int, int]
+Bounds = tuple[int, int, int, int]
 """The bounds of a queue, in the order of the kinds; 0: no row."""
 
 NewAges = dict[tuple[AgeKind, str], int]
@@ -59,7 +61,7 @@ def write_ages(record: QueueRecord, batch: Batch, new: NewAges) -> None:
     """Bring the rows of a queue to the bounds in its record; notes those that are new."""
     if not (record.messages or record.scheduled or record.idle_since_ms):
         record.idle_since_ms = max(1, record.last_activity_ms)
-    bounds = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
+    bounds = record.bounds
     if bounds == record.indexed:
         return
     move_ages(topic_of(record.lmq_name), record.queue_id, record.indexed, bounds, batch, new)
@@ -88,4 +90,4 @@ def delete_ages(record: QueueRecord, batch: Batch) -> None:
     for kind, time_ms in zip(_KINDS, record.indexed, strict=True):
         if time_ms:
             batch.delete(Table.AGES, age_prefix(kind, topic) + u64x2(time_ms, record.queue_id))
-    record.indexed = (0, 0, 0)
+    record.indexed = (0, 0, 0, 0)

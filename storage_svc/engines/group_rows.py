@@ -10,7 +10,7 @@ from storage_svc.queue.retry import Turn
 from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
-_GROUP = Struct(">QQQQQ")
+_GROUP = Struct(">QQQQQQ")
 _SETTLED = Struct(">Q")
 _SETTLED_AT = 8
 
@@ -26,7 +26,7 @@ def group_value(group: Group) -> bytes:
     lane = group.lanes.get("")
     mark = lane.mark if lane is not None else (group.base, group.base)
     return (
-        _GROUP.pack(group.base, group.settled, group.owner_epoch, *mark)
+        _GROUP.pack(group.base, group.settled, group.owner_epoch, *mark, group.last_used_ms)
         + group.owner_client_id.encode()
     )
 
@@ -34,10 +34,11 @@ def group_value(group: Group) -> bytes:
 def read_group(key: bytes, value: bytes) -> tuple[Group, tuple[int, int]]:
     """The group, without lanes and weights, and the mark of its lane without a key."""
     name, _ = read_text(key, 8)
-    base, settled, owner_epoch, run_start, position = _GROUP.unpack_from(value)
+    base, settled, owner_epoch, run_start, position, last_used_ms = _GROUP.unpack_from(value)
     group = Group(name.decode(), base, {})
     group.settled = settled
     group.owner_epoch = owner_epoch
+    group.last_used_ms = last_used_ms
     group.owner_client_id = value[_GROUP.size :].decode()
     return group, (run_start, position)
 
@@ -51,7 +52,7 @@ class GroupProgress(NamedTuple):
 
 
 def read_progress(value: bytes) -> GroupProgress:
-    base, settled, _, _, position = _GROUP.unpack_from(value)
+    base, settled, _, _, position, _ = _GROUP.unpack_from(value)
     return GroupProgress(base, settled, position)
 
 

@@ -28,7 +28,7 @@ SPANS_INLINE_MAX = 8
 SETTLED_INLINE_MAX = 16
 """Settled reservations that gather in the row of their queue before they move to one of SETTLED."""
 
-_QUEUE = Struct(">QQQQQQQQQQ????????BB")
+_QUEUE = Struct(">QQQQQQQQQQQ????????BB")
 _COUNTS = Struct(">QQQQQQ")
 _COUNTS_AT = 32  # messages, body_bytes, scheduled and the bounds
 
@@ -64,6 +64,7 @@ def queue_value(record: QueueRecord) -> bytes:
         record.waiting_since_ms,
         record.settled_since_ms,
         record.idle_since_ms,
+        record.groups_since_ms,
         record.keyed,
         record.returned,
         record.reserved,
@@ -90,7 +91,7 @@ def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
     """The record without groups and reservations, which `read_inline` reads."""
     queue_id, *rest = _QUEUE.unpack_from(value)
     record = QueueRecord(queue_id, lmq_name, *rest[:-2])
-    record.indexed = (record.waiting_since_ms, record.settled_since_ms, record.idle_since_ms)
+    record.indexed = record.bounds
     return record
 
 
@@ -127,8 +128,8 @@ class ColdQueue(NamedTuple):
     next_offset: int
     messages: int
     scheduled: int
-    bounds: tuple[int, int, int]
-    """Those of `QueueRecord`: of waiting and settled messages, and of a queue without any."""
+    bounds: tuple[int, int, int, int]
+    """Those of `QueueRecord`, in the order of their kinds."""
     kept: bool
     groups: tuple[tuple[int, GroupProgress], ...]
     """Where the groups lie in the row, and their progress."""
@@ -146,7 +147,7 @@ def read_cold(value: bytes) -> ColdQueue | None:
     """
     head = _QUEUE.unpack_from(value)
     queue_id, _, last_activity_ms, next_offset, messages, _, scheduled = head[:7]
-    keyed, returned, reserved, addressed, kept, _, _, groups_apart, count, held = head[10:]
+    keyed, returned, reserved, addressed, kept, _, _, groups_apart, count, held = head[11:]
     if keyed or returned or reserved or addressed or groups_apart or held:
         return None
     groups: tuple[tuple[int, GroupProgress], ...] = ()
@@ -156,7 +157,7 @@ def read_cold(value: bytes) -> ColdQueue | None:
         part, end = _read_part(value, at)
         groups += ((at + 2, read_progress(part)),)
         at = end
-    bounds = head[7:10]
+    bounds = head[7:11]
     return ColdQueue(
         queue_id, last_activity_ms, next_offset, messages, scheduled, bounds, kept, groups
     )

@@ -31,12 +31,14 @@ RELOADED_RECORDS_MAX = 100
 class Handle:
     """One materialized queue."""
 
-    __slots__ = ("last_used_ms", "state", "topic")
+    __slots__ = ("consumers", "last_used_ms", "state", "topic")
 
     def __init__(self, state: QueueState, topic: Topic, now_ms: int) -> None:
         self.state = state
         self.topic = topic
         self.last_used_ms = now_ms
+        self.consumers: frozenset[str] = frozenset()
+        """Groups of which the broker has a consumer or an owner, as it has reported (R14)."""
 
     @property
     def queue_id(self) -> int:
@@ -170,6 +172,8 @@ class Handles:
     def forget_trackers(self) -> None:
         """The broker has changed or is gone: no queue is tracked until it is materialized again."""
         self._untracked.update(self._by_name)
+        for handle in self._by_name.values():
+            handle.consumers = frozenset()
 
     def topic_changed(self, topic: Topic, journal: Journal) -> None:
         """Apply the new settings to loaded queues."""

@@ -6,6 +6,7 @@ OPERATIONS or ACTIONS under the name of its proto field.
 """
 
 from storage_svc.operations import (
+    abandoned_groups,
     acks,
     dead_letters,
     expire,
@@ -35,6 +36,7 @@ OPERATIONS: ExchangeDecoders = {
     **renew.OPERATIONS,
     **expire.OPERATIONS,
     **groups.OPERATIONS,
+    **abandoned_groups.OPERATIONS,
     **queues.OPERATIONS,
     **loading.OPERATIONS,
     **ownership.OPERATIONS,

@@ -14,6 +14,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.loading.stored_runs import scan_runs
+from storage_svc.operations.abandoned_groups import review_groups
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.run import Run
@@ -44,7 +45,7 @@ class ReviewAges(NamedTuple):
 
     keys: tuple[bytes, ...]
     last_ms: int
-    """Messages published by then, or queues inactive since then, are due."""
+    """Messages published by then, and queues or groups unused since then, are due."""
 
     async def apply(self, commit: CommitContext) -> Reviewed:
         blocked = False
@@ -71,6 +72,8 @@ async def _review(commit: CommitContext, key: bytes, last_ms: int) -> Reviewed:
     state = handle.state
     if kind is AgeKind.IDLE:
         return _review_idle(commit, state, last_ms)
+    if kind is AgeKind.GROUPS:
+        return Reviewed(review_groups(commit, handle, last_ms))
     found = await find_oldest(commit, state, kind, last_ms)
     if found.due:
         return Reviewed(True)

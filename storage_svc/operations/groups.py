@@ -93,6 +93,7 @@ class PlaceGroup(NamedTuple):
         created = group is None
         if group is None:
             group = await new_group(commit, handle, self.group, 0)
+        state.note_use(group, commit.now_ms, commit.journal)
         if self.owner_epoch:
             group.check_owner(self.owner_epoch)
         revoked: list[int] = []
@@ -118,7 +119,7 @@ class RemoveGroup(NamedTuple):
         handle = await commit.queue(self.lmq_name)
         group = handle.state.group(self.group)
         commit.journal.expired += await _revoke(commit, handle.state, group)
-        await _delete_group(commit, handle, group)
+        await delete_group(commit, handle, group)
         await erase_settled(commit, handle)
         return Removed(0)
 
@@ -140,7 +141,7 @@ async def new_group(commit: CommitContext, handle: Handle, name: str, base: int)
     if base or state.record.addressed:
         runs = [run for run in await commit.runs(state) if run.is_for(name)]
         stored = sum(max(0, run.end - max(base, run.first_offset)) for run in runs)
-    group = state.add_group(name, base, stored, commit.journal)
+    group = state.add_group(name, base, stored, commit.now_ms, commit.journal)
     await commit.load_lanes(state, group)
     return group
 
@@ -150,7 +151,7 @@ async def move_group(commit: CommitContext, handle: Handle, group: Group, start:
     state = handle.state
     base = await _find_base(commit, handle, start)
     standing, group.standing = group.standing, None
-    await _delete_group(commit, handle, group)
+    await delete_group(commit, handle, group)
     moved = await new_group(commit, handle, group.name, base)
     moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
     moved.has_waiters, moved.standing = group.has_waiters, standing
@@ -211,7 +212,7 @@ async def delete_rows(commit: CommitContext, table: Table, start: bytes, end: by
             commit.journal.batch.delete(table, key)
 
 
-async def _delete_group(commit: CommitContext, handle: Handle, group: Group) -> None:
+async def delete_group(commit: CommitContext, handle: Handle, group: Group) -> None:
     """Remove a group's records; its reservations are revoked already."""
     state = handle.state
     record = state.record

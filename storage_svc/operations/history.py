@@ -22,6 +22,7 @@ class RetentionType(Enum):
     TIME_TO_LIVE = "time_to_live"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     PURGE = "purge"
+    ABANDONED_GROUP = "abandoned_group"
 
 
 def write(

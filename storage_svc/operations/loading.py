@@ -3,7 +3,8 @@
 from enum import Enum
 from typing import NamedTuple
 
-from storage_svc.operations.fields import queue_name
+from storage_svc.operations.abandoned_groups import join_groups
+from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.partition.commit import CommitContext
 from tidemark.api.broker.v1 import topic_pb2
@@ -31,10 +32,12 @@ class Materialize(NamedTuple):
 
     lmq_name: str
     create: bool = False
+    groups: tuple[str, ...] = ()  # that have a consumer or an owner
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.Materialize) -> "Materialize":
-        return cls(queue_name(proto.lmq_name), proto.create)
+        groups = tuple(map(group_name, proto.groups))
+        return cls(queue_name(proto.lmq_name), proto.create, groups)
 
     async def apply(self, commit: CommitContext) -> Materialized:
         was_cold = commit.handles.peek(self.lmq_name) is None
@@ -44,6 +47,8 @@ class Materialize(NamedTuple):
         else:
             handle = await commit.queue(self.lmq_name)
         commit.handles.track(self.lmq_name)
+        if self.groups:
+            join_groups(commit, handle, self.groups)
         created = commit.counters.queues != queues
         return Materialized(handle.queue_id, was_cold, created)
 

@@ -53,6 +53,7 @@ class TakeOwnership(NamedTuple):
     async def apply(self, commit: CommitContext) -> Ownership:
         handle = await commit.queue_or_new(self.lmq_name)
         group = await group_or_new(commit, handle, self.group)
+        handle.state.note_use(group, commit.now_ms, commit.journal)
         owner = (group.owner_client_id, group.owner_epoch)
         if owner == (self.client_id, self.epoch):
             return Ownership(*owner, matched=False)

@@ -152,6 +152,7 @@ class Reserve(NamedTuple):
         if group is None:
             group = await new_group(commit, handle, self.group, 0)
         group.check_owner(self.owner_epoch)
+        state.note_use(group, commit.now_ms, commit.journal)
         bounds, before = self, group.standing
         if before is not None and before.is_named(self.replaces, commit.counters.broker_epoch):
             bounds = self._replace(messages_max=self.messages_max + before.messages_max)

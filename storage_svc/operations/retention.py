@@ -15,6 +15,7 @@ from storage_svc.engines.keys import u64
 from storage_svc.loading.handles import Handle
 from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.operations import history
+from storage_svc.operations.abandoned_groups import remove_abandoned
 from storage_svc.operations.cold_queues import empty_cold_queues
 from storage_svc.operations.dead_letters import dispose_waiting
 from storage_svc.operations.history import RetentionType
@@ -51,7 +52,15 @@ SMALL_ROW_MESSAGES = 10
 RUNS_PER_ROW_MAX = 1_000
 """Runs that one planned row removes."""
 
-OF_PASSES = (*OF_MESSAGES, RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
+OF_PASSES = (
+    *OF_MESSAGES,
+    RetentionType.INACTIVE_QUEUE,
+    RetentionType.OLD_RECORDS,
+    RetentionType.ABANDONED_GROUP,
+)
+OF_AGE = (RetentionType.INACTIVE_QUEUE, RetentionType.OLD_RECORDS)
+"""Those whose age is a setting of the pass; the others are limits of the topic."""
+
 RECORD_TABLES = {
     "messages_consumed": Table.CONSUMED,
     "system_metrics": Table.METRICS,
@@ -60,7 +69,7 @@ RECORD_TABLES = {
 
 _removed = counter(
     "tidemark.storage.retention_removed",
-    "Messages, records and queues that passes removed, by type",
+    "Messages, records, queues and groups that passes removed, by type",
     zeros=[{"type": kind.value} for kind in OF_PASSES],
 )
 _Headers = Mapping[bytes, bytes]
@@ -75,6 +84,7 @@ class RetentionApplied(NamedTuple):
     queues: int = 0
     stale: int = 0
     more: bool = False
+    groups: int = 0
 
 
 class ApplyRetention(NamedTuple):
@@ -92,9 +102,11 @@ class ApplyRetention(NamedTuple):
             if self.type is RetentionType.OLD_RECORDS:
                 if row.table not in RECORD_TABLES:
                     raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
+            elif self.type is RetentionType.ABANDONED_GROUP and not row.group:
+                raise InvalidArgument("a row of groups has a group", field="group")
             elif self.type in OF_MESSAGES and row.first_offset >= row.end_offset:
                 raise InvalidArgument("a row of messages has a range", field="range")
-            if self.type not in OF_MESSAGES and not row.age_ms:
+            if self.type in OF_AGE and not row.age_ms:
                 raise InvalidArgument("a row of queues or records has an age", field="age_ms")
 
     def split(self) -> Iterator["ApplyRetention"]:
@@ -113,7 +125,7 @@ class ApplyRetention(NamedTuple):
         stale, left = 0, list(self.rows)
         if self.type in OF_MESSAGES:
             totals, stale, left = await empty_cold_queues(commit, self.type, self.rows)
-        queues = 0
+        queues = groups = 0
         more = False
         headers = await self._read_ahead(commit, left)
         for row in left:
@@ -125,6 +137,9 @@ class ApplyRetention(NamedTuple):
                 case RetentionType.INACTIVE_QUEUE:
                     removed = await _inactive_queue(commit, row)
                     queues += removed is not None
+                case RetentionType.ABANDONED_GROUP:
+                    removed = await remove_abandoned(commit, row)
+                    groups += removed is not None
                 case _:
                     removed = await _runs(commit, row, self.type, headers)
             if removed is None:
@@ -139,8 +154,8 @@ class ApplyRetention(NamedTuple):
             history.write(commit, name, self.type, self.pass_id, *removed)
         messages = sum(removed.messages for removed in totals.values())
         body_bytes = sum(removed.body_bytes for removed in totals.values())
-        _removed.add(messages + queues, {"type": self.type.value})
-        return RetentionApplied(messages, body_bytes, queues, stale, more)
+        _removed.add(groups or messages + queues, {"type": self.type.value})
+        return RetentionApplied(messages, body_bytes, queues, stale, more, groups)
 
     async def _read_ahead(self, commit: CommitContext, rows: Sequence[RetentionRow]) -> _Headers:
         """Read queues, and the headers of first runs, for many rows at once."""

@@ -24,6 +24,7 @@ class RetentionRow(NamedTuple):
     before_ms: int = 0
     table: str = ""
     age_ms: int = 0
+    group: str = ""
 
     @property
     def first_key(self) -> bytes:

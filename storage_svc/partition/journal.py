@@ -230,7 +230,7 @@ class BatchJournal:
         if run.dead_deadline_ms:
             batch.delete(Table.TTL, u64x3(run.dead_deadline_ms, queue_id, first_offset))
         idle_since_ms = cold.bounds[2] or (0 if cold.scheduled else max(1, cold.last_activity_ms))
-        after = (0, 0, idle_since_ms)
+        after = (0, 0, idle_since_ms, cold.bounds[3])
         move_ages(topic_of(lmq_name), queue_id, cold.bounds, after, batch, self.new_ages)
         run_end = first_offset + run.messages
         emptied = queue_rows.emptied_value(value, cold, idle_since_ms, run_end)

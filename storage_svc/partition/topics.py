@@ -25,6 +25,7 @@ class Topics:
         self._live: dict[str, Topic] = {}
         self._deleted: dict[str, int] = {}
         self._limited: tuple[Topic, ...] | None = None
+        self._expiring: tuple[Topic, ...] | None = None
 
     async def load(self, engine: Engine) -> None:
         async for _, value in scan_all(engine, Table.TOPICS, b"", None):
@@ -50,6 +51,13 @@ class Topics:
         if self._limited is None:
             self._limited = tuple(filter(_is_limited, self._live.values()))
         return self._limited
+
+    def expiring(self) -> tuple[Topic, ...]:
+        """Topics whose groups expire."""
+        if self._expiring is None:
+            topics = self._live.values()
+            self._expiring = tuple(each for each in topics if each.settings.group_expiry_seconds)
+        return self._expiring
 
     def names(self) -> list[str]:
         return sorted(self._live)
@@ -119,14 +127,14 @@ class Topics:
     def _put(self, topic: Topic, now_ms: int, batch: Batch) -> Topic:
         topic = replace(topic, update_time_ms=now_ms)
         self._live[topic.name] = topic
-        self._limited = None
+        self._limited = self._expiring = None
         self._deleted.pop(topic.name, None)
         batch.put(Table.TOPICS, _key(topic), _LIVE + topic_to_proto(topic).SerializeToString())
         return topic
 
     def _remove(self, topic: Topic, batch: Batch) -> None:
         self._live.pop(topic.name, None)
-        self._limited = None
+        self._limited = self._expiring = None
         self._deleted[topic.name] = topic.version
         batch.put(Table.TOPICS, _key(topic), _DELETED + topic_to_proto(topic).SerializeToString())
 

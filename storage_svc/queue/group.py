@@ -53,6 +53,7 @@ class Group:
         "held",
         "lanes",
         "lanes_max",
+        "last_used_ms",
         "live",
         "name",
         "outstanding",
@@ -84,6 +85,8 @@ class Group:
         """Slices by their start that are not handed out again."""
         self.owner_client_id = ""
         self.owner_epoch = 0
+        self.last_used_ms = 0
+        """When a consumer last used it, as far as that was noted (R14)."""
         self.has_waiters = False
         """Whether the last hand-out fell short of the request, so that consumers wait for more."""
         self.standing: Standing | None = None

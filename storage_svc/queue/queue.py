@@ -136,14 +136,24 @@ class QueueState:
         except KeyError:
             raise GroupNotFound(f"there is no group {name}", group=name) from None
 
-    def add_group(self, name: str, base: int, stored_from_base: int, journal: Journal) -> Group:
+    def add_group(
+        self, name: str, base: int, stored_from_base: int, now_ms: int, journal: Journal
+    ) -> Group:
         """A group that starts at `base`, where `stored_from_base` messages are still stored."""
         group = Group(name, base, self.rules.weights)
+        group.last_used_ms = now_ms
+        self.record.note_group(now_ms)
         group.settled = max(0, self.record.next_offset - base - stored_from_base)
         self.groups[name] = group
         self._note_all_waiting(journal)
         journal.group_changed(self.record, group)
         return group
+
+    def note_use(self, group: Group, now_ms: int, journal: Journal) -> None:
+        """A consumer uses a group; stored now and then only (R14)."""
+        if now_ms - group.last_used_ms >= self.rules.use_noted_ms:
+            group.last_used_ms = now_ms
+            journal.group_changed(self.record, group)
 
     def remove_group(self, name: str, journal: Journal) -> Group:
         """Remove a group; returns it. Its live reservations are revoked."""
@@ -287,6 +297,8 @@ class QueueState:
                         returned = as_retry(slice_, turn, self.rules.retry, now_ms, chance)
                     self._return(group, returned, journal)
         record.last_activity_ms = now_ms
+        if ending not in (Ending.EXPIRED, Ending.REVOKED):
+            self.note_use(group, now_ms, journal)
         journal.queue_changed(record)
         journal.group_changed(record, group)
         return changed

@@ -15,6 +15,10 @@ from storage_svc.queue.returned import Returned
 from storage_svc.queue.run import Run, Slice
 from tidemark.topics import Topic
 
+USE_NOTED_MS = 3_600_000
+"""How far the last use of a group that is stored may lie behind: one that is used all the time is
+not written for that. Less where groups expire sooner."""
+
 
 @dataclass(slots=True)
 class QueueRecord:
@@ -32,6 +36,7 @@ class QueueRecord:
     waiting_since_ms: int = 0  # publish time of messages that a group has not settled
     settled_since_ms: int = 0  # publish time of messages that every group has settled
     idle_since_ms: int = 0  # last activity of a queue without messages
+    groups_since_ms: int = 0  # last use of groups
     # Tables that need not be read when the queue is loaded, because they never held rows of it.
     # Most queues have no fairness keys and nothing given back: they are loaded with one read.
     keyed: bool = False
@@ -51,8 +56,18 @@ class QueueRecord:
     settled_count: int = 0
     settled_rows: tuple[tuple[int, int], ...] = ()
     """Rows of older ones: the reservation id in the key, and how many are still remembered."""
-    indexed: tuple[int, int, int] = field(default=(0, 0, 0), compare=False)
+    indexed: tuple[int, int, int, int] = field(default=(0, 0, 0, 0), compare=False)
     """The bounds that have rows in the index; not stored itself."""
+
+    @property
+    def bounds(self) -> tuple[int, int, int, int]:
+        """The bounds that the index is to have, in the order of its kinds."""
+        return (
+            self.waiting_since_ms,
+            self.settled_since_ms,
+            self.idle_since_ms,
+            self.groups_since_ms,
+        )
 
     def note_waiting(self, published_ms: int) -> None:
         """A message of this publish time waits."""
@@ -63,6 +78,11 @@ class QueueRecord:
         """A message of this publish time is settled, and kept."""
         if not 0 < self.settled_since_ms <= published_ms:
             self.settled_since_ms = max(1, published_ms)
+
+    def note_group(self, used_ms: int) -> None:
+        """A group was last used then, or later."""
+        if not 0 < self.groups_since_ms <= used_ms:
+            self.groups_since_ms = max(1, used_ms)
 
 
 class Journal(Protocol):
@@ -99,10 +119,12 @@ class Rules(NamedTuple):
     records_consumption: bool = True
     retry: RetryPolicy = RetryPolicy()
     paused: bool = False
+    use_noted_ms: int = USE_NOTED_MS
 
     @classmethod
     def of(cls, topic: Topic) -> "Rules":
         settings = topic.settings
+        expiry_ms = 1000 * settings.group_expiry_seconds
         return cls(
             settings.max_attempts,
             settings.retention_enabled,
@@ -110,4 +132,5 @@ class Rules(NamedTuple):
             not settings.consumption_records_disabled,
             RetryPolicy.of(settings),
             topic.paused,
+            min(USE_NOTED_MS, expiry_ms // 8) if expiry_ms else USE_NOTED_MS,
         )

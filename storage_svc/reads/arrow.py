@@ -41,6 +41,9 @@ SCHEMAS = {
             ("inflight", pa.int64()),
             ("owner_client_id", pa.string()),
             ("owner_epoch", pa.int64()),
+            ("last_used", _TIME),  # by a consumer, as far as that was noted
+            ("in_use", pa.bool_()),  # it has a consumer or an owner, as far as storage knows
+            ("age_ms", pa.int64()),  # since then, or since its topic was changed
         ]
     ),
     TableName.QUEUES: pa.schema(

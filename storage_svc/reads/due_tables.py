@@ -1,4 +1,4 @@
-"""The rows of `runs` and `queues` that rules can apply to, found by the index of ages (P3).
+"""Rows of `runs`, `queues` and `groups` that rules can apply to, found by the index of ages (P3).
 
 The cost follows what is due. Most queues that are due have a single run, so names, catalog rows and
 headers are read for many queues at once; only queues with more are read one by one.
@@ -14,13 +14,14 @@ from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.engines.queue_rows import ColdQueue
 from storage_svc.loading.recovery import fairness_keys
 from storage_svc.loading.stored_runs import scan_runs
+from storage_svc.operations.abandoned_groups import expiry_ms
 from storage_svc.operations.ages import offsets_of
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention_rules import age_limit_s
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
-from storage_svc.reads.queue_tables import rows_of_queue, rows_of_runs, run_row
+from storage_svc.reads.queue_tables import rows_of_groups, rows_of_queue, rows_of_runs, run_row
 from storage_svc.reads.table_filter import Row, TableFilter
 from tidemark.errors import QueueNotFound
 from tidemark.names import topic_of
@@ -56,6 +57,27 @@ async def scan_inactive_queues(
             for record in await _records(partition, reader, ids):
                 if record.last_activity_ms <= last_ms and wanted.has_queue(record.lmq_name):
                     yield list(rows_of_queue(partition, record, wanted))
+
+
+async def scan_abandoned_groups(
+    partition: Partition, wanted: TableFilter
+) -> AsyncIterator[list[Row]]:
+    """Groups of queues that may have abandoned ones, by the expiry of their topics."""
+    now_ms = partition.now_ms()
+    with partition.reader() as reader:
+        for topic in partition.state.topics.expiring():
+            if wanted.topic not in ("", topic.name):
+                continue
+            last_ms = now_ms - expiry_ms(topic)
+            async for ids in _due_queues(partition, reader, AgeKind.GROUPS, topic.name, last_ms):
+                for record in await _records(partition, reader, ids):
+                    if not wanted.has_queue(record.lmq_name):
+                        continue
+                    try:
+                        state = await partition.state.handles.read_state(record.lmq_name)
+                    except QueueNotFound:
+                        continue  # deleted meanwhile
+                    yield list(rows_of_groups(partition, state, wanted))
 
 
 async def scan_due_runs(partition: Partition, wanted: TableFilter) -> AsyncIterator[list[Row]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from storage_svc.engines.age_rows import AgeKind
 from storage_svc.engines.engine import Reader
+from storage_svc.operations.abandoned_groups import expiry_ms
 from storage_svc.operations.ages import ReviewAges
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention import RECORD_TABLES
@@ -57,6 +58,9 @@ async def next_due(partition: Partition, rules: DueRules, clock: Clock) -> NextD
         kind, age_ms = RetentionType.INACTIVE_QUEUE, rules.inactive_queue_age_ms
         if kind in rules.types and age_ms and await asked.inactive_queues(reader, age_ms):
             types.append(kind)
+        kind = RetentionType.ABANDONED_GROUP
+        if kind in rules.types and await asked.abandoned_groups(reader):
+            types.append(kind)
         kind, age_ms = RetentionType.OLD_RECORDS, rules.old_records_age_ms
         if kind in rules.types and age_ms:
             tables = await asked.old_records(reader, age_ms)
@@ -76,25 +80,40 @@ class _Asked:
         self.next_ms: int | None = None
         self._partition = partition
         self._clock = clock
+        self._seeks = 0
         self._until_ms = clock.monotonic_ms() + REVIEW_MS_MAX
 
     async def messages(self, reader: Reader, types: frozenset[RetentionType]) -> bool:
         """Whether messages of any topic are due."""
-        state, seeks = self._partition.state, 0
-        for topic in state.topics.limited():
+        for topic in self._partition.state.topics.limited():
             for kind in (AgeKind.WAITING, AgeKind.SETTLED):
                 age_ms = limit_ms(topic.settings, kind, types)
-                if not age_ms:
-                    continue
-                first_ms = state.ages.known_ms(kind, topic.name)
-                if first_ms is None or first_ms + age_ms <= self.now_ms:
-                    first_ms = await state.ages.read(reader, kind, topic.name)
-                    seeks += 1
-                    if seeks % _SEEKS_PER_SLICE == 0:
-                        await self._clock.sleep_ms(0)
-                if await self._is_due(reader, kind, topic.name, first_ms, age_ms):
+                if age_ms and await self._is_topic_due(reader, kind, topic.name, age_ms):
                     return True
         return False
+
+    async def abandoned_groups(self, reader: Reader) -> bool:
+        """Whether groups of any topic are abandoned; none before storage knows the clients."""
+        state = self._partition.state
+        if not state.hold.knows_clients(self.now_ms):
+            if state.topics.expiring():
+                self._note(self.now_ms + BLOCKED_MS)
+            return False
+        for topic in state.topics.expiring():
+            if await self._is_topic_due(reader, AgeKind.GROUPS, topic.name, expiry_ms(topic)):
+                return True
+        return False
+
+    async def _is_topic_due(self, reader: Reader, kind: AgeKind, topic: str, age_ms: int) -> bool:
+        """Whether anything of a kind is due in a topic; reads nothing if the mark shows that."""
+        ages = self._partition.state.ages
+        first_ms = ages.known_ms(kind, topic)
+        if first_ms is None or first_ms + age_ms <= self.now_ms:
+            first_ms = await ages.read(reader, kind, topic)
+            self._seeks += 1
+            if self._seeks % _SEEKS_PER_SLICE == 0:
+                await self._clock.sleep_ms(0)
+        return await self._is_due(reader, kind, topic, first_ms, age_ms)
 
     async def inactive_queues(self, reader: Reader, age_ms: int) -> bool:
         """Whether queues are inactive. None can be removed before storage knows the clients."""

@@ -10,6 +10,7 @@ from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.engines.run_rows import PlainRun
+from storage_svc.operations.abandoned_groups import is_in_use, unused_since_ms
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
@@ -54,7 +55,7 @@ async def scan_queues(
                             runs = [run for run in runs if not purge.covers(run.first_offset)]
                         yield list(rows_of_runs(partition, state, runs, wanted))
                 else:
-                    yield list(_groups(partition, state))
+                    yield list(rows_of_groups(partition, state, wanted))
 
 
 def _catalog_range(wanted: TableFilter) -> tuple[bytes, bytes | None]:
@@ -120,10 +121,20 @@ def run_row(
     )
 
 
-def _groups(partition: Partition, state: QueueState) -> Iterator[Row]:
+def rows_of_groups(partition: Partition, state: QueueState, wanted: TableFilter) -> Iterator[Row]:
+    now_ms = partition.now_ms()
     head = _head(partition.number, state.record)
+    topic = partition.state.topics.find(topic_of(state.record.lmq_name))
     for group in state.groups.values():
-        yield (*head, *group_view(state, group))
+        if wanted.has_time(group.last_used_ms):
+            since_ms = group.last_used_ms if topic is None else unused_since_ms(topic, group)
+            yield (
+                *head,
+                *group_view(state, group),
+                group.last_used_ms * 1000,
+                is_in_use(partition.state, state, group, now_ms),
+                max(0, now_ms - since_ms),
+            )
 
 
 def rows_of_queue(partition: Partition, record: QueueRecord, wanted: TableFilter) -> Iterator[Row]:

@@ -18,7 +18,11 @@ from storage_svc.operations import system_metrics
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention_rules import OF_MESSAGES
 from storage_svc.partition.partition import Partition
-from storage_svc.reads.due_tables import scan_due_runs, scan_inactive_queues
+from storage_svc.reads.due_tables import (
+    scan_abandoned_groups,
+    scan_due_runs,
+    scan_inactive_queues,
+)
 from storage_svc.reads.queue_tables import scan_queues
 from storage_svc.reads.table_filter import Row, TableFilter, TableName
 from tidemark.clock import Clock
@@ -65,6 +69,8 @@ def _rows(partition: Partition, name: TableName, wanted: TableFilter) -> AsyncIt
         return scan_due_runs(partition, wanted)
     if name is TableName.QUEUES and wanted.due_types == {RetentionType.INACTIVE_QUEUE}:
         return scan_inactive_queues(partition, wanted)
+    if name is TableName.GROUPS and wanted.due_types == {RetentionType.ABANDONED_GROUP}:
+        return scan_abandoned_groups(partition, wanted)
     raise InvalidArgument("these rules do not apply to rows of this table", field="due_types")
 
 

@@ -23,6 +23,7 @@ class Row(NamedTuple):
     retention_type: str
     lmq_name: str
     queue_id: int
+    group: str
     fairness_key: str
     first_offset: int
     messages: int
@@ -32,7 +33,7 @@ class Row(NamedTuple):
 
 
 def run(first_offset: int, queue_id: int = 1, messages: int = 10, key: str = "") -> Row:
-    return Row(0, "t", "expired", f"t/{queue_id}", queue_id, key, first_offset, messages, 9, 5)
+    return Row(0, "t", "expired", f"t/{queue_id}", queue_id, "", key, first_offset, messages, 9, 5)
 
 
 def calls_of(plan: list[Row], batch_size: int = 1000) -> list[Call]:
@@ -97,8 +98,8 @@ def test_partitions_topics_and_types_are_calls_of_their_own() -> None:
 
 def test_queues_and_records_are_sent_with_their_age() -> None:
     """R3, R4: storage compares it with its own clock."""
-    queue = Row(0, "t", "inactive_queue", "t/1", 1, "", 0, 1, 0, 77, 7)
-    records = Row(0, "history", "old_records", "", 0, "", 0, 12, 0, 0, 99)
+    queue = Row(0, "t", "inactive_queue", "t/1", 1, "", "", 0, 1, 0, 77, 7)
+    records = Row(0, "history", "old_records", "", 0, "", "", 0, 12, 0, 0, 99)
 
     queues, old = calls_of([queue, queue._replace(queue_id=2), records])
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_batch.passes.findings import Finding
 from spark_batch.passes.jobs import Jobs
-from spark_batch.passes.outcome import JobName
+from spark_batch.passes.outcome import TYPES, JobName
 from spark_batch.storage_client import find_partitions, find_topics
 from storage_svc.engines.engine import Table
 from storage_svc.engines.rocksdb import RocksEngines
@@ -29,7 +29,7 @@ from tests.support.storage_client import (
 )
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
-from tidemark.api.storage.v1.exchange_pb2 import Materialize, Purge
+from tidemark.api.storage.v1.exchange_pb2 import Materialize, PlaceGroup, Purge
 from tidemark.api.storage.v1.retention_pb2 import (
     ListRetentionHistoryRequest,
     MetricRow,
@@ -115,7 +115,7 @@ async def test_expired_and_completed_messages_leave_and_everything_else_stays(
             done = await retention()
         again = await retention()
 
-    nothing = {"expired": 0, "completed": 0, "inactive_queue": 0, "old_records": 0}
+    nothing = dict.fromkeys(TYPES[JobName.RETENTION], 0)
     assert done.counts == {**nothing, "expired": 4, "completed": 6}
     assert again.counts == nothing
     assert await history(storage) == {("old/a", "expired"): 4, ("done/a", "completed"): 6}
@@ -126,7 +126,7 @@ async def test_expired_and_completed_messages_leave_and_everything_else_stays(
     assert left == {"old/a": 1, "old/held": 1, "done/a": 0, "done/b": 1, "off": 1}
     assert (
         "RetentionService: Cleaned up expired_messages=4 completed_messages=6 "
-        "inactive_partitions=0 old_metrics=0"
+        "inactive_partitions=0 old_metrics=0 abandoned_groups=0"
     ) in caplog.messages
 
 
@@ -166,7 +166,7 @@ async def test_a_pass_with_nothing_due_runs_no_spark_job(
     assert [sum(each.counts.values()) for each in done] == [0, 0, 0]
     assert (
         "RetentionService: Cleaned up expired_messages=0 completed_messages=0 "
-        "inactive_partitions=0 old_metrics=0"
+        "inactive_partitions=0 old_metrics=0 abandoned_groups=0"
     ) in caplog.messages
     assert "EvictionService: Evicted 0 messages exceeding max_wait_time" in caplog.messages
     assert (later.counts["expired"], jobs_run) == (1, ["retention"])
@@ -226,7 +226,7 @@ async def test_inactive_queues_and_old_records_leave_after_their_days(
     await days_later(storage, clock, 84)
     quarter = await retention(partition_cleanup_days=0)
 
-    nothing = {"expired": 0, "completed": 0, "inactive_queue": 0, "old_records": 0}
+    nothing = dict.fromkeys(TYPES[JobName.RETENTION], 0)
     assert too_soon.counts == nothing
     assert [each.counts for each in passes] == [{**nothing, "inactive_queue": 1}] * 2
     assert (await storage.queue("jobs/consumed")).queue.messages == 0
@@ -240,6 +240,40 @@ async def test_inactive_queues_and_old_records_leave_after_their_days(
     assert left["messages_consumed", "old_records"] == 2
     assert ("jobs/idle", "inactive_queue") in left
     assert ("jobs/purged", "purge") not in left
+
+
+async def test_abandoned_groups_leave_and_those_in_use_stay(
+    storage: RunningStorage, clock: ManualClock, retention: RunPass
+) -> None:
+    """R14, R7: in every partition, with what only they kept, and oldest first."""
+    topic = await storage.create_topic("t", group_expiry_seconds=3_600)
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        await apply_topic(second, topic)
+        for exchange in (first, second):
+            await exchange.ask(append("t/a", b"1", b"2"))
+            for group in ("used", "forgotten"):
+                place = PlaceGroup(lmq_name="t/a", group=group)
+                await exchange.ask(operation(place_group=place))
+            joined = Materialize(lmq_name="t/connected", create=True, groups=["connected"])
+            await exchange.ask(operation(materialize=joined))
+            await exchange.ask(reserve("t/connected", group="connected"))
+            await clock.advance_ms(1)
+        await clock.advance_ms(3_600_000)
+        for exchange in (first, second):
+            await taken_and_settled(exchange, "t/a", "used")
+        too_soon = await retention(dry_run=True)
+        await clock.advance_ms(900_000)  # uses that were not noted may have followed
+        dry = await retention(dry_run=True)
+        passes = [await retention(retention_pass_limit=1) for _ in range(3)]
+
+    assert Finding("t", "abandoned_group", 0, "too young") in too_soon.findings
+    assert Finding("t", "abandoned_group", 2) in dry.findings
+    assert [each.counts["abandoned_group"] for each in passes] == [1, 1, 0]
+    assert await history(storage) == {("t/a", "abandoned_group"): 4}
+    for partition in range(2):
+        left = await storage.queue("t/a", partition)
+        assert ([group.name for group in left.groups], left.queue.messages) == (["used"], 0)
+        assert len((await storage.queue("t/connected", partition)).groups) == 1
 
 
 async def test_messages_that_wait_too_long_are_evicted_or_dead_lettered(

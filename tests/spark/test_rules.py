@@ -42,6 +42,7 @@ def due(spark: SparkSession) -> Callable[..., list[int]]:
             "retention_s": 0,
             "completed_s": 0,
             "wait_s": 0,
+            "expiry_s": 0,
             **limits,
         }
         topics = spark.createDataFrame([("t", *known.values())], rules.LIMITS)
@@ -89,7 +90,7 @@ def test_what_is_expired_and_completed_counts_once_as_expired(
 ) -> None:
     """R6: one reading, one row."""
     runs = [run(0, 20_000, waiting_groups=0), run(1, 6_000, waiting_groups=0), run(2, 6_000)]
-    topics = spark.createDataFrame([("t", True, 10, 5, 0)], rules.LIMITS)
+    topics = spark.createDataFrame([("t", True, 10, 5, 0, 0)], rules.LIMITS)
 
     plan = rules.expired_or_completed(spark.createDataFrame(runs, RUNS).join(topics, "topic"))
 
@@ -151,3 +152,28 @@ def test_old_records_are_planned_per_partition_and_table(spark: SparkSession) ->
     found = {(row["partition"], row["topic"], row["messages"]) for row in plan.collect()}
     assert found == {(0, "history", 2), (1, "history", 0)}
     assert {row["age_ms"] for row in plan.collect()} == {DAY_MS}
+
+
+def test_abandoned_groups_are_unused_for_the_time_of_their_topic(spark: SparkSession) -> None:
+    """R14: not those with a consumer, nor of a topic whose groups never expire."""
+
+    def group(name: str, age_ms: int, *, topic: str = "t", in_use: bool = False) -> tuple[Any, ...]:
+        head = (0, topic, f"{topic}/q", 7, name, 0, 0, 0, "", 0)
+        return (*head, at(NOW_MS - age_ms), in_use, age_ms)
+
+    groups = [
+        group("old", 10_000),
+        group("young", 9_999),
+        group("connected", 20_000, in_use=True),
+        group("other", 20_000, topic="never"),
+    ]
+    limits = [("t", False, 0, 0, 0, 10), ("never", False, 0, 0, 0, 0)]
+    topics = spark.createDataFrame(limits, rules.LIMITS)
+
+    plan = rules.abandoned_groups(
+        spark.createDataFrame(groups, TABLES["groups"].schema).join(topics, "topic")
+    )
+
+    assert tuple(plan.columns) == rules.PLAN
+    (row,) = plan.collect()
+    assert (row["group"], row["messages"], row["before_ms"]) == ("old", 1, NOW_MS - 10_000)

@@ -200,7 +200,7 @@ class Queue:
         stored = sum(
             max(0, run.end - max(base, run.first_offset)) for run in self.tables.runs.values()
         )
-        group = self.state.add_group(name, base, stored, self.tables)
+        group = self.state.add_group(name, base, stored, self.now_ms, self.tables)
         for key in sorted({run.fairness_key for run in self.tables.runs.values()}):
             group.add_lane(key, base, max(0, base - RUN_MESSAGES_MAX))
         self.tables.commit()

@@ -42,8 +42,15 @@ async def history(storage: RunningStorage, **asked: Any) -> list[tuple[str, int,
 async def table(
     storage: RunningStorage, name: ScanTableName.ValueType, **asked: Any
 ) -> list[dict[str, Any]]:
+    return await rows_of(storage.retention, name, **asked)
+
+
+async def rows_of(
+    retention: Any, name: ScanTableName.ValueType, **asked: Any
+) -> list[dict[str, Any]]:
+    """The rows of a table, from a stub of RetentionService."""
     found: list[dict[str, Any]] = []
-    async for piece in storage.retention.ScanTable(ScanTableRequest(table=name, **asked)):
+    async for piece in retention.ScanTable(ScanTableRequest(table=name, **asked)):
         with pa.ipc.open_stream(piece.arrow) as stream:
             rows = stream.read_all().to_pylist()
         assert len(rows) == piece.rows

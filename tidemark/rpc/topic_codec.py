@@ -79,6 +79,7 @@ def settings_to_proto(settings: TopicSettings) -> topic_pb2.TopicSettings:
         retry_multiplier=settings.retry_multiplier,
         retry_jitter=settings.retry_jitter,
         retry_place=_RETRY_PLACES[settings.retry_place],
+        group_expiry_seconds=settings.group_expiry_seconds,
     )
 
 
@@ -112,4 +113,5 @@ def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
         retry_multiplier=proto.retry_multiplier or _DEFAULTS.retry_multiplier,
         retry_jitter=proto.retry_jitter,
         retry_place=_RETRY_PLACE_OF[proto.retry_place],
+        group_expiry_seconds=proto.group_expiry_seconds,
     )

@@ -40,6 +40,7 @@ ALL_SETTINGS: dict[str, Any] = {
     "retry_multiplier": 1.5,
     "retry_jitter": 0.25,
     "retry_place": topic_pb2.RETRY_PLACE_FIRST,
+    "group_expiry_seconds": 86_400,
 }
 
 

@@ -65,6 +65,7 @@ EVERY_SETTING = TopicSettings(
     retry_multiplier=limits.RETRY_MULTIPLIER_MAX,
     retry_jitter=1,
     retry_place=RETRY_PLACE_BEHIND,
+    group_expiry_seconds=limits.RETENTION_SECONDS_MAX,
 )
 
 
@@ -117,6 +118,8 @@ async def test_settings_that_are_not_given_have_their_defaults(storage: RunningS
         {"retention_seconds": limits.RETENTION_SECONDS_MAX + 1},
         {"completed_retention_seconds": limits.RETENTION_SECONDS_MAX + 1},
         {"max_wait_time_seconds": limits.RETENTION_SECONDS_MAX + 1},
+        {"group_expiry_seconds": limits.RETENTION_SECONDS_MAX + 1},
+        {"group_expiry_seconds": limits.GROUP_EXPIRY_SECONDS_MIN - 1},
         {"max_wait_action": MAX_WAIT_ACTION_DEAD_LETTER},
         {"idle_after_ms": limits.IDLE_AFTER_MS_MIN - 1},
         {"idle_after_ms": limits.IDLE_AFTER_MS_MAX + 1},

@@ -68,6 +68,7 @@ def test_retention_types_are_the_closed_set_of_the_requirements() -> None:
         "old_records",
         "time_to_live",
         "attempts_exhausted",
+        "abandoned_group",
         "purge",
     }
 

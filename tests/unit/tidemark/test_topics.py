@@ -38,6 +38,7 @@ RANGES = {
     "default_ttl_ms": (0, limits.TTL_MS_MAX),
     "retry_delay_ms": (0, limits.NACK_DELAY_MS_MAX),
     "retry_delay_ms_max": (0, limits.NACK_DELAY_MS_MAX),
+    "group_expiry_seconds": (0, limits.RETENTION_SECONDS_MAX),
 }
 TIMES = st.integers(0, 2**42)
 SETTINGS = st.builds(
@@ -63,6 +64,7 @@ SETTINGS = st.builds(
     retry_multiplier=st.floats(1, 100),
     retry_jitter=st.floats(0, 1),
     retry_place=st.sampled_from(RetryPlace),
+    group_expiry_seconds=st.integers(0, 2**31),
 )
 
 
@@ -232,6 +234,17 @@ def test_a_failed_delivery_goes_first_in_exclusive_topics_and_behind_in_shared_o
     for place in (RetryPlace.FIRST, RetryPlace.BEHIND):
         for settings in (shared, exclusive):
             assert replace(settings, retry_place=place).filled_in().retry_place is place
+
+
+def test_groups_never_expire_while_a_pull_may_wait() -> None:
+    """R14, S3: or not at all."""
+    least_s = limits.GROUP_EXPIRY_SECONDS_MIN
+
+    validate(with_settings(group_expiry_seconds=0), PARTITIONS)
+    validate(with_settings(group_expiry_seconds=least_s), PARTITIONS)
+
+    assert 1000 * least_s > limits.PULL_WAIT_MS_MAX
+    assert refused_field(with_settings(group_expiry_seconds=least_s - 1)) == "group_expiry_seconds"
 
 
 def test_an_unknown_retry_place_is_refused() -> None:

@@ -237,6 +237,15 @@ SETTINGS: Final = (
         _choice("first", "behind", "default"),
         "PLACE",
     ),
+    Setting(
+        "group_expiry_seconds",
+        "--group-expiry",
+        "Time after which an unused group is removed; 0 for never.",
+        int,
+        duration_s,
+        _DURATION,
+        _off_or(seconds_text),
+    ),
 )
 
 

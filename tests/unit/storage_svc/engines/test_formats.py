@@ -15,7 +15,7 @@ from storage_svc.queue.retry import Turn
 from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (8, "e352941ba465c80e")
+LAYOUT = (8, "4bface28d45ef1e0")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")

@@ -314,6 +314,7 @@ class TopicSettings(_message.Message):
     RETRY_MULTIPLIER_FIELD_NUMBER: _builtins.int
     RETRY_JITTER_FIELD_NUMBER: _builtins.int
     RETRY_PLACE_FIELD_NUMBER: _builtins.int
+    GROUP_EXPIRY_SECONDS_FIELD_NUMBER: _builtins.int
     subscription: Global___SubscriptionKind.ValueType
     """Who may consume. Default shared. It cannot be changed by an update."""
     partitions: _builtins.int
@@ -368,6 +369,10 @@ class TopicSettings(_message.Message):
     """Where a message goes whose delivery failed. Default: first in exclusive topics, behind in shared
     ones.
     """
+    group_expiry_seconds: _builtins.int
+    """Time without a consumer, a pull and a settlement after which a group of a queue is removed with
+    what only it kept, in seconds. 0, or 120 or more. Default 0: never.
+    """
     @_builtins.property
     def fairness_weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Weights of fairness keys, 1 to 100; other keys have weight 1. At most 100 entries."""
@@ -396,10 +401,11 @@ class TopicSettings(_message.Message):
         retry_multiplier: _builtins.float = ...,
         retry_jitter: _builtins.float = ...,
         retry_place: Global___RetryPlace.ValueType = ...,
+        group_expiry_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "retry_delay_ms", b"retry_delay_ms", "retry_delay_ms_max", b"retry_delay_ms_max", "retry_jitter", b"retry_jitter", "retry_multiplier", b"retry_multiplier", "retry_place", b"retry_place", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "group_expiry_seconds", b"group_expiry_seconds", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "retry_delay_ms", b"retry_delay_ms", "retry_delay_ms_max", b"retry_delay_ms_max", "retry_jitter", b"retry_jitter", "retry_multiplier", b"retry_multiplier", "retry_place", b"retry_place", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

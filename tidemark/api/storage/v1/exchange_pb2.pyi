@@ -323,6 +323,7 @@ class Operation(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     PAUSE_QUEUE_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
+    LEAVE_GROUP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream for its partition."""
     traceparent: _builtins.str
@@ -419,6 +420,10 @@ class Operation(_message.Message):
     def acks(self) -> Global___AckReservations:
         """Acknowledge reservations."""
 
+    @_builtins.property
+    def leave_group(self) -> Global___LeaveGroup:
+        """Report that the broker has no consumer of a group any more."""
+
     def __init__(
         self,
         *,
@@ -447,12 +452,13 @@ class Operation(_message.Message):
         recall: Global___Recall | None = ...,
         pause_queue: Global___PauseQueue | None = ...,
         acks: Global___AckReservations | None = ...,
+        leave_group: Global___LeaveGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue", "acks"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue", "acks", "leave_group"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -481,6 +487,7 @@ class OperationResult(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     PAUSE_QUEUE_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
+    LEAVE_GROUP_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request id of the operation. 0: a standing reserve has handed out or ended, with the outcome
     `reserve`.
@@ -551,6 +558,10 @@ class OperationResult(_message.Message):
     def acks(self) -> Global___AckReservationsResult:
         """Result of AckReservations."""
 
+    @_builtins.property
+    def leave_group(self) -> Global___LeaveGroupResult:
+        """Result of LeaveGroup."""
+
     def __init__(
         self,
         *,
@@ -571,12 +582,13 @@ class OperationResult(_message.Message):
         recall: Global___RecallResult | None = ...,
         pause_queue: Global___PauseQueueResult | None = ...,
         acks: Global___AckReservationsResult | None = ...,
+        leave_group: Global___LeaveGroupResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -592,19 +604,27 @@ class Materialize(_message.Message):
 
     LMQ_NAME_FIELD_NUMBER: _builtins.int
     CREATE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     lmq_name: _builtins.str
     """The queue."""
     create: _builtins.bool
     """True creates the queue if it does not exist."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups of the queue of which the broker has a consumer or an owner: they do not expire until it
+        leaves them, or is gone. Added to those that were reported before.
+        """
+
     def __init__(
         self,
         *,
         lmq_name: _builtins.str = ...,
         create: _builtins.bool = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "lmq_name", b"lmq_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "groups", b"groups", "lmq_name", b"lmq_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -639,6 +659,51 @@ class MaterializeResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MaterializeResult: _TypeAlias = MaterializeResult  # noqa: Y015
+
+@_typing.final
+class LeaveGroup(_message.Message):
+    """Reports that the broker has no consumer and no owner of a group any more. Does nothing for a group
+    or queue that does not exist. Errors: INVALID_NAME.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAME_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    lmq_name: _builtins.str
+    """The queue."""
+    group: _builtins.str
+    """The group."""
+    def __init__(
+        self,
+        *,
+        lmq_name: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lmq_name", b"lmq_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveGroup: _TypeAlias = LeaveGroup  # noqa: Y015
+
+@_typing.final
+class LeaveGroupResult(_message.Message):
+    """The report is noted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaveGroupResult: _TypeAlias = LeaveGroupResult  # noqa: Y015
 
 @_typing.final
 class Unmaterialize(_message.Message):

@@ -85,6 +85,8 @@ class _RetentionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Retenti
     """Messages whose attempts were exhausted."""
     RETENTION_TYPE_PURGE: _RetentionType.ValueType  # 8
     """Messages purged by an operator."""
+    RETENTION_TYPE_ABANDONED_GROUP: _RetentionType.ValueType  # 9
+    """Groups without a use for `group_expiry_seconds`, with what only they kept."""
 
 class RetentionType(_RetentionType, metaclass=_RetentionTypeEnumTypeWrapper):
     """The kind of a deletion. Closed."""
@@ -107,6 +109,8 @@ RETENTION_TYPE_ATTEMPTS_EXHAUSTED: RetentionType.ValueType  # 7
 """Messages whose attempts were exhausted."""
 RETENTION_TYPE_PURGE: RetentionType.ValueType  # 8
 """Messages purged by an operator."""
+RETENTION_TYPE_ABANDONED_GROUP: RetentionType.ValueType  # 9
+"""Groups without a use for `group_expiry_seconds`, with what only they kept."""
 Global___RetentionType: _TypeAlias = RetentionType  # noqa: Y015
 
 @_typing.final
@@ -160,7 +164,8 @@ class ScanTableRequest(_message.Message):
     def due_types(self) -> _containers.RepeatedScalarFieldContainer[Global___RetentionType.ValueType]:
         """Only rows that these rules can apply to, by the limits of their topics; found by the index of
         ages, so that the cost follows what is due. For `runs`: the rules for messages. For `queues`:
-        inactive queues, from the age in `age_ms_min`. Default empty: all rows.
+        inactive queues, from the age in `age_ms_min`. For `groups`: abandoned groups. Default empty: all
+        rows.
         """
 
     def __init__(
@@ -327,13 +332,14 @@ class RetentionRow(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """The queue's identity; another queue under the same name is not touched. 0 for old records."""
     lmq_name: _builtins.str
     """The queue's name, for the history."""
     before_ms: _builtins.int
-    """Inactive queues: the last activity when it was read, Unix milliseconds; a no-op if there was
-    later activity. Otherwise unset.
+    """Inactive queues and abandoned groups: the last activity or use when it was read, Unix
+    milliseconds; a no-op if there was a later one. Otherwise unset.
     """
     table: Global___ScanTableName.ValueType
     """Old records: the table. Otherwise unspecified."""
@@ -341,8 +347,11 @@ class RetentionRow(_message.Message):
     """The fairness key of the run."""
     age_ms: _builtins.int
     """Inactive queues and old records: the age from which they are removed, in milliseconds by the
-    time of the partition. 1 or more. Unset for messages, whose age is a setting of their topic.
+    time of the partition. 1 or more. Unset for messages and groups, whose age is a setting of their
+    topic.
     """
+    group: _builtins.str
+    """Abandoned groups: the group. Otherwise ""."""
     @_builtins.property
     def range(self) -> _action_pb2.OffsetRange:
         """The messages: at most 1 000 whole runs of one fairness key, each checked and removed on its
@@ -359,10 +368,11 @@ class RetentionRow(_message.Message):
         table: Global___ScanTableName.ValueType = ...,
         fairness_key: _builtins.str = ...,
         age_ms: _builtins.int = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "fairness_key", b"fairness_key", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "fairness_key", b"fairness_key", "group", b"group", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,8 +425,11 @@ class ApplyRetentionResponse(_message.Message):
     QUEUES_FIELD_NUMBER: _builtins.int
     STALE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
-    """Messages, or rows of old records."""
+    """Messages, or rows of old records. For abandoned groups, what only they kept, as far as it leaves
+    at once: large queues drop it in later commits.
+    """
     bytes: _builtins.int
     """Bytes."""
     queues: _builtins.int
@@ -425,6 +438,8 @@ class ApplyRetentionResponse(_message.Message):
     """Planned rows of which nothing was due any longer."""
     more: _builtins.bool
     """True if old records are left that the same rows would remove."""
+    groups: _builtins.int
+    """Groups."""
     def __init__(
         self,
         *,
@@ -433,10 +448,11 @@ class ApplyRetentionResponse(_message.Message):
         queues: _builtins.int = ...,
         stale: _builtins.int = ...,
         more: _builtins.bool = ...,
+        groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "messages", b"messages", "more", b"more", "queues", b"queues", "stale", b"stale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "groups", b"groups", "messages", b"messages", "more", b"more", "queues", b"queues", "stale", b"stale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
