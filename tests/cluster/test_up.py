@@ -15,6 +15,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 import tidemark
 from tests.support.up_process import UpProcess, ended
+from tests.support.valkey import valkey
 from tidemark.local.ports import listening_socket
 from tidemark.rpc import open_channel
 
@@ -238,6 +239,37 @@ async def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
         assert await up.exit_code() == 2
     assert complaint.count("\n") == 1
     assert "already in use" in complaint
+
+
+async def test_brokers_with_a_registry_share_the_partitions(tmp_path: Path) -> None:
+    """S8, S6."""
+    with valkey(tmp_path / "valkey") as server:
+        options = ("--brokers=2", "--partitions=4", f"--registry={server.connection_url}")
+        async with UpProcess(tmp_path / "data", *options) as up:
+            await up.ready()
+            async with tidemark.connect(up.address("broker")) as client:
+                described = await client.admin.describe_cluster()
+            up.process.terminate()
+
+            assert await up.exit_code() == 0
+    brokers = {each.id for each in described.members if each.kind == "BROKER"}
+    assert brokers == {"broker-0", "broker-1"}
+    assert sorted(described.assigned) == [0, 1, 2, 3]
+    assert {each.broker_id for each in described.assigned.values()} <= brokers
+    assert not described.static_members
+
+
+async def test_a_registry_that_does_not_answer_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    """S8, S3: before anything starts, and without the password."""
+    options = ("--brokers=2", "--registry=redis://:secret@127.0.0.1:1")
+    async with UpProcess(tmp_path / "data", *options) as up:
+        complaint = await up.complaint()
+
+        assert await up.exit_code() == 2
+    assert complaint.count("\n") == 1
+    assert "127.0.0.1:1" in complaint
+    assert "--registry" in complaint
+    assert "secret" not in complaint
 
 
 async def test_a_data_directory_in_use_is_one_line_and_exit_code_2(shared_up: UpProcess) -> None:

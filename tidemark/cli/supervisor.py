@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import typer
 
 from tidemark.clock import Clock, SystemClock
+from tidemark.errors import RegistryUnavailable
 from tidemark.local.cluster import LocalCluster, ServiceName, Stopped, kind_of, names_of
 from tidemark.local.java import why_no_spark
 from tidemark.local.ports import join_address, listening_socket
@@ -140,6 +141,8 @@ async def _live(
 ) -> NoReturn:
     """Start and run; ends only by an exception."""
     begin_ms = clock.monotonic_ms()
+    if options.registry_url:
+        await _check_registry(options.registry_url)
     try:
         await cluster.start([name for name in cluster.services if name != "retention"])
     except OSError as error:
@@ -255,6 +258,19 @@ def _check_ports(host: str, ports: Mapping[ServiceName, int]) -> None:
                 address = join_address(host, port)
                 hint = f"(see --host, --{kind_of(name)}-port)"
                 raise Refusal(f"{name} cannot listen on {address}: {reason} {hint}") from None
+
+
+async def _check_registry(url: str) -> None:
+    """A broker waits for its registry; people who start a cluster want to know at once."""
+    from tidemark.registry.redis_registry import RedisRegistry
+
+    registry = RedisRegistry(url, cluster_id="", kind="")
+    try:
+        await registry.check()
+    except RegistryUnavailable as error:
+        raise Refusal(f"{error.detail} (see --registry)") from None
+    finally:
+        await registry.close()
 
 
 def _print_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:

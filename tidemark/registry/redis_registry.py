@@ -55,6 +55,14 @@ class RedisRegistry:
     async def close(self) -> None:
         await self._redis.aclose()
 
+    async def check(self) -> None:
+        """Raises RegistryUnavailable if the server does not answer, or refuses the credentials."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_MS / 1000):
+                await self._redis.ping()
+        except _FAULTS as error:
+            raise self._unavailable(error) from error
+
     async def beat(self, member: Member, seen_version: int) -> View:
         joined_us, draining = self._joined.get(member, ("0", "0"))
         answer = await self._run(
