@@ -2,16 +2,19 @@
 
 Three brokers share the partitions through a registry. In each round one of them is stopped, killed
 or paused while a client publishes to one of its partitions, one message after the other: the
-longest wait counts, from the fault on. Then the registry is killed: plain clients publish to all
-partitions without repeating anything, and every refusal counts.
+longest wait counts, from the fault on. Then one leaves and joins again, and the partitions that
+move are counted. Last the registry is killed: plain clients publish to all partitions without
+repeating anything, and every refusal counts.
 """
 
 import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -77,15 +80,39 @@ class Brokers:
             await self._cluster.restart(name)
         return longest_ms
 
+    async def leave_and_join(self) -> Mapping[str, float]:
+        """How many partitions move when the next broker leaves, and when it joins again."""
+        place = self._turn % _BROKERS
+        self._turn += 1
+        await self._until(self._is_balanced)
+        before = await self._assigned()
+        await self._cluster.terminate(self._names[place])
+        without = await self._assigned()
+        await self._cluster.restart(self._names[place])
+        await self._until(self._is_balanced)
+        after = await self._assigned()
+        return {
+            "own": sum(holder == f"broker-{place}" for holder in before.values()),
+            "moved_by_leave": _moves(before, without),
+            "moved_by_join": _moves(without, after),
+            "loads_differ_by": _difference(after),
+        }
+
     async def until_held(self) -> None:
         """Every partition is held by the broker that it is assigned to, and all are members."""
         await self._until(self._is_held)
 
     async def _is_held(self) -> bool:
+        members = await self._client.admin.list_members()
+        brokers = [each for each in members if each.kind == "BROKER" and not each.error]
+        return len(brokers) == _BROKERS and await self._assigned() == await self._held()
+
+    async def _is_balanced(self) -> bool:
+        return await self._is_held() and _difference(await self._held()) <= 1
+
+    async def _assigned(self) -> dict[int, str]:
         described = await self._client.admin.describe_cluster()
-        assigned = {number: each.broker_id for number, each in described.assigned.items()}
-        brokers = [each for each in described.members if each.kind == "BROKER" and not each.error]
-        return len(brokers) == _BROKERS and assigned == await self._held()
+        return {number: each.broker_id for number, each in described.assigned.items()}
 
     async def _held(self) -> dict[int, str]:
         partitions = await self._client.admin.list_partitions()
@@ -154,11 +181,29 @@ async def failover(bench: Bench) -> None:
             results.append(Result(f"broker, {fault}", {"longest_ms": Figure(tuple(waits_ms))}))
             bench.at_most(f"broker, {fault}: p99 ms", percentile(waits_ms, 99), budget_ms)
         bench.tables.append(results)
+        moves = once("a broker leaves and joins", await brokers.leave_and_join())
+        bench.tables.append([moves])
+        own, left = moves["own"].median, moves["moved_by_leave"].median
+        bench.at_most("leave: moves beyond its own partitions", left - own, 0)
+        share = ceil(_PARTITIONS / _BROKERS)
+        bench.at_most("join: moves", moves["moved_by_join"].median, share)
+        bench.at_most("loads differ by", moves["loads_differ_by"].median, 1)
         await brokers.until_held()
         lost = await _without_registry(addresses, registry, away_s)
         bench.tables.append([lost])
         bench.at_most("registry gone: refused publishes", lost["refused"].median, 0)
         await brokers.until_held()
+
+
+def _moves(before: Mapping[int, str], after: Mapping[int, str]) -> int:
+    return sum(before[number] != holder for number, holder in after.items())
+
+
+def _difference(holders: Mapping[int, str]) -> int:
+    """Between the most and the least loaded broker."""
+    loads = Counter({f"broker-{place}": 0 for place in range(_BROKERS)})
+    loads.update(holders.values())
+    return max(loads.values()) - min(loads.values())
 
 
 def _queues() -> list[str]:
