@@ -232,7 +232,8 @@ class Placement:
             )
         if request.node_id == record.node_id:
             raise DataDirectoryInUse(
-                f"another node runs on the data of node {record.node_id}: one is a copy"
+                f"the node at another address has the id of this one, {record.node_id}: it runs on "
+                "a copy of its data, or TIDEMARK_STORAGE_ADDRESSES names it twice"
             )
         async with self._recording:  # the first to ask gets it
             free = [

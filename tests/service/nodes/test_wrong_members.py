@@ -12,7 +12,7 @@ from tests.support.storage_nodes import storage_nodes
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.clock import SystemClock
-from tidemark.errors import Unavailable
+from tidemark.errors import DataDirectoryInUse, TidemarkError, Unavailable
 from tidemark.rpc import open_channel
 from tidemark.settings import BrokerSettings
 
@@ -54,6 +54,26 @@ async def until_logged(caplog: pytest.LogCaptureFixture, address: str) -> None:
         )
 
     await until(is_logged)
+
+
+async def test_a_node_that_is_listed_under_two_addresses_stops_and_names_the_list(
+    tmp_path: Path,
+) -> None:
+    """C1, S8: it would wait for itself, or hold a partition twice."""
+    async with storage_nodes(tmp_path, nodes=1, partitions=2) as nodes:
+        port = nodes.addresses[0].rpartition(":")[2]
+        await nodes.start_node(0, storage_addresses=(nodes.addresses[0], f"localhost:{port}"))
+
+        async def is_stopped() -> bool:
+            try:
+                await nodes.described(0)
+            except TidemarkError:
+                return True
+            return False
+
+        await until(is_stopped)
+        with pytest.raises(DataDirectoryInUse, match="TIDEMARK_STORAGE_ADDRESSES names it twice"):
+            await nodes.stop_node(0)
 
 
 async def test_a_node_with_another_number_of_partitions_is_named_by_the_broker(
