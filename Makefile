@@ -60,7 +60,7 @@ test-model: .venv/.dev ## Compare the partition with its model, at random, for m
 
 .PHONY: test-crash
 test-crash: .venv/.dev ## Kill services repeatedly under load, and check for losses
-	@exec $(PYTEST) --long tests/cluster/test_*_crash.py $(ARGS)
+	@exec $(PYTEST) --long --timeout 0 tests/cluster/test_*_crash.py $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: .venv/.dev ## Run functional tests on three brokers and three storage nodes
@@ -85,7 +85,7 @@ test-redis: .venv/.dev ## Run all tests of the redis engine, on one Valkey and o
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
-	@exec $(PYTEST) --long -s --show-capture=no tests/model/histories $(ARGS) \
+	@exec $(PYTEST) --long --timeout 0 -s --show-capture=no tests/model/histories $(ARGS) \
 		$(if $(findstring --seed,$(ARGS)),-k no_history_breaks_a_rule)
 
 .PHONY: bench
