@@ -90,6 +90,11 @@ class StorageClient:
 
         return wait
 
+    def applied_rows(self, pass_id: str) -> int:
+        """Planned rows of a pass that this service has applied so far."""
+        request = retention_pb2.GetPassProgressRequest(pass_id=pass_id)
+        return int(self._call(self._retention.GetPassProgress, request).rows)
+
     def next_due(self, request: retention_pb2.NextDueRequest) -> retention_pb2.NextDueResponse:
         """When rules can next apply in the partitions of this service."""
         answer: retention_pb2.NextDueResponse = self._call(self._retention.NextDue, request)

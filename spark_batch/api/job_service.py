@@ -58,6 +58,8 @@ class JobService(jobs_pb2_grpc.JobServiceServicer):
             status.progress.running_for_ms = self._clock.monotonic_ms() - job.began_ms
             status.progress.tasks = job.progress.tasks
             status.progress.tasks_done = job.progress.tasks_done
+            status.progress.rows_planned = job.progress.rows_planned
+            status.progress.rows_applied = job.progress.rows_applied
         if job.last_pass_ms:
             status.last_pass_time.FromMilliseconds(job.last_pass_ms)
         return status

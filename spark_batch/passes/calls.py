@@ -120,7 +120,9 @@ def _empty(planned: Planned, pass_id: str) -> Call:
 
 
 def _add(request: ApplyRetentionRequest, planned: Planned) -> None:
-    row: RetentionRow = request.rows.add(lmq_name=planned.lmq_name, queue_id=planned.queue_id)
+    row: RetentionRow = request.rows.add(
+        lmq_name=planned.lmq_name, queue_id=planned.queue_id, planned_rows=planned.rows
+    )
     match planned.retention_type:
         case retention_types.OLD_RECORDS:
             row.table = ScanTableName.Value(f"SCAN_TABLE_NAME_{planned.topic.upper()}")

@@ -6,7 +6,7 @@ again. A pass that fails is not resumed: the next one finds what is left.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from typing import Final, NamedTuple, Protocol
 from uuid import uuid4
@@ -31,9 +31,10 @@ from spark_batch.passes.retention_types import (
     MAX_WAIT_TIME_EVICTION,
     OLD_RECORDS,
 )
-from spark_batch.storage_client import find_topics
+from spark_batch.storage_client import StorageClient, find_topics
 from tidemark.api.storage.v1.retention_pb2 import RetentionType
 from tidemark.clock import Clock
+from tidemark.errors import TidemarkError
 from tidemark.settings import RetentionSettings
 from tidemark.telemetry import LateSpan, current_traceparent, tracer
 from tidemark.topics import Topic
@@ -76,6 +77,8 @@ class Jobs:
         self._clock = clock
         self._running: dict[str, str] = {}
         """The id of the last pass of each job that is running."""
+        self._planned: dict[str, int] = {}
+        """The rows that the last pass of each job has planned."""
 
     def retention(self, dry_run: bool = False) -> Pass:
         """Expired and completed messages, inactive queues and groups, old records (R1-R4, R14)."""
@@ -189,7 +192,8 @@ class Jobs:
                             batch_size=bounds.batch_size,
                             failures=failures,
                         )
-                        counts = _apply_oldest(plan, bounds.limit, apply, failures)
+                        planned = partial(self._note_planned, name)
+                        counts = _apply_oldest(plan, bounds.limit, planned, apply, failures)
                     failed |= failures.value
         found = Found(tuple(topics), counts, failed)
         duration_ms = self._clock.monotonic_ms() - started_ms
@@ -203,6 +207,7 @@ class Jobs:
         context.setLocalProperty("spark.scheduler.pool", name)
         context.setJobGroup(pass_id, f"Tidemark {pass_id}")
         self._running[name] = pass_id
+        self._planned[name] = 0
         try:
             yield
         finally:
@@ -216,7 +221,23 @@ class Jobs:
         """What a plan and its application add the partitions to that fail."""
         return collect_failures(self._spark.sparkContext)
 
-    def tasks(self, name: str) -> tuple[int, int]:
+    def _note_planned(self, name: str, rows: int) -> None:
+        self._planned[name] += rows
+
+    def progress(self, name: str) -> tuple[int, int, int, int]:
+        """The tasks of the pass under way, how many are done, and the same of its planned rows."""
+        planned = self._planned.get(name, 0)
+        return (*self._tasks(name), planned, min(planned, self._applied(name)) if planned else 0)
+
+    def _applied(self, name: str) -> int:
+        """Planned rows that storage has applied; not counted where it does not answer."""
+        pass_id, applied = self._running.get(name, ""), 0
+        for address in self._settings.storage_addresses if pass_id else ():
+            with suppress(TidemarkError), StorageClient(address) as client:
+                applied += client.applied_rows(pass_id)
+        return applied
+
+    def _tasks(self, name: str) -> tuple[int, int]:
         """The Spark tasks of the pass under way so far, and how many of them are done."""
         tracker = self._spark.sparkContext.statusTracker()
         tasks = done = 0
@@ -261,20 +282,26 @@ def tag_of(name: str) -> str:
 
 
 def _apply_oldest(
-    plan: DataFrame, limit: int, apply: Callable[[DataFrame], Counts], failures: Failures
+    plan: DataFrame,
+    limit: int,
+    planned: Callable[[int], None],
+    apply: Callable[[DataFrame], Counts],
+    failures: Failures,
 ) -> Counts:
     """Apply the oldest rows of a plan until so much is removed; 0 is no limit.
+
+    The plan is made first, so that its rows can be counted: `planned` is called with their number.
 
     Rows of which nothing could be removed do not count, and neither do those of partitions that
     fail: they are the oldest in every pass, and would keep younger ones from leaving.
     """
-    if not limit:
-        return apply(plan)
     counts: dict[tuple[str, str], int] = {}
     with cap.persisted(plan) as left:
         while True:
-            oldest = cap.find_cap(left, limit)
-            for key, removed in apply(left if oldest is None else left.where(oldest)).items():
+            oldest = cap.find_cap(left, limit) if limit else None
+            portion = left if oldest is None else left.where(oldest)
+            planned(portion.count())
+            for key, removed in apply(portion).items():
                 counts[key] = counts.get(key, 0) + removed
                 limit -= removed if key[1] != OLD_RECORDS else 0
             if oldest is None or limit <= 0:

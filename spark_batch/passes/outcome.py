@@ -43,11 +43,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pass is. Spark reports tasks; the rows of a task are known when it ends."""
+    """How far a pass is: by the tasks of Spark, and by the rows of its plan once that is made."""
 
     phase: Phase
     tasks: int = 0
     tasks_done: int = 0
+    rows_planned: int = 0
+    rows_applied: int = 0
 
 
 Report = Callable[[Progress], None]

@@ -15,8 +15,8 @@ from typing import Final
 
 from spark_batch.planner.lines import (
     PassDone,
+    PassProgress,
     PassRequest,
-    PassTasks,
     Ready,
     Reply,
     StartFailed,
@@ -74,7 +74,7 @@ async def _run(request: PassRequest, send: Send, passes: SparkPasses) -> None:
         outcome = await passes.run(
             request.job,
             request.dry_run,
-            lambda tasks, done: send(PassTasks(request.number, tasks, done)),
+            lambda *progress: send(PassProgress(request.number, *progress)),
         )
     except Exception as error:
         send(failure_of(request.number, error))

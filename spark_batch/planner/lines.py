@@ -52,15 +52,17 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class PassTasks:
-    """From the planner: the Spark tasks of a pass so far, and how many of them are done."""
+class PassProgress:
+    """From the planner: how far a pass is that Spark runs."""
 
     number: int
     tasks: int
-    done: int
+    tasks_done: int
+    rows_planned: int
+    rows_applied: int
 
     def encode(self) -> bytes:
-        return _line({"number": self.number, "tasks": self.tasks, "done": self.done})
+        return _line(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class PassFailed:
         return _line({"number": self.number, "status": status})
 
 
-Reply: TypeAlias = Ready | StartFailed | PassTasks | PassDone | PassFailed
+Reply: TypeAlias = Ready | StartFailed | PassProgress | PassDone | PassFailed
 
 
 def decode_reply(line: bytes) -> Reply:
@@ -98,7 +100,7 @@ def decode_reply(line: bytes) -> Reply:
         return StartFailed(found["start_failed"])
     number = found["number"]
     if "tasks" in found:
-        return PassTasks(number, found["tasks"], found["done"])
+        return PassProgress(**found)
     if "status" in found:
         return PassFailed(number, from_status(Status.FromString(b64decode(found["status"]))))
     return PassDone(number, _outcome(found["outcome"]))

@@ -19,8 +19,8 @@ from spark_batch.passes.outcome import JobName, Pass, Phase, Progress, Report
 from spark_batch.planner.lines import (
     PassDone,
     PassFailed,
+    PassProgress,
     PassRequest,
-    PassTasks,
     Ready,
     StartFailed,
     decode_reply,
@@ -242,9 +242,10 @@ class _Child:
                 self._ready.set()
             case StartFailed(why):
                 self._why = why
-            case PassTasks(number, tasks, tasks_done):
+            case PassProgress(number, tasks, tasks_done, planned, applied):
                 if number in self._reports:
-                    self._reports[number](Progress(Phase.RUNNING, tasks, tasks_done))
+                    progress = Progress(Phase.RUNNING, tasks, tasks_done, planned, applied)
+                    self._reports[number](progress)
             case PassDone(number, outcome):
                 if number in self._waiting:
                     self._waiting[number].set_result(outcome)

@@ -29,8 +29,8 @@ INTERRUPT_MS: Final = 60_000
 
 REPORT_MS: Final = 1_000
 
-ReportTasks = Callable[[int, int], None]
-"""Receives the Spark tasks of a pass so far, and how many of them are done."""
+ReportProgress = Callable[[int, int, int, int], None]
+"""Receives the Spark tasks of a pass so far, how many are done, and the same of its rows."""
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class SparkPasses:
         _log.info("Spark runs", extra={"master": self._spark.sparkContext.master})
         return Jobs(self._spark, self._settings, self._clock)
 
-    async def run(self, job: JobName, dry_run: bool, report: ReportTasks | None = None) -> Pass:
+    async def run(self, job: JobName, dry_run: bool, report: ReportProgress | None = None) -> Pass:
         """Run a pass, and end it if it takes too long. Raises DeadlineExceeded."""
         reporting = asyncio.create_task(self._report(job, report)) if report else None
         try:
@@ -70,14 +70,14 @@ class SparkPasses:
             if reporting is not None:
                 reporting.cancel()
 
-    async def _report(self, job: JobName, report: ReportTasks) -> None:
-        """Report the tasks of a pass once a second, when they have changed."""
+    async def _report(self, job: JobName, report: ReportProgress) -> None:
+        """Report how far a pass is once a second, when that has changed."""
         assert self._jobs is not None
-        before = (0, 0)
+        before = (0, 0, 0, 0)
         while True:
             await self._clock.sleep_ms(REPORT_MS)
             with suppress(Exception):  # Spark is lost, or its version has no such call
-                found = await in_thread(partial(self._jobs.tasks, job))
+                found = await in_thread(partial(self._jobs.progress, job))
                 if found != before:
                     report(*found)
                     before = found

@@ -11,6 +11,7 @@ from storage_svc.operations.retention import OF_PASSES, ApplyRetention
 from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partitions import Partitions
+from storage_svc.pass_tally import PassTally
 from storage_svc.reads import tables
 from storage_svc.reads.history import HistoryFilter, list_history
 from storage_svc.reads.next_due import DueRules, next_due
@@ -39,6 +40,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         self._partitions = partitions
         self._clock = clock
         self._scheduler_lease = SchedulerLease()
+        self._tally = PassTally()
 
     async def ScanTable(
         self, request: retention_pb2.ScanTableRequest, context: Context
@@ -82,6 +84,8 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         # One after the other, so that other operations join the commits in between.
         for part in operation.split():
             applied = await partition.call(part)
+            if not applied.more:  # otherwise the call is repeated
+                self._tally.add(part.pass_id, sum(row.planned_rows for row in part.rows))
             response.messages += applied.messages
             response.bytes += applied.body_bytes
             response.queues += applied.queues
@@ -89,6 +93,12 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             response.more |= applied.more
             response.groups += applied.groups
         return response
+
+    async def GetPassProgress(
+        self, request: retention_pb2.GetPassProgressRequest, context: Context
+    ) -> retention_pb2.GetPassProgressResponse:
+        _check_name(request.pass_id, "pass_id")
+        return retention_pb2.GetPassProgressResponse(rows=self._tally.rows(request.pass_id))
 
     async def NextDue(
         self, request: retention_pb2.NextDueRequest, context: Context
@@ -231,4 +241,5 @@ def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:
         table,
         proto.age_ms,
         proto.group,
+        proto.planned_rows or 1,
     )

@@ -25,6 +25,7 @@ class RetentionRow(NamedTuple):
     table: str = ""
     age_ms: int = 0
     group: str = ""
+    planned_rows: int = 1
 
     @property
     def first_key(self) -> bytes:

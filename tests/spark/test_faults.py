@@ -129,23 +129,24 @@ async def test_a_pass_that_takes_too_long_is_ended_and_loses_nothing(
         clock = ManualClock()
         passes = SparkPasses(settings, clock)
         await passes.start()  # it uses the session that exists
-        reported: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        reported: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
 
-        def report(tasks: int, done: int) -> None:
-            reported.put_nowait((tasks, done))
+        def report(*progress: int) -> None:
+            reported.put_nowait(progress)
 
         passing = asyncio.ensure_future(passes.run(JobName.RETENTION, False, report))
         await until_some_are_removed(process.address, passing)
 
         await clock.advance_ms(REPORT_MS)
         async with asyncio.timeout(60):
-            tasks, done = await reported.get()
+            tasks, done, planned, applied = await reported.get()
         await clock.advance_ms(settings.pass_timeout_ms)
         with pytest.raises(DeadlineExceeded, match="took longer than 3600000 ms"):
             await passing
         await passes.run(JobName.RETENTION, False)
 
         assert 0 <= done < tasks
+        assert 0 < applied < planned  # while their task is running
         assert not passes.lost.is_set()
         await check_that_only_due_messages_left(process.address)
 

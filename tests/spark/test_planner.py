@@ -14,8 +14,8 @@ from spark_batch.passes.outcome import JobName, Pass, Phase, Progress
 from spark_batch.planner.lines import (
     PassDone,
     PassFailed,
+    PassProgress,
     PassRequest,
-    PassTasks,
     Ready,
     StartFailed,
     decode_reply,
@@ -38,7 +38,7 @@ OUTCOME = Pass("retention-1", False, (Finding("t", "expired", 3),), 5, {2: "UNAV
 PROGRAM = """
 import sys
 from spark_batch.passes.outcome import JobName, Pass
-from spark_batch.planner.lines import PassDone, PassRequest, PassTasks, Ready, StartFailed
+from spark_batch.planner.lines import PassDone, PassProgress, PassRequest, Ready, StartFailed
 
 def send(reply):
     sys.stdout.buffer.write(reply.encode())
@@ -59,7 +59,7 @@ for line in sys.stdin.buffer:
         sys.exit(7)
     if mode == "noisy":
         print("not a reply", flush=True)
-    send(PassTasks(request.number, 2, 1))
+    send(PassProgress(request.number, 2, 1, 30, 10))
     send(PassDone(request.number, Pass(request.job, request.dry_run, (), 1)))
 if mode == "lingering":
     while True:
@@ -104,7 +104,8 @@ def test_every_line_is_read_as_it_was_written() -> None:
     assert PassRequest.decode(request.encode()) == request
     assert decode_reply(Ready().encode()) == Ready()
     assert decode_reply(StartFailed("why").encode()) == StartFailed("why")
-    assert decode_reply(PassTasks(3, 2, 1).encode()) == PassTasks(3, 2, 1)
+    progress = PassProgress(3, 2, 1, 30, 10)
+    assert decode_reply(progress.encode()) == progress
     assert decode_reply(PassDone(3, OUTCOME).encode()) == PassDone(3, OUTCOME)
     assert isinstance(failed, PassFailed)
     assert isinstance(failed.error, TopicNotFound)
@@ -143,14 +144,14 @@ async def test_spark_starts_with_the_first_pass_and_stops_when_none_followed(
 
 
 async def test_a_pass_reports_what_it_does(program: str, clock: ManualClock) -> None:
-    """P4, R11: the start of Spark, if it does not run, and then its tasks."""
+    """P4, R11: the start of Spark, if it does not run, and then its tasks and rows."""
     reported: list[Progress] = []
     async with planner(program, "plain", clock) as made:
         await made.run(JobName.RETENTION, False, reported.append)
         first, reported = reported, []
         await made.run(JobName.RETENTION, False, reported.append)
 
-    running = [Progress(Phase.RUNNING), Progress(Phase.RUNNING, tasks=2, tasks_done=1)]
+    running = [Progress(Phase.RUNNING), Progress(Phase.RUNNING, 2, 1, 30, 10)]
     assert first == [Progress(Phase.STARTING_SPARK), *running]
     assert reported == running
 

@@ -75,7 +75,7 @@ def _show_pass(call: Call, job: str, done: "Pass", dry_run: bool) -> None:
 async def status(call: Call, jobs_address: JobsAddress = None) -> None:
     """Show the jobs: state, last pass, next pass, last error."""
     from tidemark.cli.display.layout import Column
-    from tidemark.cli.display.pass_progress import describe
+    from tidemark.cli.display.pass_progress import drawn
     from tidemark.client.admin import upkeep
     from tidemark.clock import SystemClock
 
@@ -95,7 +95,7 @@ async def status(call: Call, jobs_address: JobsAddress = None) -> None:
         counts = " ".join(f"{kind}={number}" for kind, number in sorted(job.last_counts.items()))
         return (
             job.name,
-            f"{job.state} ({describe(job.progress)})" if job.progress else job.state,
+            f"{job.state} ({drawn(job.progress)})" if job.progress else job.state,
             units.ago(job.last_pass_time_ms, now_ms),
             units.duration(job.last_duration_ms),
             counts or "-",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidemark.client.admin.values import PassProgress
 
 ASK_MS: Final = 1_000
+BAR_CELLS: Final = 10
 
 T = TypeVar("T")
 Show = Callable[["PassProgress"], None]
@@ -40,9 +41,21 @@ async def watched(
 
 def describe(progress: "PassProgress") -> str:
     """What a pass does, in a few words."""
+    if progress.rows_planned:
+        planned, applied = units.count(progress.rows_planned), units.count(progress.rows_applied)
+        left = units.count(progress.rows_left)
+        return f"{planned} rows planned, {applied} applied, {left} left"
     if progress.tasks:
         return f"{progress.tasks_done} of {units.counted(progress.tasks, 'task')} done"
     return progress.phase.lower().replace("_spark", " Spark")
+
+
+def drawn(progress: "PassProgress") -> str:
+    """The same with a bar of text, once the rows of the plan are known."""
+    if not progress.rows_planned:
+        return describe(progress)
+    full = BAR_CELLS * progress.rows_applied // progress.rows_planned
+    return f"{'#' * full}{'.' * (BAR_CELLS - full)} {describe(progress)}"
 
 
 @contextmanager
@@ -75,11 +88,14 @@ def _bar(what: str) -> Iterator[Show]:
         task = bar.add_task(what, total=None)
 
         def show(progress: "PassProgress") -> None:
+            total, done = progress.tasks, progress.tasks_done
+            if progress.rows_planned:
+                total, done = progress.rows_planned, progress.rows_applied
             bar.update(
                 task,
                 description=f"{what}: {describe(progress)}",
-                total=progress.tasks or None,
-                completed=progress.tasks_done,
+                total=total or None,
+                completed=done,
             )
 
         yield show

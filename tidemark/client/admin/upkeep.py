@@ -176,6 +176,8 @@ def _progress(proto: jobs_pb2.PassProgress) -> PassProgress:
         running_for_ms=proto.running_for_ms,
         tasks=proto.tasks,
         tasks_done=proto.tasks_done,
+        rows_planned=proto.rows_planned,
+        rows_applied=proto.rows_applied,
     )
 
 

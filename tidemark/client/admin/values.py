@@ -241,12 +241,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class PassProgress:
-    """How far a pass is: what it does, and the Spark tasks that it has so far."""
+    """How far a pass is: what it does, its Spark tasks so far, and the rows of its plan."""
 
     phase: str
     running_for_ms: int
     tasks: int
     tasks_done: int
+    rows_planned: int = 0
+    rows_applied: int = 0
+
+    @property
+    def rows_left(self) -> int:
+        """Planned rows that are not applied yet."""
+        return self.rows_planned - self.rows_applied
 
 
 @dataclass(frozen=True, slots=True)

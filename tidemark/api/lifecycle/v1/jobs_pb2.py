@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tidemark/api/lifecycle/v1/jobs.proto\x12\x19tidemark.api.lifecycle.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0fListJobsRequest\"F\n\x10ListJobsResponse\x12\x32\n\x04jobs\x18\x01 \x03(\x0b\x32$.tidemark.api.lifecycle.v1.JobStatus\"\xc6\x04\n\tJobStatus\x12\x30\n\x04name\x18\x01 \x01(\x0e\x32\".tidemark.api.lifecycle.v1.JobName\x12\x32\n\x05state\x18\x02 \x01(\x0e\x32#.tidemark.api.lifecycle.v1.JobState\x12\x32\n\x0elast_pass_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10last_duration_ms\x18\x04 \x01(\x04\x12I\n\x0blast_counts\x18\x05 \x03(\x0b\x32\x34.tidemark.api.lifecycle.v1.JobStatus.LastCountsEntry\x12\x12\n\nnext_in_ms\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x14\n\x0clast_pass_id\x18\x08 \x01(\t\x12\x39\n\x08progress\x18\t \x01(\x0b\x32\'.tidemark.api.lifecycle.v1.PassProgress\x12U\n\x11\x66\x61iled_partitions\x18\n \x03(\x0b\x32:.tidemark.api.lifecycle.v1.JobStatus.FailedPartitionsEntry\x1a\x31\n\x0fLastCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x37\n\x15\x46\x61iledPartitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\x0cPassProgress\x12\x33\n\x05phase\x18\x01 \x01(\x0e\x32$.tidemark.api.lifecycle.v1.PassPhase\x12\x16\n\x0erunning_for_ms\x18\x02 \x01(\x04\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x12\n\ntasks_done\x18\x04 \x01(\r\"R\n\rRunJobRequest\x12\x30\n\x04name\x18\x01 \x01(\x0e\x32\".tidemark.api.lifecycle.v1.JobName\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\xef\x01\n\x0eRunJobResponse\x12\x0f\n\x07pass_id\x18\x01 \x01(\t\x12\x37\n\x08\x66indings\x18\x02 \x03(\x0b\x32%.tidemark.api.lifecycle.v1.JobFinding\x12Z\n\x11\x66\x61iled_partitions\x18\x03 \x03(\x0b\x32?.tidemark.api.lifecycle.v1.RunJobResponse.FailedPartitionsEntry\x1a\x37\n\x15\x46\x61iledPartitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\nJobFinding\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\x12\x0b\n\x03\x64ue\x18\x03 \x01(\x04\x12\x0f\n\x07why_not\x18\x04 \x01(\t*h\n\x07JobName\x12\x18\n\x14JOB_NAME_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_NAME_METRICS\x10\x01\x12\x16\n\x12JOB_NAME_RETENTION\x10\x02\x12\x15\n\x11JOB_NAME_EVICTION\x10\x03*\x85\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_BLOCKED\x10\x01\x12\x15\n\x11JOB_STATE_WAITING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x19\n\x15JOB_STATE_STANDING_BY\x10\x04*u\n\tPassPhase\x12\x1a\n\x16PASS_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11PASS_PHASE_ASKING\x10\x01\x12\x1d\n\x19PASS_PHASE_STARTING_SPARK\x10\x02\x12\x16\n\x12PASS_PHASE_RUNNING\x10\x03\x32\xd0\x01\n\nJobService\x12\x63\n\x08ListJobs\x12*.tidemark.api.lifecycle.v1.ListJobsRequest\x1a+.tidemark.api.lifecycle.v1.ListJobsResponse\x12]\n\x06RunJob\x12(.tidemark.api.lifecycle.v1.RunJobRequest\x1a).tidemark.api.lifecycle.v1.RunJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tidemark/api/lifecycle/v1/jobs.proto\x12\x19tidemark.api.lifecycle.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0fListJobsRequest\"F\n\x10ListJobsResponse\x12\x32\n\x04jobs\x18\x01 \x03(\x0b\x32$.tidemark.api.lifecycle.v1.JobStatus\"\xc6\x04\n\tJobStatus\x12\x30\n\x04name\x18\x01 \x01(\x0e\x32\".tidemark.api.lifecycle.v1.JobName\x12\x32\n\x05state\x18\x02 \x01(\x0e\x32#.tidemark.api.lifecycle.v1.JobState\x12\x32\n\x0elast_pass_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10last_duration_ms\x18\x04 \x01(\x04\x12I\n\x0blast_counts\x18\x05 \x03(\x0b\x32\x34.tidemark.api.lifecycle.v1.JobStatus.LastCountsEntry\x12\x12\n\nnext_in_ms\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t\x12\x14\n\x0clast_pass_id\x18\x08 \x01(\t\x12\x39\n\x08progress\x18\t \x01(\x0b\x32\'.tidemark.api.lifecycle.v1.PassProgress\x12U\n\x11\x66\x61iled_partitions\x18\n \x03(\x0b\x32:.tidemark.api.lifecycle.v1.JobStatus.FailedPartitionsEntry\x1a\x31\n\x0fLastCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x37\n\x15\x46\x61iledPartitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaa\x01\n\x0cPassProgress\x12\x33\n\x05phase\x18\x01 \x01(\x0e\x32$.tidemark.api.lifecycle.v1.PassPhase\x12\x16\n\x0erunning_for_ms\x18\x02 \x01(\x04\x12\r\n\x05tasks\x18\x03 \x01(\r\x12\x12\n\ntasks_done\x18\x04 \x01(\r\x12\x14\n\x0crows_planned\x18\x05 \x01(\x04\x12\x14\n\x0crows_applied\x18\x06 \x01(\x04\"R\n\rRunJobRequest\x12\x30\n\x04name\x18\x01 \x01(\x0e\x32\".tidemark.api.lifecycle.v1.JobName\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"\xef\x01\n\x0eRunJobResponse\x12\x0f\n\x07pass_id\x18\x01 \x01(\t\x12\x37\n\x08\x66indings\x18\x02 \x03(\x0b\x32%.tidemark.api.lifecycle.v1.JobFinding\x12Z\n\x11\x66\x61iled_partitions\x18\x03 \x03(\x0b\x32?.tidemark.api.lifecycle.v1.RunJobResponse.FailedPartitionsEntry\x1a\x37\n\x15\x46\x61iledPartitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\nJobFinding\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\x12\x0b\n\x03\x64ue\x18\x03 \x01(\x04\x12\x0f\n\x07why_not\x18\x04 \x01(\t*h\n\x07JobName\x12\x18\n\x14JOB_NAME_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_NAME_METRICS\x10\x01\x12\x16\n\x12JOB_NAME_RETENTION\x10\x02\x12\x15\n\x11JOB_NAME_EVICTION\x10\x03*\x85\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_BLOCKED\x10\x01\x12\x15\n\x11JOB_STATE_WAITING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x19\n\x15JOB_STATE_STANDING_BY\x10\x04*u\n\tPassPhase\x12\x1a\n\x16PASS_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11PASS_PHASE_ASKING\x10\x01\x12\x1d\n\x19PASS_PHASE_STARTING_SPARK\x10\x02\x12\x16\n\x12PASS_PHASE_RUNNING\x10\x03\x32\xd0\x01\n\nJobService\x12\x63\n\x08ListJobs\x12*.tidemark.api.lifecycle.v1.ListJobsRequest\x1a+.tidemark.api.lifecycle.v1.ListJobsResponse\x12]\n\x06RunJob\x12(.tidemark.api.lifecycle.v1.RunJobRequest\x1a).tidemark.api.lifecycle.v1.RunJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,12 +38,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS_FAILEDPARTITIONSENTRY']._serialized_options = b'8\001'
   _globals['_RUNJOBRESPONSE_FAILEDPARTITIONSENTRY']._loaded_options = None
   _globals['_RUNJOBRESPONSE_FAILEDPARTITIONSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBNAME']._serialized_start=1303
-  _globals['_JOBNAME']._serialized_end=1407
-  _globals['_JOBSTATE']._serialized_start=1410
-  _globals['_JOBSTATE']._serialized_end=1543
-  _globals['_PASSPHASE']._serialized_start=1545
-  _globals['_PASSPHASE']._serialized_end=1662
+  _globals['_JOBNAME']._serialized_start=1348
+  _globals['_JOBNAME']._serialized_end=1452
+  _globals['_JOBSTATE']._serialized_start=1455
+  _globals['_JOBSTATE']._serialized_end=1588
+  _globals['_PASSPHASE']._serialized_start=1590
+  _globals['_PASSPHASE']._serialized_end=1707
   _globals['_LISTJOBSREQUEST']._serialized_start=100
   _globals['_LISTJOBSREQUEST']._serialized_end=117
   _globals['_LISTJOBSRESPONSE']._serialized_start=119
@@ -54,16 +54,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBSTATUS_LASTCOUNTSENTRY']._serialized_end=717
   _globals['_JOBSTATUS_FAILEDPARTITIONSENTRY']._serialized_start=719
   _globals['_JOBSTATUS_FAILEDPARTITIONSENTRY']._serialized_end=774
-  _globals['_PASSPROGRESS']._serialized_start=776
-  _globals['_PASSPROGRESS']._serialized_end=902
-  _globals['_RUNJOBREQUEST']._serialized_start=904
-  _globals['_RUNJOBREQUEST']._serialized_end=986
-  _globals['_RUNJOBRESPONSE']._serialized_start=989
-  _globals['_RUNJOBRESPONSE']._serialized_end=1228
+  _globals['_PASSPROGRESS']._serialized_start=777
+  _globals['_PASSPROGRESS']._serialized_end=947
+  _globals['_RUNJOBREQUEST']._serialized_start=949
+  _globals['_RUNJOBREQUEST']._serialized_end=1031
+  _globals['_RUNJOBRESPONSE']._serialized_start=1034
+  _globals['_RUNJOBRESPONSE']._serialized_end=1273
   _globals['_RUNJOBRESPONSE_FAILEDPARTITIONSENTRY']._serialized_start=719
   _globals['_RUNJOBRESPONSE_FAILEDPARTITIONSENTRY']._serialized_end=774
-  _globals['_JOBFINDING']._serialized_start=1230
-  _globals['_JOBFINDING']._serialized_end=1301
-  _globals['_JOBSERVICE']._serialized_start=1665
-  _globals['_JOBSERVICE']._serialized_end=1873
+  _globals['_JOBFINDING']._serialized_start=1275
+  _globals['_JOBFINDING']._serialized_end=1346
+  _globals['_JOBSERVICE']._serialized_start=1710
+  _globals['_JOBSERVICE']._serialized_end=1918
 # @@protoc_insertion_point(module_scope)

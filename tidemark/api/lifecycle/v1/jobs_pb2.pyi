@@ -265,6 +265,8 @@ class PassProgress(_message.Message):
     RUNNING_FOR_MS_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     TASKS_DONE_FIELD_NUMBER: _builtins.int
+    ROWS_PLANNED_FIELD_NUMBER: _builtins.int
+    ROWS_APPLIED_FIELD_NUMBER: _builtins.int
     phase: Global___PassPhase.ValueType
     """What it does."""
     running_for_ms: _builtins.int
@@ -273,6 +275,12 @@ class PassProgress(_message.Message):
     """The Spark tasks that it has so far. Each reads and cleans partitions of one storage service."""
     tasks_done: _builtins.int
     """Those of them that are done."""
+    rows_planned: _builtins.int
+    """Rows that it has planned: runs, queues, groups and tables of old records. 0 until the plan is
+    made.
+    """
+    rows_applied: _builtins.int
+    """Those of them that storage has applied, or found not to be due any longer."""
     def __init__(
         self,
         *,
@@ -280,10 +288,12 @@ class PassProgress(_message.Message):
         running_for_ms: _builtins.int = ...,
         tasks: _builtins.int = ...,
         tasks_done: _builtins.int = ...,
+        rows_planned: _builtins.int = ...,
+        rows_applied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "running_for_ms", b"running_for_ms", "tasks", b"tasks", "tasks_done", b"tasks_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "rows_applied", b"rows_applied", "rows_planned", b"rows_planned", "running_for_ms", b"running_for_ms", "tasks", b"tasks", "tasks_done", b"tasks_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

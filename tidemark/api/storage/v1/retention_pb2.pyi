@@ -333,6 +333,7 @@ class RetentionRow(_message.Message):
     FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    PLANNED_ROWS_FIELD_NUMBER: _builtins.int
     queue_id: _builtins.int
     """The queue's identity; another queue under the same name is not touched. 0 for old records."""
     lmq_name: _builtins.str
@@ -352,6 +353,8 @@ class RetentionRow(_message.Message):
     """
     group: _builtins.str
     """Abandoned groups: the group. Otherwise ""."""
+    planned_rows: _builtins.int
+    """Rows of the plan that this one stands for, for the progress of the pass. Default 0: 1."""
     @_builtins.property
     def range(self) -> _action_pb2.OffsetRange:
         """The messages: at most 1 000 whole runs of one fairness key, each checked and removed on its
@@ -369,10 +372,11 @@ class RetentionRow(_message.Message):
         fairness_key: _builtins.str = ...,
         age_ms: _builtins.int = ...,
         group: _builtins.str = ...,
+        planned_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "fairness_key", b"fairness_key", "group", b"group", "lmq_name", b"lmq_name", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "fairness_key", b"fairness_key", "group", b"group", "lmq_name", b"lmq_name", "planned_rows", b"planned_rows", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -457,6 +461,52 @@ class ApplyRetentionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyRetentionResponse: _TypeAlias = ApplyRetentionResponse  # noqa: Y015
+
+@_typing.final
+class GetPassProgressRequest(_message.Message):
+    """Asks how far a pass is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASS_ID_FIELD_NUMBER: _builtins.int
+    pass_id: _builtins.str
+    """The pass. Required."""
+    def __init__(
+        self,
+        *,
+        pass_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pass_id", b"pass_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPassProgressRequest: _TypeAlias = GetPassProgressRequest  # noqa: Y015
+
+@_typing.final
+class GetPassProgressResponse(_message.Message):
+    """How far a pass is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Planned rows that were applied here, those of which nothing was due any longer included. 0 for a
+    pass that is not known.
+    """
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPassProgressResponse: _TypeAlias = GetPassProgressResponse  # noqa: Y015
 
 @_typing.final
 class RetentionHistoryRow(_message.Message):

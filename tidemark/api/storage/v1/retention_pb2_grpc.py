@@ -45,6 +45,11 @@ class RetentionServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionResponse.FromString,
                 _registered_method=True)
+        self.GetPassProgress = channel.unary_unary(
+                '/tidemark.api.storage.v1.RetentionService/GetPassProgress',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.GetPassProgressRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.GetPassProgressResponse.FromString,
+                _registered_method=True)
         self.NextDue = channel.unary_unary(
                 '/tidemark.api.storage.v1.RetentionService/NextDue',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.NextDueRequest.SerializeToString,
@@ -83,6 +88,14 @@ class RetentionServiceServicer:
         """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
         history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
         PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPassProgress(self, request, context):
+        """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
+        last passes. Fails with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,6 +146,11 @@ def add_RetentionServiceServicer_to_server(servicer, server):
                     servicer.ApplyRetention,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionResponse.SerializeToString,
+            ),
+            'GetPassProgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPassProgress,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.GetPassProgressRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.GetPassProgressResponse.SerializeToString,
             ),
             'NextDue': grpc.unary_unary_rpc_method_handler(
                     servicer.NextDue,
@@ -210,6 +228,33 @@ class RetentionService:
             '/tidemark.api.storage.v1.RetentionService/ApplyRetention',
             tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.ApplyRetentionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPassProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.RetentionService/GetPassProgress',
+            tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.GetPassProgressRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_retention__pb2.GetPassProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

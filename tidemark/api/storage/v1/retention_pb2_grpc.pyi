@@ -24,6 +24,10 @@ class RetentionServiceStub:
     history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
     PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
     """
+    GetPassProgress: _aio.UnaryUnaryMultiCallable[_retention_pb2.GetPassProgressRequest, _retention_pb2.GetPassProgressResponse]
+    """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
+    last passes. Fails with INVALID_ARGUMENT.
+    """
     NextDue: _aio.UnaryUnaryMultiCallable[_retention_pb2.NextDueRequest, _retention_pb2.NextDueResponse]
     """Answers when a rule can next apply in each partition that this process holds, from the index of
     ages and the limits of the topics: its cost does not follow what is stored. Index entries that
@@ -62,6 +66,15 @@ class RetentionServiceServicer:
         """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
         history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
         PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+        """
+
+    def GetPassProgress(
+        self,
+        request: _retention_pb2.GetPassProgressRequest,
+        context: _aio.ServicerContext[_retention_pb2.GetPassProgressRequest, _abc.Awaitable[_retention_pb2.GetPassProgressResponse]],
+    ) -> _abc.Awaitable[_retention_pb2.GetPassProgressResponse]:
+        """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
+        last passes. Fails with INVALID_ARGUMENT.
         """
 
     def NextDue(
