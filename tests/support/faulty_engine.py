@@ -21,6 +21,7 @@ from storage_svc.engines.engine import (
     Row,
     Table,
 )
+from storage_svc.engines.rocksdb import RocksEngines
 from tidemark.errors import CommitOutcomeUnknown
 
 
@@ -55,6 +56,10 @@ class FaultyEngines:
         self.waiting = asyncio.Event()
         """Set once a commit waits at the gate."""
         self._engines = engines
+
+    async def release_node(self) -> None:
+        if isinstance(self._engines, RocksEngines):
+            await self._engines.release_node()
 
     async def open(self, identity: Identity) -> "FaultyEngine":
         if self.next_openings:

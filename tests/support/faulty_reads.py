@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table
+from storage_svc.engines.rocksdb import RocksEngines
 from tidemark.errors import DataCorrupt
 
 
@@ -32,6 +33,10 @@ class FaultyReads:
     def around(self, engines: Engines) -> Self:
         self._engines = engines
         return self
+
+    async def release_node(self) -> None:
+        if isinstance(self._engines, RocksEngines):
+            await self._engines.release_node()
 
     async def open(self, identity: Identity) -> "_Engine":
         return _Engine(await self._engines.open(identity), self)
