@@ -4,13 +4,21 @@ Reads of the embedded engine never suspend, so that nothing else runs in the pro
 partition, until a coroutine gives way by itself.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, TypeVar
 
 from tidemark.clock import SystemClock
 
 TURN_OPERATIONS_MAX = 64
 """Operations on messages that one turn applies, at some 10 to 40 microseconds each."""
+
+TURN_RELEASED_MAX = 2_000
+"""Entries of a dropped container that one turn frees."""
+
+RELEASE_PAUSE_MS = 5
+"""Between two such turns."""
 
 _CLOCK = SystemClock()  # gives way also where a test moves time by hand
 
@@ -30,3 +38,32 @@ async def in_turns(
         if start:
             await give_way()
         yield items[start : start + turn_items_max]
+
+
+def release(containers: "Iterable[dict[Any, Any] | list[Any]]") -> None:
+    """Free large containers that nothing uses any more, in turns of their own.
+
+    To free a hundred thousand objects at once takes tens of milliseconds.
+    """
+    large = deque(each for each in containers if len(each) > TURN_RELEASED_MAX)
+    if large:
+        _release_later(large)
+
+
+def _release_later(containers: "deque[dict[Any, Any] | list[Any]]") -> None:
+    """After a pause: it is not urgent, and everything else is."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(RELEASE_PAUSE_MS / 1000, _release_some, containers)
+
+
+def _release_some(containers: "deque[dict[Any, Any] | list[Any]]") -> None:
+    container = containers[0]
+    if isinstance(container, dict):
+        for _ in range(min(TURN_RELEASED_MAX, len(container))):
+            container.popitem()
+    else:
+        del container[-TURN_RELEASED_MAX:]
+    if not container:
+        containers.popleft()
+    if containers:
+        _release_later(containers)

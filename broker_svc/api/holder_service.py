@@ -19,6 +19,7 @@ _ADMINISTRATIVE: Final = frozenset(
     {
         "apply_topic",
         "drop_outbox",
+        "pause_queue",
         "place_group",
         "purge",
         "redrive",

@@ -6,7 +6,7 @@ nothing in memory. `partition/commit.py` adds what the current commit has change
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from storage_svc.engines import queue_rows
 from storage_svc.engines.engine import Engine, Table
@@ -17,6 +17,7 @@ from storage_svc.partition.topics import Topics
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import Journal, QueueRecord, Rules
 from storage_svc.queue.settled import SettledBudget
+from storage_svc.turns import release
 from tidemark.errors import QueueNotFound
 from tidemark.names import topic_of
 from tidemark.topics import Topic
@@ -134,6 +135,11 @@ class Handles:
         self._untracked.pop(lmq_name, None)
         handle.state.forget_settled()
         del self._names[handle.queue_id]
+
+    def release(self) -> None:
+        """The partition drops all its memory: free it in parts."""
+        large = [each.state.containers for each in self if len(each.state.reservations) > 1000]
+        release([self._by_name, self._names, self._untracked, *chain.from_iterable(large)])
 
     def drop_untracked(self, lmq_name: str) -> None:
         """Forget a handle that was loaded for one commit, unless a broker tracks it by now.

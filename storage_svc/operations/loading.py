@@ -7,6 +7,7 @@ from storage_svc.operations.abandoned_groups import join_groups
 from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders, Removed
 from storage_svc.partition.commit import CommitContext
+from storage_svc.turns import release
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 
@@ -112,8 +113,10 @@ async def _unload(commit: CommitContext, lmq_name: str) -> UnloadOutcome:
     for group in handle.state.groups.values():
         commit.end_standing(group, ask_again=True)
     await commit.forget_lanes(handle.state)
+    containers = handle.state.containers
     handle.state.prepare_to_unload(commit.journal)
     commit.handles.drop(lmq_name)
+    release(containers)
     return UnloadOutcome.EVICTED
 
 

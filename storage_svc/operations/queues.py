@@ -20,10 +20,10 @@ from storage_svc.operations.schedule import remove_all_scheduled
 from storage_svc.partition import erasures
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.erasures import Erasure
-from storage_svc.queue.purge import PurgeMark, held_runs, purge, spans_of
+from storage_svc.queue.purge import PurgeMark, Spared, purge
 from storage_svc.queue.queue import QueueState
 from storage_svc.queue.run import Run
-from storage_svc.turns import give_way
+from storage_svc.turns import in_turns, release
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import QueueNotFound, TopicNotEmpty
 
@@ -38,6 +38,10 @@ QUEUE_TABLES = (
     Table.SETTLED,
 )
 """Tables whose keys begin with the queue."""
+
+
+TURN_RUNS_MAX = 2_000
+"""Spared runs that one turn of the event loop counts."""
 
 
 class RemoveQueue(NamedTuple):
@@ -149,6 +153,7 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
     commit.counters.queues -= 1
     commit.counters.paused_queues -= record.paused
     commit.handles.drop(record.lmq_name)
+    release(state.containers)
 
 
 async def _is_large(commit: CommitContext, state: QueueState) -> bool:
@@ -188,20 +193,33 @@ async def _purge_by_mark(commit: CommitContext, state: QueueState) -> Removed:
     """Everything is gone with this commit, and its rows are erased by later ones."""
     record = state.record
     scheduled = record.scheduled
-    held = held_runs(state)
-    await give_way()
-    spared = spans_of(held.values())
-    await give_way()
-    mark = PurgeMark(record.next_offset, commit.counters.schedule_id, spared)
+    spared = await _spared(state)
+    mark = PurgeMark(record.next_offset, commit.counters.schedule_id, spared.spans)
     erasure = Erasure(record.queue_id, ErasureKind.PURGE, mark)
     erasure.began_commit = commit.counters.commit
     start, end = erasure_rows.erasure_range(record.queue_id, ErasureKind.PURGE)
     for key, _ in commit.journal.puts_in(Table.ERASURES, start, end):
         commit.journal.batch.delete(Table.ERASURES, key)
     await commit.state.erasures.begin_purge(erasure, commit.engine, commit.journal.batch)
-    purged = purge(state, mark, held, commit.journal)
-    commit.journal.purged(purged.messages, purged.body_bytes)
-    return Removed(purged.messages + scheduled, purged.body_bytes, purged.spared_messages)
+    unsettled = dict.fromkeys(state.groups, 0)
+    for group in state.groups.values():
+        async for runs in in_turns(list(spared.runs.values()), TURN_RUNS_MAX):
+            unsettled[group.name] += group.unsettled_of(runs)
+    purged, dropped = purge(state, mark, spared, unsettled, commit.journal)
+    commit.journal.purged(*purged)
+    release(dropped)
+    return Removed(purged.messages + scheduled, purged.body_bytes, spared.messages)
+
+
+async def _spared(state: QueueState) -> Spared:
+    """What live reservations hold, found in turns: there may be many."""
+    spared = Spared()
+    for group in state.groups.values():
+        async for some in in_turns(list(group.live.values()), TURN_RUNS_MAX):
+            spared.add(some)
+    async for first_offsets in in_turns(sorted(spared.runs), TURN_RUNS_MAX):
+        spared.measure(first_offsets)
+    return spared
 
 
 async def _erase_queue(commit: CommitContext, state: QueueState) -> None:

@@ -30,6 +30,7 @@ from storage_svc.operations.retention_rules import (
 from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.run import Run
+from storage_svc.turns import give_way
 from tidemark.errors import InvalidArgument, RecordUnreadable
 from tidemark.telemetry import counter
 from tidemark.topics import MaxWaitAction
@@ -50,7 +51,10 @@ SMALL_ROWS_PER_COMMIT_MAX = 256
 SMALL_ROW_MESSAGES = 10
 
 RUNS_PER_ROW_MAX = 1_000
-"""Runs that one planned row removes."""
+"""Runs that one planned row removes. Rows share a commit up to as many messages."""
+
+TURN_RUNS_MAX = 256
+"""Runs that one turn of the event loop removes, about; a row is not cut."""
 
 OF_PASSES = (
     *OF_MESSAGES,
@@ -115,8 +119,16 @@ class ApplyRetention(NamedTuple):
         small = all(row.end_offset - row.first_offset <= SMALL_ROW_MESSAGES for row in self.rows)
         if self.type in OF_MESSAGES and small:
             step = SMALL_ROWS_PER_COMMIT_MAX
-        for start in range(0, len(self.rows), step):
-            yield self._replace(rows=self.rows[start : start + step])
+        part: list[RetentionRow] = []
+        runs = 0
+        for row in self.rows:
+            row_runs = _runs_at_most(row)
+            if part and (len(part) == step or runs + row_runs > RUNS_PER_ROW_MAX):
+                yield self._replace(rows=tuple(part))
+                part, runs = [], 0
+            part.append(row)
+            runs += row_runs
+        yield self._replace(rows=tuple(part))
 
     async def apply(self, commit: CommitContext) -> RetentionApplied:
         if commit.deletions_refused is not None:
@@ -128,7 +140,12 @@ class ApplyRetention(NamedTuple):
         queues = groups = 0
         more = False
         headers = await self._read_ahead(commit, left)
+        turn_runs = 0
         for row in left:
+            if turn_runs >= TURN_RUNS_MAX:
+                await give_way()
+                turn_runs = 0
+            turn_runs += _runs_at_most(row)
             removed: Removal | None
             match self.type:
                 case RetentionType.OLD_RECORDS:
@@ -252,6 +269,11 @@ async def _stored(commit: CommitContext, row: RetentionRow, headers: _Headers) -
     return run_rows.read_lane_runs(
         [each for each in found if each[0] not in gone] if gone else found
     )
+
+
+def _runs_at_most(row: RetentionRow) -> int:
+    """A run has at least one message."""
+    return max(1, min(row.end_offset - row.first_offset, RUNS_PER_ROW_MAX))
 
 
 def _waiting(handle: Handle, run: Run) -> int:

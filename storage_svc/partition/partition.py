@@ -126,7 +126,7 @@ class Partition:
             await asyncio.gather(writing, housekeeping, return_exceptions=True)
         state, self._state = self._state, None
         if state is not None:
-            await self._close_engine(state.engine)
+            await self._close_state(state)
 
     # --- operations ----------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Partition:
         self._writer.fail_submitted(self._faulty())
         self._exchanges.health_changed()
         if state is not None:
-            await self._close_engine(state.engine)
+            await self._close_state(state)
         if isinstance(error, EngineFenced | EngineDataLost):
             return
         if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
@@ -354,10 +354,11 @@ class Partition:
         with suppress(TidemarkError):  # the recovery reports it
             await self.submit([])  # the writer verifies the engine, which raises
 
-    async def _close_engine(self, engine: Engine) -> None:
+    async def _close_state(self, state: PartitionState) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        await engine.close()
+        await state.engine.close()
+        state.handles.release()
 
     async def _reopen(self) -> None:
         wait_ms = _REOPEN_MS_MIN

@@ -8,14 +8,14 @@ of its own, and the cost of progress is that of what is in flight (ADR 0004).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from storage_svc.queue.drr import Ring
-from storage_svc.queue.lane import Lane
+from storage_svc.queue.lane import Container, Lane
 from storage_svc.queue.purge import PurgeMark
 from storage_svc.queue.reservation import Reservation
-from storage_svc.queue.retry import starts_within
+from storage_svc.queue.retry import starts_of, starts_within
 from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 from storage_svc.queue.standing import Standing
@@ -297,23 +297,40 @@ class Group:
         """Rows that belong to the group, about: of its lanes and of what came back."""
         return len(self.lanes) + len(self.outstanding)
 
-    def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run], next_offset: int) -> None:
-        """Forget everything that a purge covers; runs that live reservations hold are spared."""
+    def unsettled_of(self, runs: Iterable[Run]) -> int:
+        """The messages of runs that the group has not settled, reserved ones included."""
         unsettled = 0
-        for first, run in spared.items():
+        for run in runs:
             if run.is_for(self.name):
+                first = run.first_offset
                 lane = self.lanes.get(run.fairness_key)
                 handed_out = self.base if lane is None else max(self.base, lane.position)
                 unsettled += max(0, run.end - max(handed_out, first))
                 unsettled += self.outstanding.get(first, 0)
-        self.settled = next_offset - self.base - unsettled
-        kept = self.outstanding.keys() & spared.keys()
-        self.outstanding = {first: self.outstanding[first] for first in kept}
+        return unsettled
+
+    def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run]) -> list[Container]:
+        """Forget everything that a purge covers; runs that live reservations hold are spared.
+
+        Costs what is spared. Returns what held the rest, for the caller to free.
+        """
+        dropped: list[Container] = [self.delayed, self.buried]
+        if not self.outstanding.keys() <= spared.keys():
+            dropped.append(self.outstanding)
+            kept = self.outstanding.keys() & spared.keys()
+            self.outstanding = {first: self.outstanding[first] for first in kept}
+        if len(self.delayed) > len(spared):
+            starts = starts_within(list(spared.values()), self.delayed)
+        else:
+            starts = [s for s, e in self.delayed.items() if e.slice.run.first_offset in spared]
+        self.delayed = {start: self.delayed[start] for start in starts}
+        self.buried = {start: self.buried[start] for start in starts_of(spared, self.buried)}
         for lane in self.lanes.values():
-            lane.drop_purged(mark, spared)
-        for start in [s for s, e in self.delayed.items() if _is_outside(e.slice, spared)]:
-            self.end_delay(start)
-        self.buried = {s: e for s, e in self.buried.items() if not _is_outside(e, spared)}
+            dropped += lane.drop_purged(mark, spared)
+            if lane.holding:
+                lane.holding &= self.delayed.keys()
+                self.ring.activate(lane.key)  # what they held back may be handed out
+        return dropped
 
     def delay(self, returned: Returned) -> None:
         """Messages that came back are ready again later."""
@@ -373,7 +390,3 @@ class Group:
         marks += (lane.next_offset for lane in self.lanes.values() if not lane.drained)
         marks += (each.open[0][0] for each in self.live.values())
         return min(marks)
-
-
-def _is_outside(slice_: Slice, runs: Mapping[int, Run]) -> bool:
-    return slice_.run.first_offset not in runs

@@ -9,6 +9,7 @@ delayed slice that keeps its place holds back what comes after it (V9).
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from storage_svc.queue.purge import PurgeMark
 from storage_svc.queue.retry import RetryLine, Turn
@@ -24,6 +25,9 @@ RETRIES_MAX = RETURNED_SLICES_MAX
 DROPPED_SINGLY_MAX = 16
 """Deleted runs that are looked up one by one; for more, the slices between the first and the last
 of them are examined once."""
+
+
+Container = dict[Any, Any] | list[Any]
 
 
 class Lane:
@@ -172,14 +176,21 @@ class Lane:
         dropped = [each.start for each in window if each.run.first_offset in first_offsets]
         return dropped + retries
 
-    def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run]) -> None:
-        """Forget everything that a purge covers; the runs that it spares stay."""
+    def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run]) -> list[Container]:
+        """Forget everything that a purge covers, but for runs that are spared; see the group."""
+        dropped: list[Container] = [self.returned]
         self.fresh = deque(run for run in self.fresh if run.first_offset in spared)
-        self.returned = [each for each in self.returned if each.run.first_offset in spared]
+        if len(spared) < len(self.returned):
+            runs = sorted(run for run in spared.values() if run.fairness_key == self.key)
+            ranges = [self._returned_range(run) for run in runs]
+            self.returned = [each for first, end in ranges for each in self.returned[first:end]]
+        else:
+            self.returned = [each for each in self.returned if each.run.first_offset in spared]
         if self.retries:
-            self.retries.keep(spared)
+            dropped += self.retries.keep(spared)
         if self.unread:
             self.read_from = mark.next_live(self.read_from)
+        return dropped
 
     def hold_back(self, start: int) -> None:
         """A delayed slice keeps its place: what comes after it waits until it is ready."""

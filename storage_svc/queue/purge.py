@@ -6,15 +6,16 @@ spared is gone for every reader and consumer from that moment on, and its rows a
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from storage_svc.queue.run import Run
 
 if TYPE_CHECKING:
+    from storage_svc.queue.lane import Container
     from storage_svc.queue.queue import QueueState
     from storage_svc.queue.record import Journal
+    from storage_svc.queue.reservation import Reservation
 
 
 class PurgeMark:
@@ -52,49 +53,63 @@ class PurgeMark:
 
 
 class Purged(NamedTuple):
-    """What a purge has removed, and what it has spared."""
+    """What a purge has removed."""
 
     messages: int
     body_bytes: int
-    spared_messages: int
 
 
-def spans_of(runs: Iterable[Run]) -> list[tuple[int, int]]:
-    """The offsets of runs in their order; those next to each other are merged."""
-    spans: list[tuple[int, int]] = []
-    for run in sorted(runs):
-        if spans and spans[-1][1] == run.first_offset:
-            spans[-1] = (spans[-1][0], run.end)
-        else:
-            spans.append((run.first_offset, run.end))
-    return spans
+class Spared:
+    """The runs that a purge spares, gathered in parts."""
 
+    __slots__ = ("body_bytes", "messages", "runs", "spans")
 
-def held_runs(state: "QueueState") -> dict[int, Run]:
-    """The runs that live reservations cover, by their first offsets."""
-    live = chain.from_iterable(group.live.values() for group in state.groups.values())
-    return {each.slice.run.first_offset: each.slice.run for each in live}
+    def __init__(self) -> None:
+        self.runs: dict[int, Run] = {}
+        """By their first offsets."""
+        self.spans: list[tuple[int, int]] = []
+        self.messages = 0
+        self.body_bytes = 0
+
+    def add(self, reservations: "Iterable[Reservation]") -> None:
+        """Spare the runs of live reservations."""
+        self.runs.update((each.slice.run.first_offset, each.slice.run) for each in reservations)
+
+    def measure(self, first_offsets: Iterable[int]) -> None:
+        """Count runs, in the order of their offsets; those next to each other share a span."""
+        for first in first_offsets:
+            run = self.runs[first]
+            self.messages += run.messages
+            self.body_bytes += run.body_bytes
+            if self.spans and self.spans[-1][1] == first:
+                self.spans[-1] = (self.spans[-1][0], run.end)
+            else:
+                self.spans.append((first, run.end))
 
 
 def purge(
-    state: "QueueState", mark: PurgeMark, spared: Mapping[int, Run], journal: "Journal"
-) -> Purged:
-    """Take everything that the mark covers out of the queue; its rows stay."""
+    state: "QueueState",
+    mark: PurgeMark,
+    spared: Spared,
+    unsettled: Mapping[str, int],
+    journal: "Journal",
+) -> tuple[Purged, "list[Container]"]:
+    """Take everything that the mark covers out of the queue; its rows stay.
+
+    `unsettled` has, by the name of each group, what it has not settled of the spared runs. Also
+    returns what held the rest in memory, for the caller to free.
+    """
     record = state.record
-    kept_messages, kept_bytes = _sizes(spared.values())
-    purged = Purged(record.messages - kept_messages, record.body_bytes - kept_bytes, kept_messages)
-    record.messages, record.body_bytes = kept_messages, kept_bytes
-    if not kept_messages:  # its rows in the index of ages would be reviewed for nothing
+    purged = Purged(record.messages - spared.messages, record.body_bytes - spared.body_bytes)
+    record.messages, record.body_bytes = spared.messages, spared.body_bytes
+    if not spared.messages:  # its rows in the index of ages would be reviewed for nothing
         record.waiting_since_ms = record.settled_since_ms = 0
     record.scheduled = 0
+    dropped: list[Container] = []
     for group in state.groups.values():
-        group.drop_purged(mark, spared, record.next_offset)
+        dropped += group.drop_purged(mark, spared.runs)
+        group.settled = record.next_offset - group.base - unsettled[group.name]
         journal.group_changed(record, group)
         state.notify_waiters(group, journal)  # too many may have blocked the group
     journal.queue_changed(record)
-    return purged
-
-
-def _sizes(runs: Iterable[Run]) -> tuple[int, int]:
-    sizes: Sequence[tuple[int, int]] = [(run.messages, run.body_bytes) for run in runs]
-    return sum(messages for messages, _ in sizes), sum(body_bytes for _, body_bytes in sizes)
+    return purged, dropped

@@ -8,7 +8,7 @@ Works in runs and slices: a thousand messages that share their history are one r
 from collections.abc import Iterable, Sequence
 
 from storage_svc.queue.group import Group
-from storage_svc.queue.lane import Lane
+from storage_svc.queue.lane import Container, Lane
 from storage_svc.queue.record import Journal, QueueRecord, Rules
 from storage_svc.queue.reservation import Ending, Reservation, Span
 from storage_svc.queue.retry import Turn
@@ -365,6 +365,15 @@ class QueueState:
         """Live reservations, returned slices and lanes: what loading the queue reads one by one."""
         return sum(group.in_flight_records for group in self.groups.values())
 
+    @property
+    def containers(self) -> list[Container]:
+        """What takes up memory, for freeing it in parts once the queue is dropped."""
+        found: list[Container] = [self.reservations]
+        for group in self.groups.values():
+            found += [group.live, group.held, group.outstanding, group.delayed, group.buried]
+            found += [lane.returned for lane in group.lanes.values()]
+        return found
+
     def recover_reservation(self, reservation: Reservation) -> None:
         """Add a reservation that was read from the engine, live or settled."""
         self.reservations[reservation.reservation_id] = reservation
@@ -393,8 +402,12 @@ class QueueState:
 
     def forget_settled(self) -> None:
         """The queue is dropped: its share of the budget goes to others."""
-        for reservation_id in list(self._settled):
-            self._forget(reservation_id)
+        if self.has_inflight:
+            for reservation_id in list(self._settled):
+                self._forget(reservation_id)
+        else:
+            self.reservations = {}
+            self._settled.clear()
 
     # --- steps ---------------------------------------------------------------------------------
 

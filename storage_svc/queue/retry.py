@@ -9,7 +9,7 @@ fails again goes behind the others that wait.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from storage_svc.queue.run import Run, Slice
 from tidemark.limits import NACK_DELAY_MS_MAX
@@ -131,10 +131,13 @@ class RetryLine:
             self._order = [each for each in self._order if each[1] in self._slices]
         return dropped
 
-    def keep(self, runs: Mapping[int, Run]) -> None:
-        """Forget the slices of all other runs."""
-        self._slices = {s: e for s, e in self._slices.items() if e.run.first_offset in runs}
-        self._order = [each for each in self._order if each[1] in self._slices]
+    def keep(self, runs: Mapping[int, Run]) -> "list[dict[Any, Any] | list[Any]]":
+        """Forget the slices of all other runs; returns what held them."""
+        before: list[dict[Any, Any] | list[Any]] = [self._slices, self._order]
+        starts = starts_of(runs, self._slices)
+        self._slices = {start: self._slices[start] for start in starts}
+        self._order = [each for each in self._order if each[1] in self._slices] if starts else []
+        return before
 
 
 def starts_within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:
@@ -145,3 +148,10 @@ def starts_within(runs: Sequence[Run], starts: Collection[int]) -> list[int]:
     first_offsets = [run.first_offset for run in runs]
     found = ((start, bisect_right(first_offsets, start) - 1) for start in starts)
     return [start for start, at in found if at >= 0 and start < runs[at].end]
+
+
+def starts_of(runs: Mapping[int, Run], slices: Mapping[int, Slice]) -> list[int]:
+    """The starts of slices of runs by their first offsets; the cost follows the smaller."""
+    if len(slices) > len(runs):
+        return starts_within(list(runs.values()), slices)
+    return [start for start, each in slices.items() if each.run.first_offset in runs]

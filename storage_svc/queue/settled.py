@@ -47,6 +47,10 @@ class SettledReservations:
             del self._ids[reservation_id]
             self._budget.total -= 1
 
+    def clear(self) -> None:
+        self._budget.total -= len(self._ids)
+        self._ids = {}
+
     def surplus(self) -> list[int]:
         """The oldest that are to be forgotten now."""
         share = max(SETTLED_PER_QUEUE_MIN, SETTLED_SHARED_MAX - self._budget.total)
