@@ -81,7 +81,11 @@ test-foreign: .venv/.dev $(NODE_EXAMPLE)/node_modules/.package-lock.json ## Run 
 
 .PHONY: test-redis
 test-redis: .venv/.dev ## Run all tests of the redis engine, on one Valkey and on a cluster of three
-	@exec $(PYTEST) --redis tests/model/test_engine.py tests/model/redis -k redis $(ARGS)
+	@$(PYTEST) --redis tests/model/test_engine.py tests/model/redis -k redis $(ARGS)
+	@exec $(PYTEST) --engine redis tests/service/exclusive $(addprefix tests/service/storage/test_, \
+		claims.py exclusive_queues.py groups.py keeping.py loading.py outbox.py queue_reads.py \
+		repeated_publishes.py reserving.py retention_*.py settling.py standing_reserves.py \
+		sweep_actions.py topics.py) $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")

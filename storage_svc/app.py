@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from storage_svc import key_figures, metrics
 from storage_svc.api.delegation_service import DelegationService
@@ -32,6 +32,9 @@ from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
 
+if TYPE_CHECKING:
+    from storage_svc.engines.redis.engine import RedisEngines
+
 _REOPEN_MS_MIN = 100
 _REOPEN_MS_MAX = 10_000
 
@@ -55,9 +58,10 @@ async def storage(
         block_cache_bytes=settings.block_cache_bytes,
         write_buffer_bytes=settings.write_buffer_bytes,
     )
+    shared = _redis_engines(settings) if settings.engine == "redis" else None
     server = RpcServer(settings.listen, clock=clock)
     async with ChannelPool() as channels:
-        node = StorageNode(settings, wrap(engines), channels, clock)
+        node = StorageNode(settings, wrap(shared or engines), channels, clock)
         record, placement = None, None
         if len(settings.storage_addresses) > 1:
             record = NodeRecord(engines, settings.cluster_id, settings.partitions)
@@ -69,7 +73,9 @@ async def storage(
         tasks: list[asyncio.Task[None]] = []
         copied: list[DataDirectoryInUse] = []
         try:
-            if record is None:
+            if shared is not None:
+                await _open_shared(node, shared, settings, clock)
+            elif record is None:
                 await _open_alone(node, engines, settings, clock)
             else:
                 await _until_open(record.open, settings, clock)
@@ -117,7 +123,8 @@ async def _open_alone(
         if any(each.is_open for each in node.partitions.held.values()):
             await asyncio.to_thread(note_partitions, settings.data_dir, node.partitions.count)
     finally:
-        await engines.release_node()
+        if not settings.partitions:  # it was held to count them
+            await engines.release_node()
 
 
 async def _count_alone(engines: RocksEngines, settings: StorageSettings, clock: Clock) -> int:
@@ -137,6 +144,25 @@ async def _count_alone(engines: RocksEngines, settings: StorageSettings, clock: 
     return await _until_open(read, settings, clock) or PARTITIONS_DEFAULT
 
 
+async def _open_shared(
+    node: StorageNode, engines: "RedisEngines", settings: StorageSettings, clock: Clock
+) -> None:
+    """Take all partitions of the cluster over."""
+    if not settings.partitions:
+        read = partial(engines.stored_partitions, settings.cluster_id)
+        node.set_count(await _until_open(read, settings, clock) or PARTITIONS_DEFAULT)
+    await node.open(range(node.partitions.count))
+
+
+def _redis_engines(settings: StorageSettings) -> "RedisEngines":
+    # Here, because redis-py takes time to import and most nodes do without.
+    from storage_svc.engines.redis.address import ServerUrl
+    from storage_svc.engines.redis.checks import Durability
+    from storage_svc.engines.redis.engine import RedisEngines
+
+    return RedisEngines(ServerUrl.parse(settings.redis_url), Durability(settings.redis_durability))
+
+
 async def _until_open(
     read: Callable[[], Awaitable[T]], settings: StorageSettings, clock: Clock
 ) -> T:
@@ -151,7 +177,7 @@ async def _until_open(
         except Exception as error:
             _log.error(
                 "the data of this node cannot be opened",
-                extra={"directory": str(settings.data_dir)},
+                extra={"engine": settings.engine, "directory": str(settings.data_dir)},
                 exc_info=error,
             )
         await clock.sleep_ms(wait_ms)

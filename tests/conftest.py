@@ -17,7 +17,7 @@ from opentelemetry.trace import ProxyTracer, Tracer
 # Before any test imports gRPC, which else writes a line whenever a server stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
 
-pytest_plugins = ["tests.support.storage_fixtures"]
+pytest_plugins = ["tests.support.engine_choice", "tests.support.storage_fixtures"]
 
 _TESTS = Path(__file__).parent
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--redis", action="store_true", help="all tests of the redis engine, also on a cluster"
+    )
+    parser.addoption(
+        "--engine",
+        choices=("rocksdb", "redis"),
+        default="rocksdb",
+        help="the engine under the services that tests start in their process",
     )
     parser.addoption("--seed", type=int, help="the one simulated history to repeat")
     parser.addoption("--histories", type=int, help="how many histories to simulate")

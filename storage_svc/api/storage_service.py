@@ -61,6 +61,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self.placement: Placement | None = None
         """Of a node among others."""
         self._cluster_id = settings.cluster_id
+        self._engine = settings.engine
         self._partitions = partitions
         self._stopping = stopping
         self._clock = clock
@@ -76,7 +77,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             partitions=self._partitions.count,
             held=map(_partition_info, held.values()),
             format_version=FORMAT_VERSION,
-            engine="rocksdb",
+            engine=self._engine,
             node_id="" if self.placement is None else self.placement.node_id,
         )
 

@@ -41,6 +41,11 @@ def check_foreign(
     return found
 
 
+def read_partitions(where: str, stored: bytes, cluster_id: str) -> int:
+    """The number of partitions in the identity of one; refuses another format or cluster."""
+    return check_foreign(where, stored, _PARTITIONS_AT, cluster_id, 0)
+
+
 def check_identity(where: str, stored: bytes, identity: Identity) -> None:
     """Refuse the identity of anything but this partition."""
     check_foreign(where, stored, _PARTITIONS_AT, identity.cluster_id, identity.partitions)

@@ -13,13 +13,17 @@ from typing import Final
 
 from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.operation import Operation
+from storage_svc.operations.ownership import ConfirmOwnership, TakeOwnership
+from storage_svc.operations.publish import Append
 from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
-from storage_svc.operations.standing import Recall
 from storage_svc.partition.commit import CommitContext
 from tidemark.errors import TidemarkError
 from tidemark.receipts import Receipt
+
+_LOADING: Final = (Append, Reserve, TakeOwnership, ConfirmOwnership)
+"""Operations that load the queue they name, and come in numbers."""
 
 LANES_MAX: Final = 4
 """Fairness keys of a group that are read ahead; a reserve rarely gets further."""
@@ -34,9 +38,8 @@ async def read_ahead(commit: CommitContext, operations: Iterable[Operation[objec
         for receipt in _receipts(each):
             with suppress(TidemarkError):  # the operation is refused for it
                 queue_ids[Receipt.decode(receipt).queue_id] = None
-        lmq_name = getattr(each, "lmq_name", None)  # as most operations have it
-        if isinstance(lmq_name, str) and not isinstance(each, Recall):
-            names[lmq_name] = None
+        if isinstance(each, _LOADING):
+            names[each.lmq_name] = None
         if isinstance(each, Reserve):
             reserved[each.lmq_name, each.group] = None
     names.update(dict.fromkeys(await commit.read_names(list(queue_ids))))

@@ -18,7 +18,6 @@ from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.partition_life import Life, living
 from tests.support.repository import ROOT
 from tests.support.shared_engine import SharedEngines, SharedStore
-from tests.support.valkey import valkey
 from tests.support.valkey_cluster import ValkeyCluster
 
 IDENTITY = Identity(cluster_id="cluster-a", partition=1, partitions=4)
@@ -96,12 +95,6 @@ class Subject:
                 yield process
             finally:
                 process.kill()
-
-
-@pytest.fixture(scope="session")
-def durable_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with valkey(tmp_path_factory.mktemp("valkey"), durable=True) as server:
-        yield server.connection_url
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
+from tests.support.engine_choice import ENGINE
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.gated_storage import GatedLink, GatedStorage
 from tests.support.local_broker import run_of
@@ -191,6 +192,7 @@ class RestartableStorage:
             data_dir=self._data_dir,
             partitions=PARTITIONS,
             disk_free_bytes_min=0,
+            **ENGINE,
         )
         await self._running.enter_async_context(storage(settings, self._clock, self._wrap))
 

@@ -14,6 +14,7 @@ import grpc
 from broker_svc.app import broker
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
+from tests.support.engine_choice import ENGINE
 from tests.support.session import Consumer, Session, batch_of
 from tests.support.storage_client import NO_LIFECYCLE
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
@@ -85,7 +86,7 @@ class LocalBroker:
             listen=self._storage_listen,
             data_dir=self._data_dir,
             disk_free_bytes_min=0,
-            **self._storage_settings,
+            **{**ENGINE, **self._storage_settings},
         )
         self._storage = AsyncExitStack()
         self.storage_server = await self._storage.enter_async_context(

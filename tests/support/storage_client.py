@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_svc.app import storage
+from tests.support.engine_choice import ENGINE
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import Topic, TopicSettings
 from tidemark.api.storage.v1 import storage_pb2
@@ -391,6 +392,7 @@ class RunningStorage(StorageClient):
             "disk_free_bytes_min": 0,
             "await_sweep": False,
             "lifecycle_address": NO_LIFECYCLE,
+            **ENGINE,
             **settings,
         }
         self._running = AsyncExitStack()

@@ -5,7 +5,16 @@ from pathlib import Path
 
 from tidemark.settings.declaration import setting
 from tidemark.settings.service import ServiceSettings, address_of_lifecycle, addresses_of_storage
-from tidemark.settings.variables import LISTEN, Address, Directory, Integer, SettingsError, Switch
+from tidemark.settings.variables import (
+    LISTEN,
+    Address,
+    Choice,
+    Directory,
+    Integer,
+    RedisUrl,
+    SettingsError,
+    Switch,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +32,29 @@ class StorageSettings(ServiceSettings):
         Directory(),
         default=Path("tidemark-data"),
         doc="Data directory; created if missing.",
+    )
+    engine: str = setting(
+        "TIDEMARK_STORAGE_ENGINE",
+        Choice(("rocksdb", "redis")),
+        default="rocksdb",
+        doc="Where partitions are stored: `rocksdb` in the data directory, `redis` on the servers "
+        "of `TIDEMARK_REDIS_URL`. See ENGINES.md.",
+    )
+    redis_url: str = setting(
+        "TIDEMARK_REDIS_URL",
+        RedisUrl(),
+        default="",
+        secret=True,
+        doc="Redis or Valkey servers of the engine `redis`: one, several Sentinels and the name of "
+        "the master, or several servers of a cluster.",
+    )
+    redis_durability: str = setting(
+        "TIDEMARK_REDIS_DURABILITY",
+        Choice(("local", "replicated", "as-is")),
+        default="local",
+        doc="What a commit to the engine `redis` waits for: `local` for the synced append-only "
+        "file of the master, `replicated` also for that of a replica, `as-is` for nothing that "
+        "the server does not do by itself. The first two are checked when a partition is opened.",
     )
     block_cache_bytes: int = setting(
         "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES",
@@ -80,6 +112,12 @@ class StorageSettings(ServiceSettings):
     )
 
     def __post_init__(self) -> None:
+        if self.engine == "redis" and not self.redis_url:
+            raise SettingsError("TIDEMARK_REDIS_URL: must be set for TIDEMARK_STORAGE_ENGINE=redis")
+        if self.engine == "redis" and len(self.storage_addresses) > 1:
+            raise SettingsError(
+                "TIDEMARK_STORAGE_ADDRESSES: must name one node with TIDEMARK_STORAGE_ENGINE=redis"
+            )
         if len(self.storage_addresses) > 1 and self.own_address not in self.storage_addresses:
             raise SettingsError(
                 f"TIDEMARK_STORAGE_ADDRESSES={','.join(self.storage_addresses)!a}: must contain "

@@ -183,6 +183,22 @@ class RegistryUrl:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """The URL of one server, of Sentinels or of a cluster; the engine takes it apart."""
+
+    allowed: str = (
+        "redis://[user:password@]host[:port], redis+sentinel://[user:password@]host,.../MASTER"
+        " or redis+cluster://[user:password@]host,...; rediss for TLS, which also takes "
+        "?ssl_ca_certs=, ssl_certfile=, ssl_keyfile= and ssl_check_hostname="
+    )
+
+    def parse(self, text: str) -> str:
+        if re.fullmatch(r"rediss?(\+sentinel|\+cluster)?://[!-~]+", text) is None:
+            raise ValueError
+        return text
+
+
 _TLS_OPTIONS: Final = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"}
 
 

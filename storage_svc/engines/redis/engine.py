@@ -30,7 +30,12 @@ from storage_svc.engines.engine import (
     Row,
     Table,
 )
-from storage_svc.engines.identity import check_identity, identity_value
+from storage_svc.engines.identity import (
+    IDENTITY_KEY,
+    check_identity,
+    identity_value,
+    read_partitions,
+)
 from storage_svc.engines.keys import successor, u64
 from storage_svc.engines.marks import Fate, Mark, fate_of
 from storage_svc.engines.paged_reader import PagedReader
@@ -74,6 +79,21 @@ class RedisEngines:
             raise
         self._epochs[identity.partition] = mark.epoch
         return RedisEngine(identity, mark, server, self._server(identity), self.durability)
+
+    async def stored_partitions(self, cluster_id: str) -> int:
+        """The number of partitions of a cluster, as its first one has it; 0 for a new cluster."""
+        first = Identity(cluster_id, 0, 0)
+        server = self._server(first)
+        try:
+            (stored,) = await server.ask(
+                (b"HGET", base_key(first) + b":" + Table.META.encode(), IDENTITY_KEY),
+                within_ms=COMMIT_WITHIN_MS,
+            )
+        except AnswerLost as error:
+            raise ConnectionError(f"the server cannot be reached: {error}") from error
+        finally:
+            await server.close()
+        return 0 if stored is None else read_partitions("partition 0", stored, cluster_id)
 
     def _server(self, identity: Identity) -> Server:
         return Server(MasterFinder(self._url, mark_key(identity)))

@@ -40,7 +40,6 @@ class Kind(Enum):
 _POINT: Final = (
     Table.META,
     Table.QUEUES,
-    Table.RUN_BODIES,
     Table.SCHEDULE_BODIES,
     Table.OUTBOX_BODIES,
     Table.HIGH_WATER,

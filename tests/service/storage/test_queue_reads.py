@@ -35,6 +35,7 @@ from tidemark.api.storage.v1.storage_pb2 import (
 from tidemark.clock import ManualClock
 
 
+@pytest.mark.rocksdb
 async def test_storage_describes_what_it_holds(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
@@ -195,6 +196,7 @@ async def test_large_messages_can_be_looked_at(
     assert len(await peek(storage, max_messages=1000)) > 0
 
 
+@pytest.mark.rocksdb
 async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
     start_storage: StartStorage,
     faulty_disks: list[FaultyEngines],
