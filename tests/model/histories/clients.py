@@ -304,7 +304,7 @@ class SessionClient(Client):
             self._consumer.give_credit(last - first)
 
     async def _connected(self) -> tuple[Session, Consumer]:
-        if self._session is not None and self._session.ended is not None:
+        if self._session is not None and (self._session.ended is not None or self._has_moved()):
             await self.leave()
         if self._session is None or self._consumer is None:
             session = await self._cluster.connect(self.name)
@@ -320,6 +320,10 @@ class SessionClient(Client):
                 asyncio.create_task(self._notices(session)),
             ]
         return self._session, self._consumer
+
+    def _has_moved(self) -> bool:
+        """Whether its broker has named another one: the next session is with that one."""
+        return self._session is not None and bool(self._session.go_aways)
 
     async def _deliveries(self, session: Session, consumer: Consumer) -> None:
         try:

@@ -2,13 +2,16 @@
 
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.model.histories.checker import Violation, check
+from tests.model.histories.claims import Claim
 from tests.model.histories.history import History
 from tests.model.histories.scenario import Pace, record
+from tests.model.histories.simulated_brokers import SimulatedBrokers
 from tests.model.histories.simulated_cluster import CLIENT_TIMEOUT_MS, SimulatedCluster
 from tests.model.histories.simulated_time import SimulatedClock, simulate
 
@@ -32,14 +35,20 @@ class Simulated:
     remembered: dict[str, int]
     confirmed: list[tuple[int, int, int]]
     """Partition and epoch of what a shared store has confirmed, and its newest epoch then."""
+    claims: Sequence[Claim] = ()
+    """Of several brokers."""
 
 
-def simulated(seed: int, directory: Path, *, shared: bool = False) -> Simulated:
+def simulated(
+    seed: int, directory: Path, *, shared: bool = False, several_brokers: bool = False
+) -> Simulated:
     """The history of a seed. The directory is used and removed; a shared store is in memory."""
 
     async def happen(clock: SimulatedClock) -> Simulated:
         chance = random.Random(seed)
         cluster = SimulatedCluster(directory, clock, chance, shared=shared)
+        if several_brokers:
+            cluster = SimulatedBrokers(directory, clock, chance)
         await cluster.start()
         try:
             history = await record(cluster, chance, PACE)
@@ -49,6 +58,7 @@ def simulated(seed: int, directory: Path, *, shared: bool = False) -> Simulated:
                 check(history.events, PACE.bound_ms),
                 cluster.remembered(),
                 [] if cluster.store is None else cluster.store.confirmed,
+                cluster.claims if isinstance(cluster, SimulatedBrokers) else [],
             )
         finally:
             await cluster.stop()

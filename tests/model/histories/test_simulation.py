@@ -11,13 +11,17 @@ from typing import Any, Final
 
 import pytest
 
+from broker_svc.links.link_state import Holding
 from tests.model.histories.checker import Rule
+from tests.model.histories.claims import ClaimRule, check_claims
 from tests.model.histories.history import By, Disturbed, History, Outcome, Owned, Settled
+from tests.model.histories.simulated_brokers import FAULTS as BROKER_FAULTS
 from tests.model.histories.simulation import simulated
 from tidemark.api.storage.v1.exchange_pb2 import OwnershipResult
 
 HISTORIES, HISTORIES_LONG = 40, 2_000
 SHARED_HISTORIES = 12
+BROKER_HISTORIES = 12
 MUTANT_HISTORIES_MAX = 40
 
 FAULTS: Final = {f"{what} fails" for what in ("broker", "storage", "both", "link", "commit")}
@@ -95,6 +99,31 @@ def test_no_history_with_two_storage_nodes_breaks_a_rule(
         assert not missing, f"never happened: {missing}"
 
 
+def test_no_history_with_three_brokers_breaks_a_rule(
+    pytestconfig: pytest.Config, directory: Path
+) -> None:
+    """S8, C5, E7, E8: the partition moves between brokers whose views of the registry are late,
+    stale or in conflict, while clients hold its messages."""
+    happened: Counter[str] = Counter()
+    wanted = seeds(pytestconfig, BROKER_HISTORIES)
+    for seed in wanted:
+        run = simulated(seed, directory / str(seed), several_brokers=True)
+
+        happened.update(what_happened(run.history))
+        happened["claims refused"] += sum(1 for each in run.claims if each.epoch is None)
+        broken = [*run.violations, *check_claims(run.claims)]
+        if broken or run.remembered:
+            print(f"seed {seed}\n{run.history}", *broken, run.remembered, sep="\n")
+        assert not broken, f"seed {seed}"
+        assert not run.remembered, f"seed {seed}"
+
+    print(dict(happened))
+    if len(wanted) >= HISTORIES:
+        faults = {f"{what} fails" for what in BROKER_FAULTS}
+        assert not (missing := faults - set(happened)), f"never happened: {missing}"
+        assert happened["claims refused"]
+
+
 def test_a_seed_is_a_history(directory: Path) -> None:
     """A fault that was found can be found again."""
     first, second = (simulated(7, directory / name) for name in ("first", "second"))
@@ -160,6 +189,20 @@ def test_services_without_a_rule_are_found_out(
     for seed in range(first_seed, first_seed + MUTANT_HISTORIES_MAX):
         run = simulated(seed, directory / str(seed))
         if rules & {violation.rule for violation in run.violations}:
+            return
+
+    pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and no rule was broken")
+
+
+def test_brokers_that_repeat_refused_claims_are_found_out(
+    monkeypatch: pytest.MonkeyPatch, directory: Path
+) -> None:
+    """C5: the rules of claims can fail as well."""
+    monkeypatch.setattr(Holding, "may_claim", Holding.is_assigned)
+
+    for seed in range(1, 1 + MUTANT_HISTORIES_MAX):
+        run = simulated(seed, directory / str(seed), several_brokers=True)
+        if ClaimRule.REFUSED_ONCE in {rule for rule, _ in check_claims(run.claims)}:
             return
 
     pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and no rule was broken")
