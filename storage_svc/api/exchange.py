@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, Final
 
 from storage_svc.api.exchange_part import ExchangePart, Unsent, write_end
-from storage_svc.operations.operation import ExchangeResult
 from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, ShuttingDown, TidemarkError
@@ -104,6 +103,7 @@ class Exchange:
                 self._bind(bind)
             for operations in request.parts:
                 self._submit(operations)
+            self._make_room()
             await self._room.wait()
         await self._answered_all.wait()
         self._ended = True
@@ -137,18 +137,15 @@ class Exchange:
             self._refuse(request.partition, request.broker_epoch, error)
             return
         self._under_way += 1
-        results = part.submit(request)
+        part.submit(request, self._answered)
         if part.crowded:
             self._crowded.add(part)
+
+    def _answered(self, part: ExchangePart) -> None:
+        self._under_way -= 1
+        if not part.crowded:
+            self._crowded.discard(part)
         self._make_room()
-
-        def answered(_: asyncio.Future[list[ExchangeResult | TidemarkError]]) -> None:
-            self._under_way -= 1
-            if not part.crowded:
-                self._crowded.discard(part)
-            self._make_room()
-
-        results.add_done_callback(answered)
 
     def _find(self, partition: int, broker_epoch: int) -> ExchangePart | None:
         part = self._parts.get(partition)

@@ -111,9 +111,12 @@ class ExchangePart:
     # --- operations ----------------------------------------------------------------------------
 
     def submit(
-        self, request: exchange_pb2.PartitionOperations
-    ) -> asyncio.Future[list[ExchangeResult | TidemarkError]]:
-        """Submit the valid operations and refuse the others; done once all have a result."""
+        self,
+        request: exchange_pb2.PartitionOperations,
+        answered: "Callable[[ExchangePart], None]",
+    ) -> None:
+        """Submit the valid operations and refuse the others; `answered` is called once all have a
+        result."""
         request_ids: list[int] = []
         operations: list[Operation[ExchangeResult]] = []
         callers: list[str] = []
@@ -130,19 +133,20 @@ class ExchangePart:
         self._unanswered += len(request.operations)
         self._unanswered_bytes += size
         results = self._partition.submit(operations, callers, self.broker_epoch)
-        results.add_done_callback(partial(self._answered, request_ids, refused, size))
-        return results
+        results.add_done_callback(partial(self._answered, request_ids, refused, size, answered))
 
     def _answered(
         self,
         request_ids: list[int],
         refused: list[_Answered],
         size: int,
+        answered: "Callable[[ExchangePart], None]",
         pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
     ) -> None:
         """The commit of a frame is durable or has failed: its results go into the next frame."""
         self._unanswered -= len(request_ids) + len(refused)
         self._unanswered_bytes -= size
+        answered(self)
         error = pending.exception()
         if self._closed:
             return

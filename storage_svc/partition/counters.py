@@ -6,6 +6,7 @@ never given twice. The record is written with every commit, so it costs no read 
 
 import random
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from struct import Struct
 
 from storage_svc.engines.engine import Batch, Engine, Table
@@ -56,7 +57,7 @@ class Counters:
 
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")
-_NAMES = tuple(each.name for each in fields(Counters))
+_values = attrgetter(*(each.name for each in fields(Counters)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,7 @@ async def load_counters(engine: Engine) -> tuple[Counters, Claim]:
 
 
 def put_counters(batch: Batch, counters: Counters) -> None:
-    values = [getattr(counters, name) for name in _NAMES]
-    batch.put(Table.META, _COUNTERS_KEY, _COUNTERS.pack(*values))
+    batch.put(Table.META, _COUNTERS_KEY, _COUNTERS.pack(*_values(counters)))
 
 
 def put_claim(batch: Batch, claim: Claim) -> None:
