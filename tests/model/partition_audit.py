@@ -56,6 +56,7 @@ async def audit(partition: Partition, model: PartitionModel) -> None:
     await _compare_ages(partition, model, stored)
     await _compare_records(partition, model)
     _compare_deadlines(partition, model)
+    _compare_standing(partition, model)
     _no_consumer_waits_in_vain(model)
 
 
@@ -405,6 +406,14 @@ def _compare_deadlines(partition: Partition, model: PartitionModel) -> None:
     else:
         assert next_ms is not None
         assert min(deadlines) <= next_ms <= min(deadlines) + BUCKET_MS
+
+
+def _compare_standing(partition: Partition, model: PartitionModel) -> None:
+    groups = [group for handle in partition.state.handles for group in handle.state.groups.values()]
+    stands = {
+        each.standing.standing_id: each.standing.messages_max for each in groups if each.standing
+    }
+    assert stands == {number: each.left for number, each in model.standing.items()}
 
 
 def _no_consumer_waits_in_vain(model: PartitionModel) -> None:

@@ -64,6 +64,9 @@ class Wish(NamedTuple):
     visibility_ms: int
     epoch: int
     reports_hand_outs: bool
+    standing_messages: int
+    standing_bytes: int
+    replaces: bool
 
 
 class Settlement(NamedTuple):
@@ -106,6 +109,9 @@ wishes = st.builds(
     visibility_ms=st.sampled_from((0, 50, 2000)),
     epoch=picks,
     reports_hand_outs=st.booleans(),
+    standing_messages=st.sampled_from((0, 0, 1, 4, 64)),
+    standing_bytes=st.sampled_from((1, 100, 4096, 4096)),
+    replaces=st.booleans(),
 )
 settlements = st.builds(
     Settlement,

@@ -8,7 +8,7 @@ attempts, deliveries, order and payloads agree (V2, V8), that receipts stay good
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -33,6 +33,7 @@ from storage_svc.operations.renew import HeldReservation, Renew
 from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
 from storage_svc.operations.schedule import Unschedule
 from storage_svc.operations.settle import Extend, Settle
+from storage_svc.operations.standing import Recall
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition import commit, erasures
 from storage_svc.partition.clock import FORWARD_JUMP_MS_MAX
@@ -44,6 +45,7 @@ from storage_svc.queue import settled
 from storage_svc.queue.reservation import Ending, Span
 from storage_svc.reads import due_work
 from storage_svc.reads.due_work import ScanKind
+from storage_svc.turns import give_way
 from tests.model.partition_audit import audit, compare_looks
 from tests.model.partition_strategies import (
     ALL,
@@ -140,6 +142,8 @@ class PartitionMachine(RuleBasedStateMachine):
         self.published = 0
         self.committed_ms = 0
         self.changed = asyncio.Event()
+        self.standing_id = 0
+        self.handed_out: list[Reserved] = []
         self.partition, self.engines, self.events = self.run(self._open())
         for name, each in TOPICS.items():
             self.run(self.partition.call(PutTopic(Topic(name, each), create=True)))
@@ -183,6 +187,11 @@ class PartitionMachine(RuleBasedStateMachine):
         if self.engines.next_commit is Fault.AFTER_WRITING:
             wishes, more = wishes[:1], False
         self.add([self._reserve(wish) for wish in wishes], more)
+
+    @rule(count=st.integers(1, 3), more=more)
+    def recall(self, count: int, more: bool) -> None:
+        """The newest standing reserves, or such as have ended."""
+        self.add(self._recalls(range(self.standing_id, self.standing_id - count, -1)), more)
 
     @precondition(lambda self: self.held)
     @rule(settlements=st.lists(settlements, min_size=1, max_size=3), more=more)
@@ -266,6 +275,8 @@ class PartitionMachine(RuleBasedStateMachine):
     def the_next_commit_fails(self, fault: Fault) -> None:
         if any(isinstance(each, Reserve) for each in self.frame):
             self.send()
+        # The same goes for what stands: its hand-outs would be lost with the commit.
+        self.add(self._recalls(self.model.standing))
         self.engines.next_commit = fault
 
     @precondition(_is_settled_in)
@@ -323,8 +334,13 @@ class PartitionMachine(RuleBasedStateMachine):
         self.model.begin(now_ms, told)
 
     def _conclude_a_commit(self) -> None:
-        """Every commit ends with what is due."""
-        self.model.conclude()
+        """Every commit ends with what is due, and with what reserves that stand hand out."""
+        self.run(give_way())  # hand-outs come one turn after the answers
+        handed_out = list(self.handed_out)
+        self.handed_out.clear()
+        self.model.conclude(handed_out)
+        for each in handed_out:
+            self._learn(each)
         # A removed group or queue ends its reservations in no particular order.
         assert sorted(self.events.expired) == sorted(self.model.expired)
         self.events.expired.clear()
@@ -402,16 +418,33 @@ class PartitionMachine(RuleBasedStateMachine):
         return append
 
     def _reserve(self, wish: Wish) -> Reserve:
-        queue, group, messages, bytes_max, visibility_ms, pick, reports = wish
-        return Reserve(
-            self.names[queue],
-            group,
-            messages,
-            bytes_max,
-            visibility_ms,
-            owner_epoch=_pick(self.epochs, pick),
-            reports_hand_outs=reports,
+        reserve = Reserve(
+            self.names[wish.queue],
+            wish.group,
+            wish.messages_max,
+            wish.bytes_max,
+            wish.visibility_ms,
+            owner_epoch=_pick(self.epochs, wish.epoch),
+            reports_hand_outs=wish.reports_hand_outs,
         )
+        if self.engines.next_commit is not None:  # its hand-outs would be lost with the commit
+            return reserve
+        place = (reserve.lmq_name, reserve.group)
+        before = [key for key, each in self.model.standing.items() if each.place == place]
+        self.standing_id += 1
+        return reserve._replace(
+            standing_id=self.standing_id if wish.standing_messages else 0,
+            standing_messages=wish.standing_messages,
+            standing_bytes=wish.standing_bytes,
+            replaces=before[-1] if before and wish.replaces else 0,
+        )
+
+    def _recalls(self, standing_ids: Iterable[int]) -> list[Operation[object]]:
+        known = [(each, self.model.standing.get(each)) for each in standing_ids]
+        return [
+            Recall(*(self.names["first"], "g") if standing is None else standing.place, number)
+            for number, standing in known
+        ]
 
     def _settle(self, settlement: Settlement) -> Settle | Extend | Renew:
         pick, ending, cuts, delay_ms, epoch, client_id = settlement
@@ -467,7 +500,7 @@ class PartitionMachine(RuleBasedStateMachine):
         engines = FaultyEngines(RocksEngines(self._directory))
         partition = Partition(engines, IDENTITY, self.clock)
         await partition.open()
-        return partition, engines, partition.connect(0, self.changed.set)
+        return partition, engines, partition.connect(0, self.changed.set, self.handed_out.extend)
 
     @property
     def _directory(self) -> Path:

@@ -6,7 +6,7 @@ choose (which messages a hand-out takes, which of them are set aside as undelive
 checks what was chosen instead of choosing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from storage_svc.operations.dead_letters import Bury
@@ -22,6 +22,7 @@ from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve, Reserved
 from storage_svc.operations.schedule import PromoteScheduled, Unschedule
 from storage_svc.operations.settle import Extend, Settle
+from storage_svc.operations.standing import Recall
 from storage_svc.operations.topics import PutTopic
 from tests.model.reference import (
     administration,
@@ -45,6 +46,7 @@ HANDLERS: dict[type, Handler] = {
     Settle: reservations.settle,
     Extend: reservations.extend,
     Renew: reservations.renew,
+    Recall: reservations.recall,
     ExpireDue: reservations.expire_due,
     ExpireReservation: reservations.expire_reservation,
     ReadyDelayed: reservations.ready_delayed,
@@ -73,6 +75,7 @@ class PartitionModel(ModelState):
         self.now_ms = now_ms
         self.told = told
         self.took_some.clear()
+        self.ends_standing.clear()
         self.left_behind.clear()
         self.touched.clear()
         self.brief.clear()
@@ -94,16 +97,23 @@ class PartitionModel(ModelState):
         else:
             assert lost or answer == expected, f"{operation}: {answer!r} != {expected!r}"
 
-    def conclude(self) -> None:
-        """A commit ends: what is due expires, because a broker listens."""
+    def conclude(self, handed_out: Sequence[Reserved] = ()) -> None:
+        """A commit ends: what is due expires, because a broker listens, and reserves that stand
+        hand out what is ready."""
         assert not self.left_behind, self.left_behind
         if reservations.is_due(self):
             reservations.expire_due(self, ExpireDue(), None)
+        # Of each they may have set aside what was undeliverable, without a result.
+        self.took_some.update(each.place for each in self.standing.values())
+        for result in handed_out:
+            reservations.handed_out(self, result)
+        reservations.check_standing(self)
         for name in self.brief & self.queues.keys():
             if not self.queues[name].tracked:
                 self.queues[name].unload()
 
     def reloaded(self) -> None:
         """The partition was opened again: nothing is materialized, no consumer is known to wait."""
+        self.standing.clear()
         for queue in self.queues.values():
             queue.unload()

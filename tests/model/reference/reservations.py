@@ -12,6 +12,7 @@ from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.renew import HeldReservation, Renew, Renewed
 from storage_svc.operations.reserve import Reserve, Reserved, ReservedSlice
 from storage_svc.operations.settle import Extend, Settle, Settled
+from storage_svc.operations.standing import Recall, Recalled
 from storage_svc.partition.deadlines import BUCKET_MS
 from storage_svc.queue.reservation import Ending, Span
 from tests.model.reference import outbox
@@ -23,7 +24,13 @@ from tests.model.reference.queue import (
     QueueModel,
     spans_of,
 )
-from tests.model.reference.state import STALE, ModelState, Refused, check_owner
+from tests.model.reference.state import (
+    STALE,
+    ModelStanding,
+    ModelState,
+    Refused,
+    check_owner,
+)
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.errors import (
     AlreadySettled,
@@ -43,28 +50,47 @@ _REFUSALS: dict[Ending, type[TidemarkError]] = {
 
 def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
     queue = model.get(asked.lmq_name)
-    settings = model.settings(queue)
     group = queue.groups.get(asked.group)
-    if settings.exclusive and (group is None or not group.owner_client_id):
+    if model.settings(queue).exclusive and (group is None or not group.owner_client_id):
         raise Refused(Fenced)
     if group is None:
         group = queue.add_group(asked.group)
         model.touched.add(queue.queue_id)
     check_owner(group, asked.owner_epoch)
+    messages_max = asked.messages_max + _replaced(model, asked)
     if queue.paused:
         group.waits = True
         model.left_behind.pop((queue.name, group.name), None)
-        return Reserved(())
+        return Reserved((), False, _stand(model, asked, messages_max))
     assert isinstance(answer, Reserved), f"{asked}: {answer!r}"
     if answer.slices or len(group.reachable()) > len(_deliverable(model, queue, group)):
         model.touched.add(queue.queue_id)
+    messages, handed_bytes = _take_slices(model, queue, group, asked, answer)
+    assert messages <= messages_max
+    assert handed_bytes <= asked.bytes_max or messages == 1, "the bytes are kept, but for one"
+    left = _deliverable(model, queue, group)
+    told = (queue.name, group.name) in model.told
+    largest = max((group.standings[o].run.message_bytes for o in left), default=0)
+    fits_more = messages < messages_max and handed_bytes + largest <= asked.bytes_max
+    model.left_behind.pop((queue.name, group.name), None)  # a later reserve answers for it
+    if (fits_more or not answer.more) and left and not told and not model.lost:
+        model.left_behind[queue.name, group.name] = f"{asked} left {left} behind"
+    # Only an answer without `more` leaves an interest behind; any other ends an earlier one.
+    group.waits = not answer.more and not told
+    stands = 0 if answer.more else _stand(model, asked, messages_max - messages)
+    return Reserved(answer.slices, answer.more, stands)
+
+
+def _take_slices(
+    model: ModelState, queue: QueueModel, group: ModelGroup, asked: Reserve, answer: Reserved
+) -> tuple[int, int]:
+    """Check and reserve what was handed out; returns its messages and bytes."""
     messages = handed_bytes = 0
     for slice_ in answer.slices:
         run = _hand_out(model, queue, group, slice_)
         messages += slice_.messages
         handed_bytes += slice_.messages * run.message_bytes
-        deadline_ms = model.now_ms + slice_.visibility_ms
-        visibility_ms = asked.visibility_ms or settings.visibility_timeout_ms
+        visibility_ms = asked.visibility_ms or model.settings(queue).visibility_timeout_ms
         assert slice_.visibility_ms == visibility_ms
         queue.reservations[slice_.reservation_id] = ModelReservation(
             slice_.reservation_id,
@@ -72,24 +98,72 @@ def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
             run,
             slice_.first_offset,
             slice_.first_offset + slice_.messages,
-            deadline_ms,
+            model.now_ms + visibility_ms,
             group.owner_epoch,
             set(range(slice_.first_offset, slice_.first_offset + slice_.messages)),
             slice_.first_offset + (0 if asked.reports_hand_outs else slice_.messages),
         )
     model.took_some.add((queue.name, group.name))
-    assert messages <= asked.messages_max
-    assert handed_bytes <= asked.bytes_max or messages == 1, "the bytes are kept, but for one"
-    left = _deliverable(model, queue, group)
-    told = (queue.name, group.name) in model.told
-    largest = max((group.standings[o].run.message_bytes for o in left), default=0)
-    fits_more = messages < asked.messages_max and handed_bytes + largest <= asked.bytes_max
-    model.left_behind.pop((queue.name, group.name), None)  # a later reserve answers for it
-    if (fits_more or not answer.more) and left and not told and not model.lost:
-        model.left_behind[queue.name, group.name] = f"{asked} left {left} behind"
-    # Only an answer without `more` leaves an interest behind; any other ends an earlier one.
-    group.waits = not answer.more and not told
-    return answer
+    return messages, handed_bytes
+
+
+def _replaced(model: ModelState, asked: Reserve) -> int:
+    """What a standing reserve had left that this one takes over; any other of the group ends."""
+    for standing_id, standing in list(model.standing.items()):
+        if standing.place == (asked.lmq_name, asked.group) and standing_id == asked.replaces:
+            del model.standing[standing_id]
+            return standing.left
+        if standing.place == (asked.lmq_name, asked.group):
+            model.ends_standing.add(standing_id)
+    return 0
+
+
+def _stand(model: ModelState, asked: Reserve, left: int) -> int:
+    """How many messages the reserve may hand out later; 0 if it does not stand."""
+    messages = min(asked.standing_messages, left)
+    if not asked.standing_id or not messages:
+        return 0
+    model.standing[asked.standing_id] = ModelStanding(asked, messages)
+    return messages
+
+
+def recall(model: ModelState, asked: Recall, _: object) -> object:
+    standing = model.standing.get(asked.standing_id)
+    if standing is None or standing.place != (asked.lmq_name, asked.group):
+        return Recalled(False)
+    stood = asked.standing_id not in model.ends_standing
+    model.ends_standing.add(asked.standing_id)
+    return Recalled(stood)
+
+
+def handed_out(model: ModelState, result: Reserved) -> None:
+    """A standing reserve has handed out at the end of a commit, or has ended with it."""
+    standing = model.standing.get(result.standing_id)
+    assert standing is not None, f"{result}: no such reserve stands"
+    messages = 0
+    if result.slices:
+        queue = model.queues[standing.asked.lmq_name]
+        group = queue.groups[standing.asked.group]
+        assert group.owner_epoch == standing.asked.owner_epoch, "it is the owner's"
+        assert not queue.paused, f"{queue.name} is paused"
+        messages, handed_bytes = _take_slices(model, queue, group, standing.asked, result)
+        assert messages <= standing.left
+        assert handed_bytes <= standing.asked.standing_bytes
+        group.waits = not result.more and standing.place not in model.told
+    standing.left -= messages
+    assert result.standing_messages in (0, standing.left), f"{result}: {standing}"
+    if not result.standing_messages:
+        del model.standing[result.standing_id]
+
+
+def check_standing(model: ModelState) -> None:
+    """Every reserve that had to end has ended; the others have left nothing behind."""
+    assert not model.ends_standing & model.standing.keys(), "each gets one last result"
+    for standing in model.standing.values():
+        queue = model.queues[standing.asked.lmq_name]
+        group = queue.groups[standing.asked.group]
+        left = [] if queue.paused else _deliverable(model, queue, group)
+        assert not left or standing.place in model.told, f"{standing} left {left} behind"
 
 
 def _hand_out(

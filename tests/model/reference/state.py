@@ -7,6 +7,7 @@ from typing import NamedTuple
 from storage_svc.operations.operation import Acted, ActionOutcome
 from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.publish import Append, Appended
+from storage_svc.operations.reserve import Reserve
 from tests.model.reference.queue import ModelGroup, Published, QueueModel
 from tidemark.errors import Fenced, GroupNotFound, QueueNotFound, TidemarkError
 from tidemark.names import LmqName
@@ -42,6 +43,19 @@ class ModelProducer:
     last_day: int = 0
 
 
+@dataclass(slots=True)
+class ModelStanding:
+    """A consumer that waits in storage."""
+
+    asked: Reserve
+    left: int
+    """Messages that it may still be handed."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.asked.lmq_name, self.asked.group
+
+
 class ModelState:
     """Everything that a partition must know; its operations are functions of this."""
 
@@ -67,6 +81,10 @@ class ModelState:
         """(queue, group) that the commit handed out of: undeliverable messages may be buried."""
         self.remembered_max = remembered_max
         self.schedule_id = self.owner_epoch = self.outbox_sequence = self.high_water = 0
+        self.standing: dict[int, ModelStanding] = {}
+        """Standing reserves by their ids: each gets one last result."""
+        self.ends_standing: set[int] = set()
+        """Standing reserves that the commit must end."""
         self.touched: set[int] = set()
         """Ids of the queues that the commit has changed so far."""
         self.brief: set[str] = set()
