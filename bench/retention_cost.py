@@ -30,11 +30,9 @@ from bench.retention_passes import (
 )
 from spark_batch.passes.outcome import JobName
 from spark_batch.passes.without_work import pass_without_work
-from storage_svc.engines.age_rows import NewAges
-from storage_svc.engines.engine import Batch
 from storage_svc.operations.publish import Append
 from storage_svc.operations.topics import PutTopic
-from storage_svc.partition import journal
+from storage_svc.partition.age_journal import AgeJournal
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.record import QueueRecord
 from tidemark.clock import SystemClock
@@ -164,8 +162,8 @@ async def _index(bench: Bench) -> None:
 
 def _without_index() -> AbstractContextManager[object]:
     """Commits write nothing to the index."""
-    return patch.object(journal, "write_ages", _write_no_ages)
+    return patch.object(AgeJournal, "follow", _follow_nothing)
 
 
-def _write_no_ages(record: QueueRecord, _batch: Batch, _new: NewAges) -> None:
+def _follow_nothing(_ages: AgeJournal, record: QueueRecord) -> None:
     record.indexed = record.bounds

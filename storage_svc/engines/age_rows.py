@@ -1,23 +1,26 @@
 """The rows of the index of ages: queues in the order of the age that retention measures.
 
-Pure. A queue has at most one row per kind. A row's time is a lower bound, which the record of the
-queue has as well: no message or group of that kind is older. So publishing and settling rarely
-write to the index; a row whose time has come is compared with its queue, and moved if it is out of
-date (`operations/ages.py`).
+Pure. A queue has at most one entry per kind. The time of an entry is a lower bound, which the
+record of the queue has as well: no message or group of that kind is older. So publishing and
+settling rarely write to the index; an entry whose time has come is compared with its queue, and
+moved if it is out of date (`operations/ages.py`). Queues that get the same bound in one commit
+share rows, so that the first messages of many queues cost a few rows (`partition/age_journal.py`).
 
-    waiting   "w", text topic, time, queue   messages that a group has not settled
-    settled   "s", text topic, time, queue   messages that every group has settled, kept for replay
-    idle      "i", time, queue               queues without messages, by their last activity
-    groups    "g", text topic, time, queue   groups, by their last use
+    waiting   "w", text topic, time, number   messages that a group has not settled
+    settled   "s", text topic, time, number   messages that every group has settled, kept for replay
+    idle      "i", time, number               queues without messages, by their last activity
+    groups    "g", text topic, time, number   groups, by their last use
+
+The number makes a key unique, and is never used again; the value lists the queues.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from struct import pack, unpack
+from typing import NamedTuple
 
-from storage_svc.engines.engine import Batch, Table
-from storage_svc.engines.keys import read_u64x2, text, u64, u64x2
-from storage_svc.queue.record import QueueRecord
-from tidemark.names import topic_of
+from storage_svc.engines.keys import read_u64, text, u64, u64x2
 
 
 class AgeKind(StrEnum):
@@ -29,13 +32,11 @@ class AgeKind(StrEnum):
     GROUPS = "g"
 
 
-_KINDS = tuple(AgeKind)  # in the order of the bounds in a record; an Enum is slow to walk over
+QUEUES_PER_ROW_MAX = 128
+"""Queues that share a row: a review of one row is a part of one commit."""
 
 Bounds = tuple[int, int, int, int]
-"""The bounds of a queue, in the order of the kinds; 0: no row."""
-
-NewAges = dict[tuple[AgeKind, str], int]
-"""The earliest of the rows that were added, by kind and topic ("" for idle queues)."""
+"""The bounds of a queue, in the order of the kinds; 0: no entry."""
 
 
 @lru_cache(maxsize=4096)
@@ -51,43 +52,25 @@ def age_range(kind: AgeKind, topic: str, first_ms: int, last_ms: int) -> tuple[b
     return prefix + u64(max(0, first_ms)), prefix + u64(max(0, last_ms + 1))
 
 
-def read_age(key: bytes) -> tuple[int, int]:
-    """Time and queue."""
-    time_ms, queue_id = read_u64x2(key, len(key) - 16)
-    return time_ms, queue_id
+def age_key(kind: AgeKind, topic: str, time_ms: int, number: int) -> bytes:
+    return age_prefix(kind, topic) + u64x2(time_ms, number)
 
 
-def write_ages(record: QueueRecord, batch: Batch, new: NewAges) -> None:
-    """Bring the rows of a queue to the bounds in its record; notes those that are new."""
-    if not (record.messages or record.scheduled or record.idle_since_ms):
-        record.idle_since_ms = max(1, record.last_activity_ms)
-    bounds = record.bounds
-    if bounds == record.indexed:
-        return
-    move_ages(topic_of(record.lmq_name), record.queue_id, record.indexed, bounds, batch, new)
-    record.indexed = bounds
+def age_value(queue_ids: Sequence[int]) -> bytes:
+    return pack(f">{len(queue_ids)}Q", *queue_ids)
 
 
-def move_ages(
-    topic: str, queue_id: int, before: Bounds, after: Bounds, batch: Batch, new: NewAges
-) -> None:
-    """Replace the rows of a queue by others; notes those that are new."""
-    for kind, before_ms, time_ms in zip(_KINDS, before, after, strict=True):
-        if before_ms == time_ms:
-            continue
-        prefix = age_prefix(kind, topic)
-        if before_ms:
-            batch.delete(Table.AGES, prefix + u64x2(before_ms, queue_id))
-        if time_ms:
-            batch.put(Table.AGES, prefix + u64x2(time_ms, queue_id), b"")
-            place = (kind, "" if kind is AgeKind.IDLE else topic)
-            new[place] = min(time_ms, new.get(place, time_ms))
+class AgeRow(NamedTuple):
+    """A time, and the queues that have it as their bound."""
+
+    time_ms: int
+    queue_ids: tuple[int, ...]
 
 
-def delete_ages(record: QueueRecord, batch: Batch) -> None:
-    """Delete the rows of a queue that is removed."""
-    topic = topic_of(record.lmq_name)
-    for kind, time_ms in zip(_KINDS, record.indexed, strict=True):
-        if time_ms:
-            batch.delete(Table.AGES, age_prefix(kind, topic) + u64x2(time_ms, record.queue_id))
-    record.indexed = (0, 0, 0, 0)
+def read_age(key: bytes, value: bytes) -> AgeRow:
+    return AgeRow(read_u64(key, len(key) - 16), unpack(f">{len(value) // 8}Q", value))
+
+
+def read_age_ms(key: bytes) -> int:
+    """The time of a row."""
+    return read_u64(key, len(key) - 16)

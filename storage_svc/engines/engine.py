@@ -48,7 +48,7 @@ class Table(StrEnum):
     | SCHEDULED       | queue, schedule id              | when the run is due                      |
     | SCHEDULE_BODIES | schedule id                     | the messages of a scheduled run          |
     | TTL             | time, queue, run                | fairness key: runs by dead deadline      |
-    | AGES            | kind, text topic, time, queue   | empty: queues by age (`age_rows.py`)     |
+    | AGES            | kind, text topic, time, number  | queues by age (`age_rows.py`)            |
     | OUTBOX          | text destination, sequence      | a slice on its way to another queue      |
     | OUTBOX_BODIES   | sequence                        | the messages of that slice               |
     | HIGH_WATER      | u32 source, text destination    | highest outbox sequence appended         |

@@ -1,16 +1,16 @@
-"""Review of the index of ages: compares rows whose time has come with their queues.
+"""Review of the index of ages: compares entries whose time has come with their queues.
 
-A row is a lower bound (`engines/age_rows.py`). If nothing of its queue is due, the bound is out of
-date: the messages it stood for have left, or were settled. It is then moved to the oldest message
-that is there, or deleted, so that a queue is reviewed about once per limit and not with every pass.
+An entry is a lower bound (`engines/age_rows.py`). If nothing of its queue is due, the bound is out
+of date: the messages it stood for have left, or were settled. It is then moved to the oldest
+message that is there, or removed, so that a queue is reviewed about once per limit and not with
+every pass.
 """
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from storage_svc.engines import run_rows
-from storage_svc.engines.age_rows import AgeKind, read_age
-from storage_svc.engines.engine import Table
+from storage_svc.engines.age_rows import AgeKind
 from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.loading.stored_runs import scan_runs
@@ -27,7 +27,6 @@ reads it beside the writer."""
 POSTPONED_MS = 3_600_000
 """After how long an inactive queue in use is reviewed again."""
 
-_KINDS = {kind.encode(): kind for kind in AgeKind}
 _AT = {kind: at for at, kind in enumerate(AgeKind)}  # its bound in `QueueRecord.indexed`
 _PAGE = 64
 
@@ -40,50 +39,57 @@ class Reviewed(NamedTuple):
     """Whether messages of age stay for now: they are reserved, or a sweep removes them."""
 
 
-class ReviewAges(NamedTuple):
-    """Compare rows of one kind with their queues, up to the first of which something is due."""
+class AgeEntry(NamedTuple):
+    """A queue in the index, and the bound that it is there with."""
 
-    keys: tuple[bytes, ...]
+    time_ms: int
+    queue_id: int
+
+
+class ReviewAges(NamedTuple):
+    """Compare entries of one kind with their queues, up to the first of which something is due."""
+
+    kind: AgeKind
+    topic: str  # "" for idle queues
+    entries: tuple[AgeEntry, ...]
     last_ms: int
     """Messages published by then, and queues or groups unused since then, are due."""
 
     async def apply(self, commit: CommitContext) -> Reviewed:
         blocked = False
-        await commit.prefetch([read_age(key)[1] for key in self.keys])
-        for key in self.keys:
-            found = await _review(commit, key, self.last_ms)
+        await commit.prefetch([each.queue_id for each in self.entries])
+        for entry in self.entries:
+            found = await self._review(commit, *entry)
             if found.due:
                 return found
             blocked |= found.blocked
         return Reviewed(False, blocked)
 
-
-async def _review(commit: CommitContext, key: bytes, last_ms: int) -> Reviewed:
-    kind = _KINDS[key[:1]]
-    time_ms, queue_id = read_age(key)
-    if queue_id in commit.journal.changed_queues:
-        return Reviewed(False, blocked=True)  # its rows are out of date until after this commit
-    handle = await commit.queue_by_id(queue_id, briefly=True)
-    if handle is None or handle.state.record.indexed[_AT[kind]] != time_ms:
-        commit.journal.batch.delete(Table.AGES, key)  # of no queue
-        return Reviewed(False)
-    if queue_id in commit.journal.changed_queues:
-        return Reviewed(False, blocked=True)  # loading it has dropped messages
-    state = handle.state
-    if kind is AgeKind.IDLE:
-        return _review_idle(commit, state, last_ms)
-    if kind is AgeKind.GROUPS:
-        return Reviewed(review_groups(commit, handle, last_ms))
-    found = await find_oldest(commit, state, kind, last_ms)
-    if found.due:
-        return Reviewed(True)
-    if found.oldest_ms != time_ms:
-        if kind is AgeKind.WAITING:
-            state.record.waiting_since_ms = found.oldest_ms
-        else:
-            state.record.settled_since_ms = found.oldest_ms
-        commit.journal.queue_changed(state.record)
-    return Reviewed(False, 0 < found.oldest_ms <= last_ms)
+    async def _review(self, commit: CommitContext, time_ms: int, queue_id: int) -> Reviewed:
+        kind, last_ms = self.kind, self.last_ms
+        if queue_id in commit.journal.changed_queues:
+            return Reviewed(False, blocked=True)  # its rows are out of date until after this commit
+        handle = await commit.queue_by_id(queue_id, briefly=True)
+        if handle is None or handle.state.record.indexed[_AT[kind]] != time_ms:
+            commit.journal.ages.remove(kind, self.topic, time_ms, queue_id)  # of no queue
+            return Reviewed(False)
+        if queue_id in commit.journal.changed_queues:
+            return Reviewed(False, blocked=True)  # loading it has dropped messages
+        state = handle.state
+        if kind is AgeKind.IDLE:
+            return _review_idle(commit, state, last_ms)
+        if kind is AgeKind.GROUPS:
+            return Reviewed(review_groups(commit, handle, last_ms))
+        found = await find_oldest(commit, state, kind, last_ms)
+        if found.due:
+            return Reviewed(True)
+        if found.oldest_ms != time_ms:
+            if kind is AgeKind.WAITING:
+                state.record.waiting_since_ms = found.oldest_ms
+            else:
+                state.record.settled_since_ms = found.oldest_ms
+            commit.journal.queue_changed(state.record)
+        return Reviewed(False, 0 < found.oldest_ms <= last_ms)
 
 
 def _review_idle(commit: CommitContext, state: QueueState, last_ms: int) -> Reviewed:

@@ -250,7 +250,7 @@ async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> Remo
 def _delete_runs(commit: CommitContext, handle: Handle, runs: list[Run]) -> None:
     handle.state.delete_runs(runs, commit.journal)
     record = handle.state.record
-    if not record.messages:  # its age rows would be reviewed for nothing
+    if not record.messages:  # its entries in the index of ages would be reviewed for nothing
         record.waiting_since_ms = record.settled_since_ms = 0
 
 

@@ -4,7 +4,14 @@ A mark is a lower bound: rows leave the index without changing it. Scans start a
 rows deleted before it cost nothing.
 """
 
-from storage_svc.engines.age_rows import AgeKind, age_prefix, age_range, read_age
+from storage_svc.engines.age_rows import (
+    AgeKind,
+    AgeRow,
+    age_prefix,
+    age_range,
+    read_age,
+    read_age_ms,
+)
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, read_u64, successor, u64
 
@@ -36,19 +43,20 @@ class AgeMarks:
         start, _ = age_range(kind, topic, self._firsts.get((kind, topic), 0), 0)
         end = prefix_end(age_prefix(kind, topic))
         found = await reader.scan(Table.AGES, start, end, limit=1)
-        first_ms = read_age(found[0][0])[0] if found else FAR_MS
+        first_ms = read_age_ms(found[0][0]) if found else FAR_MS
         self._firsts[kind, topic] = first_ms
         return first_ms
 
-    async def due_keys(
+    async def due_rows(
         self, reader: Reader, kind: AgeKind, topic: str, last_ms: int, after: bytes, limit: int
-    ) -> list[bytes]:
-        """Keys of rows up to a time, oldest first, behind the key `after`."""
+    ) -> tuple[list[AgeRow], bytes]:
+        """Rows up to a time, oldest first, behind the key `after`; and the key of the last one."""
         start, end = age_range(kind, topic, self._firsts.get((kind, topic), 0), last_ms)
         start = max(start, successor(after)) if after else start
         if start >= end:
-            return []
-        return [key for key, _ in await reader.scan(Table.AGES, start, end, limit=limit)]
+            return [], after
+        found = await reader.scan(Table.AGES, start, end, limit=limit)
+        return [read_age(*row) for row in found], found[-1][0] if found else after
 
     async def first_record_ms(self, reader: Reader, table: Table) -> int | None:
         """The time of the oldest row of a table of records; None if it is empty."""

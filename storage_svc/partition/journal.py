@@ -7,12 +7,12 @@ once, bodies that are not yet in the engine, and events to report once the commi
 from collections.abc import Sequence
 
 from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
-from storage_svc.engines.age_rows import NewAges, delete_ages, move_ages, write_ages
-from storage_svc.engines.engine import Batch, Row, Table
+from storage_svc.engines.engine import Batch, Engine, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
 from storage_svc.engines.keys import read_u64, u64, u64x2, u64x3
 from storage_svc.engines.queue_rows import ColdQueue
 from storage_svc.engines.run_rows import PlainRun
+from storage_svc.partition.age_journal import AgeJournal
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import Lane
@@ -59,8 +59,7 @@ class BatchJournal:
         self.removed_ids: set[int] = set()
         self.added_due: list[tuple[Table, int]] = []
         """Entries that this commit added to indexes which sweeps read, by the time they are due."""
-        self.new_ages: NewAges = {}
-        """Rows that this commit added to the index of ages."""
+        self.ages = AgeJournal()
         self.loaded_briefly: set[str] = set()
         """Queues that a pass or a sweep has loaded for this commit; they are unloaded after it."""
         self.messages = 0
@@ -76,10 +75,10 @@ class BatchJournal:
         self._groups: dict[tuple[int, str], Group] = {}
         self._consumed: list[bytes] = []
 
-    def finish(self) -> Batch:
+    async def finish(self, engine: Engine) -> Batch:
         """The batch, with the records that changed."""
         for record in self._queues.values():
-            write_ages(record, self.batch, self.new_ages)
+            self.ages.follow(record)
             self.batch.put(
                 Table.CATALOG,
                 queue_rows.catalog_key(record.lmq_name),
@@ -93,6 +92,7 @@ class BatchJournal:
             entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
             self.batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
         self._put_history()
+        await self.ages.write(engine, self.batch, self._next_number)
         return self.batch
 
     def _put_history(self) -> None:
@@ -142,7 +142,7 @@ class BatchJournal:
         self._queues.pop(record.queue_id, None)
         for key in [key for key in self._groups if key[0] == record.queue_id]:
             del self._groups[key]
-        delete_ages(record, self.batch)
+        self.ages.forget(record)
         self.batch.delete(Table.QUEUES, u64(record.queue_id))
         self.batch.delete(Table.CATALOG, queue_rows.catalog_key(record.lmq_name))
 
@@ -231,7 +231,7 @@ class BatchJournal:
             batch.delete(Table.TTL, u64x3(run.dead_deadline_ms, queue_id, first_offset))
         idle_since_ms = cold.bounds[2] or (0 if cold.scheduled else max(1, cold.last_activity_ms))
         after = (0, 0, idle_since_ms, cold.bounds[3])
-        move_ages(topic_of(lmq_name), queue_id, cold.bounds, after, batch, self.new_ages)
+        self.ages.move(topic_of(lmq_name), queue_id, cold.bounds, after)
         run_end = first_offset + run.messages
         emptied = queue_rows.emptied_value(value, cold, idle_since_ms, run_end)
         batch.put(Table.CATALOG, queue_rows.catalog_key(lmq_name), emptied)
@@ -383,8 +383,11 @@ class BatchJournal:
 
     def record_key(self) -> bytes:
         """A key in time order for a row of history or consumption."""
+        return u64x2(self.now_ms, self._next_number())
+
+    def _next_number(self) -> int:
         self.next_record += 1
-        return u64x2(self.now_ms, self.next_record)
+        return self.next_record
 
     def ready(self, record: QueueRecord, group: Group) -> None:
         self.ready_queues[record.lmq_name, group.name] = None

@@ -170,7 +170,7 @@ class Writer:
             if self._expires_due(commit):
                 await ExpireDue().apply(commit)
             handed_out = await self._hand_out(commit)
-            batch = commit.journal.finish()
+            batch = await commit.journal.finish(commit.engine)
             commit.state.producers.write(batch)
             if len(batch):
                 commit.count()
@@ -244,7 +244,7 @@ class Writer:
         for key in journal.deleted_bodies:
             state.bodies.discard(key)
         state.producers.trim()
-        for (kind, topic), time_ms in journal.new_ages.items():
+        for kind, topic, time_ms in journal.ages.added:
             state.ages.added(kind, topic, time_ms)
         for lmq_name in journal.loaded_briefly:
             state.handles.drop_untracked(lmq_name)

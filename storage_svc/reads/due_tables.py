@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple
 
 from storage_svc.engines import queue_rows, run_rows
-from storage_svc.engines.age_rows import AgeKind, read_age
+from storage_svc.engines.age_rows import AgeKind
 from storage_svc.engines.engine import Reader, Table
 from storage_svc.engines.keys import prefix_end, successor, u64
 from storage_svc.engines.queue_rows import ColdQueue
@@ -30,6 +30,7 @@ from tidemark.topics import TopicSettings
 QUEUES_PER_PAGE = 256
 """Queues that are read at once."""
 
+_ROWS_PER_PAGE = 256
 _PAGE_HEADERS = 512
 _RULES = {
     AgeKind.WAITING: (RetentionType.EXPIRED, RetentionType.MAX_WAIT_TIME_EVICTION),
@@ -106,9 +107,13 @@ async def _due_queues(
 ) -> AsyncIterator[list[int]]:
     after = b""
     marks = partition.state.ages
-    while keys := await marks.due_keys(reader, kind, topic, last_ms, after, QUEUES_PER_PAGE):
-        yield [read_age(key)[1] for key in keys]
-        after = keys[-1]
+    while True:
+        rows, after = await marks.due_rows(reader, kind, topic, last_ms, after, _ROWS_PER_PAGE)
+        if not rows:
+            return
+        queue_ids = [each for row in rows for each in row.queue_ids]
+        for start in range(0, len(queue_ids), QUEUES_PER_PAGE):
+            yield queue_ids[start : start + QUEUES_PER_PAGE]
 
 
 class _DueQueue(NamedTuple):

@@ -5,12 +5,13 @@ them into times. Rows whose time has come may be out of date: they are reviewed 
 move them, until one is found of which something is due.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from storage_svc.engines.age_rows import AgeKind
+from storage_svc.engines.age_rows import AgeKind, AgeRow
 from storage_svc.engines.engine import Reader
 from storage_svc.operations.abandoned_groups import expiry_ms
-from storage_svc.operations.ages import ReviewAges
+from storage_svc.operations.ages import AgeEntry, ReviewAges
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention import RECORD_TABLES
 from storage_svc.operations.retention_rules import OF_MESSAGES
@@ -25,6 +26,9 @@ REVIEW_MS_MAX = 10_000
 
 BLOCKED_MS = 60_000
 """When to ask again about messages that are old enough, but reserved."""
+
+_ROWS_PER_PAGE = 16
+"""Rows of the index that are read at once. Most calls need the first one alone."""
 
 _SEEKS_PER_SLICE = 100
 """Marks that are read before other work on the event loop gets its turn."""
@@ -146,17 +150,18 @@ class _Asked:
             return False
         last_ms, after = self.now_ms - age_ms, b""
         ages, blocked = self._partition.state.ages, False
-        while keys := await ages.due_keys(
-            reader, kind, topic, last_ms, after, REVIEWED_PER_COMMIT_MAX
-        ):
-            reviewed = await self._partition.call(ReviewAges(tuple(keys), last_ms))
-            if reviewed.due:
-                return True
-            blocked |= reviewed.blocked
-            after = keys[-1]
-            if self._clock.monotonic_ms() > self._until_ms:
-                self._note(self.now_ms)
-                return False
+        while True:
+            rows, after = await ages.due_rows(reader, kind, topic, last_ms, after, _ROWS_PER_PAGE)
+            if not rows:
+                break
+            for some in _commits_of(rows):
+                reviewed = await self._partition.call(ReviewAges(kind, topic, some, last_ms))
+                if reviewed.due:
+                    return True
+                blocked |= reviewed.blocked
+                if self._clock.monotonic_ms() > self._until_ms:
+                    self._note(self.now_ms)
+                    return False
         first_ms = await ages.read(reader, kind, topic)
         self._note(self.now_ms + BLOCKED_MS if blocked else first_ms + age_ms)
         return False
@@ -164,3 +169,10 @@ class _Asked:
     def _note(self, at_ms: int) -> None:
         if at_ms < FAR_MS and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms
+
+
+def _commits_of(rows: Sequence[AgeRow]) -> Iterator[tuple[AgeEntry, ...]]:
+    """The entries of rows, as many at a time as one commit reviews."""
+    entries = [AgeEntry(row.time_ms, each) for row in rows for each in row.queue_ids]
+    for start in range(0, len(entries), REVIEWED_PER_COMMIT_MAX):
+        yield tuple(entries[start : start + REVIEWED_PER_COMMIT_MAX])

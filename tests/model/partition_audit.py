@@ -6,8 +6,8 @@ when the partition is reopened.
 """
 
 from storage_svc.engines import group_rows, outbox_rows, queue_rows, reservation_rows, run_rows
-from storage_svc.engines.age_rows import write_ages
-from storage_svc.engines.engine import Batch, Table
+from storage_svc.engines.age_rows import AgeKind, age_prefix, read_age
+from storage_svc.engines.engine import Table
 from storage_svc.engines.erasure_rows import ErasureKind
 from storage_svc.engines.history_rows import read_history
 from storage_svc.engines.keys import read_text, read_u64, u64, u64x2, u64x3
@@ -24,6 +24,7 @@ from storage_svc.reads import queues
 from tests.model.reference.partition import PartitionModel
 from tests.model.reference.queue import ModelGroup, Place, Published, QueueModel
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.names import topic_of
 
 Standings = dict[int, tuple[Place, int, int]]
 _EVERYTHING = 1_000_000
@@ -339,7 +340,7 @@ async def _compare_ages(
 
     A queue with groups has a bound for these.
     """
-    expected = Batch()
+    expected: list[tuple[bytes, int, int]] = []
     for record in stored:
         queue = model.queues[record.lmq_name]
         for run in queue.runs.values():
@@ -350,9 +351,20 @@ async def _compare_ages(
         if not queue.runs and not queue.scheduled:
             assert 0 < record.idle_since_ms <= max(1, record.last_activity_ms), record
         assert record.groups_since_ms or not queue.groups, record
-        record.indexed = (0, 0, 0, 0)
-        write_ages(record, expected, {})
-    assert await _keys(partition, Table.AGES) == {key for _, key, _, _ in expected.operations}
+        topic = topic_of(record.lmq_name)
+        for kind, of_topic, time_ms in (
+            (AgeKind.WAITING, topic, record.waiting_since_ms),
+            (AgeKind.SETTLED, topic, record.settled_since_ms),
+            (AgeKind.IDLE, "", record.idle_since_ms),
+            (AgeKind.GROUPS, topic, record.groups_since_ms),
+        ):
+            if time_ms:
+                expected.append((age_prefix(kind, of_topic), time_ms, record.queue_id))
+    rows = await partition.state.engine.scan(Table.AGES, b"", None, limit=_EVERYTHING)
+    found = [(key[:-16], read_age(key, value)) for key, value in rows]
+    assert all(row.queue_ids for _, row in found)
+    entries = [(prefix, row.time_ms, each) for prefix, row in found for each in row.queue_ids]
+    assert sorted(entries) == sorted(expected)
 
 
 async def _compare_records(partition: Partition, model: PartitionModel) -> None:

@@ -7,10 +7,10 @@ import pytest
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.age_rows import AgeKind, age_prefix, read_age
 from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import read_u64, u64x2
+from storage_svc.engines.keys import read_u64
 from storage_svc.engines.queue_rows import GROUPS_INLINE_MAX, SETTLED_INLINE_MAX
 from storage_svc.loading.handles import Handles
-from storage_svc.operations.ages import ReviewAges, Reviewed
+from storage_svc.operations.ages import AgeEntry, ReviewAges, Reviewed
 from storage_svc.operations.groups import PlaceGroup, Start, StartAt
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.loading import Materialize
@@ -258,16 +258,15 @@ async def test_a_review_leaves_alone_what_its_commit_has_emptied(life: Life) -> 
     published_ms = life.partition.now_ms()
     await life.clock.advance_ms(2_000)
     await life.reopen()
-    key = age_prefix(AgeKind.WAITING, "old") + u64x2(published_ms, 1)
+    review = ReviewAges(AgeKind.WAITING, "old", (AgeEntry(published_ms, 1),), published_ms)
 
-    applied, reviewed = await life.do(
-        ApplyRetention("pass", EXPIRED, (ROW,)), ReviewAges((key,), published_ms)
-    )
+    applied, reviewed = await life.do(ApplyRetention("pass", EXPIRED, (ROW,)), review)
     ages = await life.partition.state.engine.scan(Table.AGES, b"", None, limit=10)
 
     assert applied == RetentionApplied(1, applied.body_bytes)
     assert reviewed == Reviewed(False, blocked=True)
-    assert ages == [(age_prefix(AgeKind.IDLE, "") + u64x2(published_ms, 1), b"")]
+    assert [key[:-16] for key, _ in ages] == [age_prefix(AgeKind.IDLE, "")]
+    assert [read_age(*row) for row in ages] == [(published_ms, (1,))]
 
 
 async def test_a_row_about_an_earlier_queue_of_that_name_is_stale(life: Life) -> None:
@@ -316,8 +315,8 @@ async def _facts(life: Life, name: str) -> object:
     rows = {table: len(await engine.scan(table, start, end, limit=1000)) for table in QUEUE_TABLES}
     ages = [
         key[:-16]
-        for key, _ in await engine.scan(Table.AGES, b"", None, limit=1000)
-        if read_age(key)[1] == record.queue_id
+        for key, value in await engine.scan(Table.AGES, b"", None, limit=1000)
+        if record.queue_id in read_age(key, value).queue_ids
     ]
     mortal = [
         key
