@@ -27,12 +27,12 @@ def tune_garbage_collector() -> None:
 
     A service holds hundreds of thousands of small objects and creates hardly any cycles; scanning
     all of them every few hundred allocations costs a third of its time. A collection also stops the
-    process for a tenth of a microsecond per object, so the younger ones see at most some 50 000
+    process for a tenth of a microsecond per object, so the younger ones see at most some 25 000
     objects, and the full one is rare.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 4, 10_000)
+    gc.set_threshold(5_000, 4, 50_000)
 
 
 def trim_memory() -> None:
