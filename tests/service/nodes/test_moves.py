@@ -1,6 +1,7 @@
 """An operator moves partitions and drains brokers through the registry, by RPC and command."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -37,6 +38,12 @@ class Operated:
         partitions = await self.client.admin.list_partitions()
         return {each.partition: each.broker_id for each in partitions}
 
+    async def is_balanced(self) -> bool:
+        described = await self.client.admin.describe_cluster()
+        assigned = {number: each.broker_id for number, each in described.assigned.items()}
+        shares = Counter(assigned.values())
+        return sorted(shares.values()) == [2, 2] and await self.held() == assigned
+
     async def until_held(self, expected: dict[int, str]) -> None:
         async def is_held() -> bool:
             return (await self.held()).items() >= expected.items()
@@ -53,7 +60,9 @@ async def operated(tmp_path: Path) -> AsyncIterator[Operated]:
             found = {"brokers": (), "registry_url": server.connection_url}
             await asyncio.gather(*(brokers.start_member(number, **found) for number in range(2)))
             async with tidemark.connect(brokers.members[0][1]) as client:
-                yield Operated(brokers, client)
+                operated = Operated(brokers, client)
+                await until(operated.is_balanced)
+                yield operated
         finally:
             await brokers.close()
 
