@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from storage_svc.engines.engine import Identity
+from storage_svc.engines.engine import Engines, Identity
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.topics import PutTopic
@@ -23,11 +23,15 @@ R = TypeVar("R")
 
 
 @asynccontextmanager
-async def open_partition(directory: Path) -> AsyncIterator[Partition]:
-    """The only partition of a cluster, opened as the storage service opens it."""
+async def open_partition(
+    directory: Path, engines: Engines | None = None
+) -> AsyncIterator[Partition]:
+    """The only partition of a cluster, opened as the storage service opens it; on RocksDB, unless
+    engines are given."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    partition = Partition(RocksEngines(directory), Identity("bench", 0, 1), SystemClock())
+    identity = Identity("bench", 0, 1)
+    partition = Partition(engines or RocksEngines(directory), identity, SystemClock())
     await partition.open()
     try:
         if partition.state.topics.find(TOPIC) is None:

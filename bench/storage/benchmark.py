@@ -7,6 +7,7 @@ from bench.harness.benchmark import Bench, benchmark
 from bench.storage.appends import measure_appends
 from bench.storage.idle import measure_idle
 from bench.storage.millions import measure_millions
+from bench.storage.redis import measure_redis
 
 
 @benchmark("storage", "the three below, one after the other")
@@ -24,6 +25,11 @@ async def appends(bench: Bench) -> None:
 @benchmark("storage-idle", "loading one idle queue where a thousand exist, and where a million do")
 async def idle(bench: Bench) -> None:
     await measure_idle(bench)
+
+
+@benchmark("storage-redis", "the engine redis beside RocksDB and bare pipelined commands")
+async def shared(bench: Bench) -> None:
+    await measure_redis(bench)
 
 
 @benchmark("storage-millions", "a million queues used once, then another: memory and cold queues")

@@ -48,3 +48,21 @@ def test_the_storage_benchmark_runs_and_writes_its_report(tmp_path: Path) -> Non
         ("load one of 2,000 / one of 1,000, p50", 1.3),
         ("one message to each of 2,000 queues, idle: per second", 10_000),
     ]
+
+
+def test_the_benchmark_of_the_redis_engine_runs_and_writes_its_report(tmp_path: Path) -> None:
+    """S9."""
+    report = run_quickly("storage-redis", tmp_path, "--queues", "200")
+
+    cycles = {"messages_per_s", "cpu_us", "server_cpu_us"}
+    assert figures_of(report) == {
+        **dict.fromkeys(("rocksdb", "redis", "bare pipelines"), cycles),
+        "200 queues": {
+            "idle_queue_bytes",
+            "ages_bytes",
+            "cold_queues_per_s",
+            "cold_cpu_us",
+            "cold_server_cpu_us",
+            "open_ms",
+        },
+    }
