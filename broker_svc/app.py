@@ -159,6 +159,7 @@ async def _running(
         links = list(components.links.values())
         tasks: list[asyncio.Task[None]] = []
         link_tasks: list[asyncio.Task[None]] = []
+        draining: asyncio.Task[None] | None = None
         try:
             if not server.is_listening:
                 await server.start()
@@ -189,19 +190,20 @@ async def _running(
                     static=not settings.registry_url,
                 ),
                 report_links(server, service, components),
-                _drain(server, service, components.assignments),
                 _sampler(settings, components, service, channels[0]).run(clock),
             ]
             tasks = [asyncio.create_task(each) for each in running]
+            draining = asyncio.create_task(_drain(server, service, components.assignments))
             link_tasks = [
                 *(asyncio.create_task(node.link.run()) for node in nodes),
                 *(asyncio.create_task(link.run()) for link in links),
             ]
             yield
         finally:
-            if not server.stopping.is_set():
-                await components.assignments.hand_over()
-            service.drain()  # before calls are cancelled: the broker leaves, no client has failed
+            # Before calls are cancelled: the broker leaves, no client has failed.
+            if draining is not None:
+                server.stopping.set()
+                await draining
             await server.stop(0)
             await _cancel(tasks)
             # The links go last: what the sessions gave back must reach storage (V6, S5).

@@ -1,5 +1,6 @@
 """Brokers that share the partitions through a registry: they join, leave, and outlive it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -161,3 +162,15 @@ async def test_brokers_that_lose_storage_keep_their_partitions_and_are_not_ready
         await brokers.until_serving(number)
 
     assert await brokers.holders() == before
+
+
+async def test_a_broker_without_clients_hands_over_before_it_ends(brokers: Brokers) -> None:
+    """S5, S8: its server has stopped at once, and its partitions do not wait for its death."""
+    server = brokers.running(1).server
+    stopping = asyncio.create_task(server.stop(60_000))
+    await in_time(server.stopping.wait())
+
+    await brokers.stop_member(1)
+
+    assert set((await brokers.holders()).values()) == {"broker-0"}
+    await in_time(stopping)
