@@ -74,7 +74,7 @@ async def erased(life: Life) -> None:
     """Once nothing is left to erase; every commit continues by itself."""
     for _ in range(1000):
         over = not life.partition.state.erasures
-        await life.do(Materialize("other", create=True))  # so that the last commit is durable
+        await life.do(Materialize("t/other", create=True))  # so that the last commit is durable
         if over:
             return
     raise AssertionError("erasing does not end")

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from storage_svc.engines.engine import Batch
 from storage_svc.operations.claim import ReleaseUnreported
 from storage_svc.operations.loading import Materialize
+from storage_svc.operations.operation import Operation, Removed
+from storage_svc.operations.queues import Purge, RemoveQueue
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from tests.support.faulty_engine import Fault
@@ -103,3 +106,33 @@ async def test_a_frame_fails_as_a_whole_when_a_part_of_it_fails(life: Life) -> N
         await life.do(*[life.run("t", 1) for _ in range(2_500)])
 
     assert life.engines.commits == written + 1
+
+
+@pytest.mark.parametrize("removal", [Purge("t"), RemoveQueue("t")])
+async def test_a_large_queue_is_removed_in_small_commits_with_others_in_between(
+    life: Life, turn_rows: TurnRows, removal: Operation[Removed]
+) -> None:
+    """L1, S2: the removal is answered first, and operations on other queues wait for one step."""
+    await fill(life, ttl_ms=DAY_MS)
+    await reserve_all(life)
+    await fill(life, ttl_ms=DAY_MS)
+    sizes: list[int] = []
+
+    def measure(batch: Batch) -> bool:
+        sizes.append(len(batch))
+        return True
+
+    life.engines.is_meant = measure
+
+    with turn_rows.counted():
+        await life.do(removal)
+        answered = 0
+        while life.partition.state.erasures:
+            await life.do(life.run("t/other", 1))
+            answered += 1
+
+    assert answered > 3
+    assert max(sizes) < 1_000
+    assert turn_rows.most <= TURN_ROWS_MAX
+    kept = 0 if isinstance(removal, RemoveQueue) else RUNS
+    assert life.partition.state.counters.messages == kept + answered
