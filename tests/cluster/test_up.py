@@ -325,3 +325,23 @@ async def test_logs_of_the_run_before_are_kept(up: UpProcess, tmp_path: Path) ->
 
     assert (logs / "storage.previous.log").read_text().startswith(first)
     assert (logs / "storage.log").read_text()
+
+
+async def test_a_cluster_on_redis_has_a_valkey_beside_it_that_ends_with_it(
+    tmp_path: Path, usual_hangups: None
+) -> None:
+    """S6, S9: for trying the engine. Its data stays, below that of the cluster."""
+    async with UpProcess(tmp_path / "data", "--engine=redis", "--partitions=1") as process:
+        await process.ready()
+        async with tidemark.connect(process.address("broker")) as client:
+            await client.create_topic("jobs")
+            await (await client.publisher("jobs")).publish(b"kept")
+            async with client.subscribe(["jobs"]) as deliveries:
+                first = await anext(aiter(deliveries))
+                assert first.payload == b"kept"
+
+        process.process.terminate()
+        assert await process.process.wait() == 0
+
+    assert "bye bye" in (tmp_path / "data" / "logs" / "valkey.log").read_text()
+    assert list((tmp_path / "data" / "valkey" / "appendonlydir").glob("*.aof"))

@@ -31,6 +31,7 @@ from tidemark.local.ports import join_address, listening_socket
 from tidemark.local.restarts import GaveUp, ServiceKeeper
 from tidemark.local.service_process import ServiceFailed
 from tidemark.local.setup import SetupFailed, run_setup
+from tidemark.local.valkey import NoValkey, running_valkey
 from tidemark.settings import ClientSettings, RetentionSettings
 from tidemark.settings.variables import SettingsError
 
@@ -63,6 +64,9 @@ class Options:
     brokers: int = 1
     registry_url: str = ""
     """Where brokers find each other; empty: they are static."""
+    engine: str = "rocksdb"
+    redis_url: str = ""
+    """Servers of the engine redis; empty: a Valkey is started for it."""
     retention: bool = True
     retention_setup: str = ""
     """A shell command that installs PySpark and Java; empty to install nothing."""
@@ -78,7 +82,7 @@ def run(options: Options) -> int:
             for name, port in options.ports.items()
             if name != "retention" or not no_retention
         }
-        with _locked(options.data_dir):
+        with _locked(options.data_dir), ExitStack() as beside:
             _check_ports(options.host, ports)
             cluster = LocalCluster(
                 options.data_dir,
@@ -91,13 +95,25 @@ def run(options: Options) -> int:
                 storages=options.storages,
                 brokers=options.brokers,
                 registry_url=options.registry_url,
+                environment={"storage": _engine_variables(options, beside)},
             )
             clock = SystemClock()
             living = _live(cluster, options, no_retention, settings.java_home, clock)
             return asyncio.run(_supervise(cluster, living))
-    except (Refusal, SettingsError) as refusal:
+    except (Refusal, SettingsError, NoValkey) as refusal:
         _print_error(str(refusal))
         return REFUSED
+
+
+def _engine_variables(options: Options, beside: ExitStack) -> dict[str, str]:
+    """The engine of storage; starts a Valkey where it needs one that is not named."""
+    if options.engine != "redis":
+        return {"TIDEMARK_STORAGE_ENGINE": options.engine}
+    url = options.redis_url
+    if not url:
+        log_file = None if options.log_dir is None else options.log_dir / "valkey.log"
+        url = beside.enter_context(running_valkey(options.data_dir / "valkey", log_file))
+    return {"TIDEMARK_STORAGE_ENGINE": "redis", "TIDEMARK_REDIS_URL": url}
 
 
 def _why_no_retention(options: Options, settings: RetentionSettings) -> str:

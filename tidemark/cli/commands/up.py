@@ -1,5 +1,6 @@
 """`tidemark up`: the options of the command; `tidemark.cli.supervisor` runs the cluster."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,13 @@ import typer
 from tidemark.limits import PARTITIONS_DEFAULT, PARTITIONS_MAX
 
 Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 picks a free one.")]
+
+
+class Engine(StrEnum):
+    """The engines of storage."""
+
+    ROCKSDB = "rocksdb"
+    REDIS = "redis"
 
 
 NODES_MAX = 9
@@ -58,6 +66,22 @@ def up(
             help="Number of storage nodes. Those after the first use the next ports.",
         ),
     ] = 1,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            envvar="TIDEMARK_STORAGE_ENGINE",
+            help="Where data is stored: in the data directory, or on Redis or Valkey.",
+        ),
+    ] = Engine.ROCKSDB,
+    redis_url: Annotated[
+        str,
+        typer.Option(
+            envvar="TIDEMARK_REDIS_URL",
+            metavar="URL",
+            show_default="a Valkey with its data in the data directory, for trying it",
+            help="Servers of --engine redis.",
+        ),
+    ] = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     broker_port: Port = 7400,
     storage_port: Port = 7410,
@@ -92,6 +116,9 @@ def up(
     if verbose and log_dir is not None:
         raise typer.BadParameter("--log-dir and --verbose cannot be combined")
 
+    if engine is Engine.REDIS and storages > 1:
+        raise typer.BadParameter("--engine redis and --storages cannot be combined")
+
     from tidemark.cli.supervisor import Options, following_ports, run
     from tidemark.settings.variables import RegistryUrl
 
@@ -116,6 +143,8 @@ def up(
                 storages=storages,
                 brokers=brokers,
                 registry_url=registry_url,
+                engine=engine,
+                redis_url=redis_url,
                 retention=retention,
                 retention_setup=retention_setup,
                 log_dir=None if verbose else log_dir or data_dir / "logs",

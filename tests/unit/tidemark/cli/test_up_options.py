@@ -17,3 +17,14 @@ def test_a_wrong_url_of_a_registry_is_refused_without_showing_it(tmp_path: Path)
     assert "--registry must be redis://" in ended.output
     assert "secret" not in ended.output
     assert not (tmp_path / "data").exists()
+
+
+def test_several_storage_nodes_on_redis_are_refused(tmp_path: Path) -> None:
+    """S9: they would take the partitions from each other."""
+    arguments = ["up", "--data-dir", str(tmp_path / "data"), "--engine", "redis", "--storages", "2"]
+
+    ended = CliRunner().invoke(app, arguments)
+
+    assert ended.exit_code == 2
+    assert "--engine redis and --storages cannot be combined" in ended.output
+    assert not (tmp_path / "data").exists()
