@@ -31,6 +31,7 @@ MEASUREMENTS_MAX = 1_000
 HOLD_MS_MAX = 600_000
 _TABLE_PREFIX = "SCAN_TABLE_NAME_"
 _TYPE_PREFIX = "RETENTION_TYPE_"
+_NO_TABLE = "unspecified"
 
 
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
@@ -227,16 +228,20 @@ def _type_to_proto(kind: RetentionType) -> retention_pb2.RetentionType.ValueType
 
 
 def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:
-    try:
-        table = retention_pb2.ScanTableName.Name(proto.table).removeprefix(_TABLE_PREFIX).lower()
-    except ValueError:
-        raise InvalidArgument("there is no such table", field="table") from None
+    table = _NO_TABLE
+    if proto.table:  # most rows are about messages
+        try:
+            name = retention_pb2.ScanTableName.Name(proto.table)
+        except ValueError:
+            raise InvalidArgument("there is no such table", field="table") from None
+        table = name.removeprefix(_TABLE_PREFIX).lower()
+    messages = proto.range
     return RetentionRow(
         proto.queue_id,
         proto.lmq_name,
         proto.fairness_key,
-        proto.range.start,
-        proto.range.end,
+        messages.start,
+        messages.end,
         proto.before_ms,
         table,
         proto.age_ms,
