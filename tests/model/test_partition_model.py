@@ -335,7 +335,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def _conclude_a_commit(self) -> None:
         """Every commit ends with what is due, and with what reserves that stand hand out."""
-        self.run(give_way())  # hand-outs come one turn after the answers
+        self.run(self._until_handed_out())
         handed_out = list(self.handed_out)
         self.handed_out.clear()
         self.model.conclude(handed_out)
@@ -344,6 +344,14 @@ class PartitionMachine(RuleBasedStateMachine):
         # A removed group or queue ends its reservations in no particular order.
         assert sorted(self.events.expired) == sorted(self.model.expired)
         self.events.expired.clear()
+
+    async def _until_handed_out(self) -> None:
+        """Hand-outs come one turn after the answers. A commit that erases may begin in that turn,
+        and must not be looked at halfway."""
+        erases = len(self.partition.state.erasures) > 0
+        await give_way()
+        if erases:
+            await self.partition.submit([])
 
     async def _submit(self, operations: list[Operation[object]]) -> list[object] | None:
         """The answers; None if the commit failed and the partition has opened again."""

@@ -110,11 +110,13 @@ def _take_slices(
 def _replaced(model: ModelState, asked: Reserve) -> int:
     """What a standing reserve had left that this one takes over; any other of the group ends."""
     for standing_id, standing in list(model.standing.items()):
-        if standing.place == (asked.lmq_name, asked.group) and standing_id == asked.replaces:
+        of_group = standing.place == (asked.lmq_name, asked.group)
+        if not of_group or standing_id in model.ends_standing:
+            continue
+        if standing_id == asked.replaces:
             del model.standing[standing_id]
             return standing.left
-        if standing.place == (asked.lmq_name, asked.group):
-            model.ends_standing.add(standing_id)
+        model.ends_standing.add(standing_id)
     return 0
 
 
@@ -141,6 +143,8 @@ def handed_out(model: ModelState, result: Reserved) -> None:
     standing = model.standing.get(result.standing_id)
     assert standing is not None, f"{result}: no such reserve stands"
     messages = 0
+    if result.more:  # its broker asks again, without another notice
+        model.queues[standing.asked.lmq_name].groups[standing.asked.group].waits = False
     if result.slices:
         queue = model.queues[standing.asked.lmq_name]
         group = queue.groups[standing.asked.group]
