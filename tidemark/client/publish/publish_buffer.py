@@ -21,6 +21,7 @@ from tidemark.client.publish.batching import RunOptions, Sequences
 from tidemark.client.publish.messages import PublishReceipt
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import Connection, Identity, SessionPart
+from tidemark.client.transport.frames import FRAME_RUNS
 from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.session import Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
@@ -366,7 +367,7 @@ class LanePart(SessionPart):
         if self.connection.draining:
             return False
         self._publish_buffer.traced = tracing_enabled()
-        room_bytes, runs_left = _FRAME_BYTES, limits.FRAME_RUNS_MAX
+        room_bytes, runs_left = _FRAME_BYTES, FRAME_RUNS
         for _ in range(len(self.lanes)):
             if room_bytes <= 0 or runs_left <= 0:
                 break
