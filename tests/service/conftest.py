@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from storage_svc.engines.rocksdb import RocksEngines
+from tests.support.engine_choice import ENGINE
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.storage_client import ExchangeClient, RunningStorage
 from tests.support.storage_fixtures import StartStorage
@@ -29,6 +30,8 @@ async def exchange(storage: RunningStorage) -> AsyncIterator[ExchangeClient]:
 @pytest.fixture
 def faulty_disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
     """The disks of every storage started from now on: they can be told to wait or to fail."""
+    if ENGINE:
+        pytest.skip("a test of RocksDB")
     disks: list[FaultyEngines] = []
 
     def faulty(*args: Any, **options: Any) -> FaultyEngines:
