@@ -116,7 +116,7 @@ def _compare_queue(state: QueueState, queue: QueueModel, where: str) -> None:
     expected = (
         queue.queue_id,
         queue.next_offset,
-        sum(run.messages for run in queue.runs.values()),
+        queue.messages,
         sum(run.body_bytes for run in queue.runs.values()),
     )
     assert facts == expected, f"{queue.name} {where}: {facts} != {expected}"
@@ -158,19 +158,19 @@ def _compare_group(
     for run in queue.runs.values():
         _compare_run(group, run, model, where)
     for key, lane in group.lanes.items():
-        line = [] if lane.retries is None else [each.start for each in lane.retries.slices]
+        retries = [] if lane.retries is None else lane.retries.slices
+        line = [offset for each in retries for offset in range(each.start, each.end)]
         assert line == _retries(model, key), f"{where}: retries of {key!r} in another order"
 
 
 def _retries(model: ModelGroup, key: str) -> list[int]:
-    """Starts of the slices of a key that go behind what is ready, in their order."""
+    """The messages of a key that go behind what is ready, in their order."""
     offsets = [
         offset
         for offset in model.in_place(Place.READY)
         if model.standings[offset].retry_of and model.standings[offset].run.fairness_key == key
     ]
-    starts = [start for start, _ in model.slices(offsets)]
-    return sorted(starts, key=lambda start: model.standings[start].rank(start))
+    return sorted(offsets, key=lambda offset: model.standings[offset].rank(offset))
 
 
 def _compare_run(group: Group, published: Published, model: ModelGroup, where: str) -> None:
@@ -247,6 +247,7 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
     groups: set[bytes] = set()
     reservations: set[bytes] = set()
     forgettable: set[bytes] = set()
+    parts: dict[Table, set[bytes]] = {Table.RETURNED: set()}
     for queue in model.queues.values():
         queue_id = queue.queue_id
         expected[Table.CATALOG].add(queue_rows.catalog_key(queue.name))
@@ -273,8 +274,14 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
         for group in queue.groups.values():
             groups.add(group_rows.group_key(queue_id, group.name))
             came_back = [o for o in group.in_place(Place.READY) if group.standings[o].deliveries]
-            for start, _ in group.slices(came_back):
+            for start, end in group.slices(came_back):
                 expected[Table.RETURNED].add(group_rows.returned_key(queue_id, group.name, start))
+                # Neighbours that were first delivered at other times are stored apart. That they
+                # do not overlap shows what is recovered from them.
+                parts[Table.RETURNED].update(
+                    group_rows.returned_key(queue_id, group.name, offset)
+                    for offset in range(start + 1, end)
+                )
             for start, (_, at_ms) in group.delayed.items():
                 expected[Table.RETURNED].add(group_rows.returned_key(queue_id, group.name, start))
                 expected[Table.DELAYS].add(group_rows.delay_key(queue_id, group.name, start, at_ms))
@@ -283,7 +290,7 @@ async def _compare_tables(partition: Partition, model: PartitionModel) -> None:
                 expected[Table.BURIED].add(group_rows.returned_key(queue_id, group.name, start))
     for table, keys in expected.items():
         real = await _keys(partition, table)
-        surplus, missing = sorted(real - keys), sorted(keys - real)
+        surplus, missing = sorted(real - keys - parts.get(table, set())), sorted(keys - real)
         assert not surplus, f"{table.value} has rows that belong to nothing: {surplus}"
         assert not missing, f"{table.value} lacks rows: {missing}"
     stored_groups, stored_reservations = await _inline_or_apart(partition)

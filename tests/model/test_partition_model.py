@@ -425,6 +425,9 @@ class PartitionMachine(RuleBasedStateMachine):
             self.numbered.setdefault(append.sequence, append)
         return append
 
+    def append(self, messages: int) -> Append:
+        return Append("jobs", messages, self._body(messages, 0))
+
     def _reserve(self, wish: Wish) -> Reserve:
         reserve = Reserve(
             self.names[wish.queue],
@@ -542,18 +545,6 @@ def _spans(cuts: list[int], messages: int) -> tuple[Span, ...]:
     """Pairs of cuts that lie within a slice; most are good, some are not."""
     inside = [cut for cut in cuts if cut <= messages]
     return tuple(zip(inside[::2], inside[1::2], strict=False))
-
-
-def test_the_model_expects_no_notice_after_an_answer_that_promised_more() -> None:
-    """V2: the second request is filled and ends the interest of the first."""
-    machine = PartitionMachine()
-    try:
-        machine.names = {"first": "jobs"}
-        machine.add([Append("jobs", 1, machine._body(1, 0))])
-        machine.add([Reserve("jobs", "g", 10)])
-        machine.add([Append("jobs", 2, machine._body(2, 0)), Reserve("jobs", "g", 1)])
-    finally:
-        machine.teardown()
 
 
 TestPartition = PartitionMachine.TestCase

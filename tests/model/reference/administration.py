@@ -17,8 +17,8 @@ def place_group(model: ModelState, asked: PlaceGroup, answer: Any) -> object:
     group = queue.groups.get(asked.group)
     created = group is None
     if group is None:
-        group = queue.add_group(asked.group)
-        model.touched.add(queue.queue_id)
+        group = model.add_group(queue, asked.group)
+    model.note_use(queue, group)
     if asked.owner_epoch:
         check_owner(group, asked.owner_epoch)
     revoked: tuple[int, ...] = ()
@@ -36,8 +36,9 @@ def remove_group(model: ModelState, asked: RemoveGroup, _: object) -> object:
     queue, group = model.get_group(asked.lmq_name, asked.group)
     model.expired += (each.reservation_id for each in queue.live_of(group.name))
     queue.remove_group(group.name)
+    model.end_standing(queue.name, group.name)
     model.touched.add(queue.queue_id)
-    model.delete_settled(queue, list(queue.runs.values()))
+    model.erase_settled(queue)
     return Removed(0)
 
 
@@ -49,11 +50,10 @@ def move(model: ModelState, queue: QueueModel, group: ModelGroup, start: Start) 
         StartAt.OFFSET: min(queue.next_offset, start.number),
     }[start.at]
     queue.remove_group(group.name)
-    moved = queue.add_group(group.name, base)
+    moved = model.add_group(queue, group.name, base)
     moved.owner_client_id, moved.owner_epoch = group.owner_client_id, group.owner_epoch
     moved.waits = group.waits
-    model.touched.add(queue.queue_id)
-    model.delete_settled(queue, list(queue.runs.values()))
+    model.erase_settled(queue)
     return moved
 
 
@@ -64,9 +64,9 @@ def remove_queue(model: ModelState, asked: RemoveQueue, _: object) -> object:
     if asked.only_empty and (queue.runs or queue.scheduled):
         raise Refused(TopicNotEmpty)
     del model.queues[asked.lmq_name]
+    model.end_standing(queue.name)
     model.expired += (each.reservation_id for each in queue.live)
-    messages = sum(run.messages for run in queue.runs.values())
-    messages += sum(run.messages for _, run in queue.scheduled.values())
+    messages = queue.messages + sum(run.messages for _, run in queue.scheduled.values())
     model.count_deleted(queue, messages)
     return Removed(messages, sum(run.body_bytes for run in queue.runs.values()))
 

@@ -8,6 +8,7 @@ from storage_svc.operations.loading import (
     Unmaterialize,
 )
 from storage_svc.operations.operation import Removed
+from tests.model.reference.queue import QueueModel
 from tests.model.reference.state import DAY_MS, ModelState
 from tidemark.limits import PRODUCER_WINDOW_MS
 
@@ -30,7 +31,7 @@ def unmaterialize(model: ModelState, asked: Unmaterialize, _: object) -> object:
         return UnloadOutcome.HAS_INFLIGHT
     if queue.queue_id in model.touched:
         return UnloadOutcome.RACE_LOST
-    queue.evict()
+    _evict(model, queue)
     return UnloadOutcome.EVICTED
 
 
@@ -44,8 +45,13 @@ def run_housekeeping(model: ModelState, _: RunHousekeeping, __: object) -> objec
         and model.now_ms - queue.last_used_ms >= 2 * model.settings(queue).idle_after_ms
     ]
     for queue in idle:
-        queue.evict()
+        _evict(model, queue)
     for name, producer in () if model.time_is_suspicious else list(model.producers.items()):
         if producer.last_day < (model.now_ms - PRODUCER_WINDOW_MS) // DAY_MS:
             del model.producers[name]
     return Removed(len(idle))
+
+
+def _evict(model: ModelState, queue: QueueModel) -> None:
+    queue.evict()
+    model.end_standing(queue.name)

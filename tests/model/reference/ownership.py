@@ -17,10 +17,11 @@ def take(model: ModelState, asked: TakeOwnership, answer: Any) -> object:
     queue = model.get_or_create(asked.lmq_name)
     group = queue.groups.get(asked.group)
     if group is None:
-        group = queue.add_group(asked.group)
-        model.touched.add(queue.queue_id)
+        group = model.add_group(queue, asked.group)
+    model.note_use(queue, group)
     if (group.owner_client_id, group.owner_epoch) == (asked.client_id, asked.epoch):
         return Ownership(group.owner_client_id, group.owner_epoch, matched=False)
+    model.end_standing(queue.name, group.name)
     revoked = reservations.revoke(model, queue, group)
     if asked.start is not None:
         group = administration.move(model, queue, group, asked.start)
@@ -41,6 +42,7 @@ def drop(model: ModelState, asked: DropOwnership, _: object) -> object:
     owner = (group.owner_client_id, group.owner_epoch)
     if owner != (asked.client_id, asked.epoch):
         return Ownership(*owner, matched=False)
+    model.end_standing(queue.name, group.name)
     return _owned(model, queue, group, "", reservations.revoke(model, queue, group))
 
 

@@ -80,6 +80,8 @@ class PartitionModel(ModelState):
         self.touched.clear()
         self.brief.clear()
         self.expired.clear()
+        self.erased_later.clear()
+        self.stored_before = {each.queue_id: set(each.runs) for each in self.queues.values()}
 
     def perform(self, operation: Operation[object], answer: object, *, lost: bool = False) -> None:
         """Carry an operation out and check its answer.
@@ -108,6 +110,9 @@ class PartitionModel(ModelState):
         for result in handed_out:
             reservations.handed_out(self, result)
         reservations.check_standing(self)
+        for queue in self.queues.values():
+            if queue.queue_id in self.erased_later:
+                self.delete_settled(queue, list(queue.runs.values()))
         for name in self.brief & self.queues.keys():
             if not self.queues[name].tracked:
                 self.queues[name].unload()

@@ -126,6 +126,8 @@ class ModelGroup:
     """Buried together: start -> end."""
     owner_client_id: str = ""
     owner_epoch: int = 0
+    last_used_ms: int = 0
+    """When a consumer last used it, as far as that was noted."""
     waits: bool = False
     """Whether a consumer asked for more than there was and has had no notice since."""
 
@@ -213,6 +215,10 @@ class QueueModel:
     loaded: bool = True
     tracked: bool = False
     last_used_ms: int = 0
+
+    @property
+    def messages(self) -> int:
+        return sum(run.messages for run in self.runs.values())
 
     @property
     def live(self) -> list[ModelReservation]:

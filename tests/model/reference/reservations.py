@@ -54,9 +54,9 @@ def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
     if model.settings(queue).exclusive and (group is None or not group.owner_client_id):
         raise Refused(Fenced)
     if group is None:
-        group = queue.add_group(asked.group)
-        model.touched.add(queue.queue_id)
+        group = model.add_group(queue, asked.group)
     check_owner(group, asked.owner_epoch)
+    model.note_use(queue, group)
     messages_max = asked.messages_max + _replaced(model, asked)
     if queue.paused:
         group.waits = True
@@ -73,11 +73,12 @@ def reserve(model: ModelState, asked: Reserve, answer: Any) -> object:
     largest = max((group.standings[o].run.message_bytes for o in left), default=0)
     fits_more = messages < messages_max and handed_bytes + largest <= asked.bytes_max
     model.left_behind.pop((queue.name, group.name), None)  # a later reserve answers for it
-    if (fits_more or not answer.more) and left and not told and not model.lost:
+    stands = 0 if answer.more else _stand(model, asked, messages_max - messages)
+    # One that stands hands out the rest when the commit ends, or is checked then.
+    if (fits_more or not answer.more) and left and not (told or stands or model.lost):
         model.left_behind[queue.name, group.name] = f"{asked} left {left} behind"
     # Only an answer without `more` leaves an interest behind; any other ends an earlier one.
     group.waits = not answer.more and not told
-    stands = 0 if answer.more else _stand(model, asked, messages_max - messages)
     return Reserved(answer.slices, answer.more, stands)
 
 
@@ -143,11 +144,13 @@ def handed_out(model: ModelState, result: Reserved) -> None:
     standing = model.standing.get(result.standing_id)
     assert standing is not None, f"{result}: no such reserve stands"
     messages = 0
-    if result.more:  # its broker asks again, without another notice
-        model.queues[standing.asked.lmq_name].groups[standing.asked.group].waits = False
+    queue = model.queues.get(standing.asked.lmq_name)
+    group = None if queue is None else queue.groups.get(standing.asked.group)
+    if result.more and group is not None:  # its broker asks again, without another notice
+        group.waits = False
     if result.slices:
-        queue = model.queues[standing.asked.lmq_name]
-        group = queue.groups[standing.asked.group]
+        assert queue is not None, f"{result}: the queue is gone"
+        assert group is not None, f"{result}: the group is gone"
         assert group.owner_epoch == standing.asked.owner_epoch, "it is the owner's"
         assert not queue.paused, f"{queue.name} is paused"
         messages, handed_bytes = _take_slices(model, queue, group, standing.asked, result)
@@ -422,6 +425,8 @@ def _end(
                     at_ms = _plan_retry(model, queue, group, part, reservation.reservation_id)
                 _return(model, queue, group, part, at_ms)
     if spans:
+        if ending not in (Ending.EXPIRED, Ending.REVOKED):
+            model.note_use(queue, group)
         model.delete_settled(queue, [reservation.run])
     if sum(not each.live for each in queue.reservations.values()) > model.remembered_max:
         queue.fade_settled()

@@ -8,6 +8,8 @@ from storage_svc.operations.operation import Acted, ActionOutcome
 from storage_svc.operations.outbox import DeadReason
 from storage_svc.operations.publish import Append, Appended
 from storage_svc.operations.reserve import Reserve
+from storage_svc.partition import erasures
+from storage_svc.queue.record import USE_NOTED_MS
 from tests.model.reference.queue import ModelGroup, Published, QueueModel
 from tidemark.errors import Fenced, GroupNotFound, QueueNotFound, TidemarkError
 from tidemark.names import LmqName
@@ -89,6 +91,10 @@ class ModelState:
         """Ids of the queues that the commit has changed so far."""
         self.brief: set[str] = set()
         """Queues that are unloaded after the commit: nothing but a sweep has used them."""
+        self.stored_before: dict[int, set[int]] = {}
+        """Queue id -> first offsets of its runs before the commit."""
+        self.erased_later: set[int] = set()
+        """Ids of large queues whose settled runs are erased after the commit."""
         self.lost = False
         """Whether the answer to the operation was lost with a failed commit."""
         self._queue_id = 0
@@ -136,9 +142,40 @@ class ModelState:
             raise Refused(GroupNotFound)
         return queue, queue.groups[name]
 
+    def note_use(self, queue: QueueModel, group: ModelGroup) -> None:
+        """A consumer uses a group: noted, and thus a change, once in a while."""
+        if self.now_ms - group.last_used_ms >= USE_NOTED_MS:
+            group.last_used_ms = self.now_ms
+            self.touched.add(queue.queue_id)
+
+    def end_standing(self, lmq_name: str, group: str | None = None) -> None:
+        """The reserves of a group, or of all, stand no longer; each gets a last result."""
+        self.ends_standing.update(
+            standing_id
+            for standing_id, each in self.standing.items()
+            if each.asked.lmq_name == lmq_name and group in (None, each.asked.group)
+        )
+
+    def add_group(self, queue: QueueModel, name: str, base: int = 0) -> ModelGroup:
+        group = queue.add_group(name, base)
+        group.last_used_ms = self.now_ms
+        self.touched.add(queue.queue_id)
+        return group
+
     def delete_settled(self, queue: QueueModel, runs: list[Published]) -> None:
         if not self.settings(queue).retention_enabled:
             queue.delete_settled(runs)
+
+    def erase_settled(self, queue: QueueModel) -> None:
+        """Delete every run that all groups have settled; of a large queue after the commit, until
+        when they are stored and counted, and a group that starts over finds them."""
+        limit = erasures.ERASED_AT_ONCE_MAX
+        # Rows that the commit has deleted can still be read.
+        rows = self.stored_before.get(queue.queue_id, set()) | queue.runs.keys()
+        if queue.messages > limit and len(rows) > limit:
+            self.erased_later.add(queue.queue_id)
+        else:
+            self.delete_settled(queue, list(queue.runs.values()))
 
     def count_deleted(self, queue: QueueModel, messages: int) -> None:
         if messages:
