@@ -219,7 +219,14 @@ async def delete_group(commit: CommitContext, handle: Handle, group: Group) -> N
     prefix = group_rows.group_key(record.queue_id, group.name)
     for offset, delayed in group.delayed.items():
         commit.journal.delete_returned(record, group, offset, delayed.not_before_ms)
-    for table in (Table.LANES, Table.RETURNED, Table.BURIED):
+    tables = [Table.LANES]
+    if commit.state.erasures.purge_of(record.queue_id) is None:
+        tables += Table.RETURNED, Table.BURIED
+    else:
+        # Rows that a purge has left are erased later: the delays to erase are found by them.
+        for start in group.returned_undelayed:
+            commit.journal.delete_returned(record, group, start)
+    for table in tables:
         await delete_rows(commit, table, prefix, prefix_end(prefix))
     commit.end_standing(group)
     state.remove_group(group.name, commit.journal)

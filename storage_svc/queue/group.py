@@ -100,6 +100,12 @@ class Group:
         )
 
     @property
+    def returned_undelayed(self) -> list[int]:
+        """The starts of slices that have a record of their own and no delay."""
+        in_lanes = (each.start for lane in self.lanes.values() for each in lane.all_returned)
+        return [*self.buried, *in_lanes]
+
+    @property
     def in_flight_records(self) -> int:
         """Live reservations, returned slices and lanes."""
         in_lanes = sum(1 + len(lane.all_returned) for lane in self.lanes.values())

@@ -12,6 +12,7 @@ from storage_svc.operations import erase
 from storage_svc.operations.erase import EraseRows
 from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
 from storage_svc.operations.loading import Materialize, Unmaterialize
+from storage_svc.operations.operation import Operation
 from storage_svc.operations.queues import Purge, RemoveQueue
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.schedule import Unschedule
@@ -257,3 +258,22 @@ async def test_settled_messages_of_a_large_queue_go_when_retention_is_switched_o
     assert before == RUNS
     assert life.state("kept").record.messages == await life.rows(Table.RUN_HEADERS) == 2
     assert not life.state("kept").record.kept
+
+
+@pytest.mark.parametrize(
+    "leave", [RemoveGroup("t", "g"), PlaceGroup("t", "g", Start(StartAt.EARLIEST))]
+)
+async def test_a_group_that_leaves_after_a_purge_leaves_no_delay_behind(
+    life: Life, paused: Paused, leave: Operation[object]
+) -> None:
+    """V5: its delays are found by rows that go with the group, before they are erased."""
+    await fill(life)
+    slices = (await life.do(Reserve("t", "g", 6))).slices
+    stored, in_commit = slices[:2]
+    await life.do(Settle(stored.receipt, NACK, delay_ms=DAY_MS))
+
+    await life.do(Settle(in_commit.receipt, NACK, delay_ms=DAY_MS), Purge("t"), leave)
+
+    await paused.resume(life)
+    assert await life.rows(Table.RETURNED, Table.DELAYS, Table.ERASURES) == 0
+    assert life.partition.reservations == 0
