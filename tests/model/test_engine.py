@@ -234,7 +234,6 @@ async def test_the_event_loop_runs_while_a_commit_waits_for_the_disk(
         turns = 0
         while not task.done():
             turns += 1
-            await engine.load(Table.META, [b"identity"])
             await asyncio.wait({task}, timeout=0)
         return turns
 
