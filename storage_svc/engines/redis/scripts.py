@@ -21,6 +21,20 @@ def _script(flags: str, body: str) -> Script:
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
+_AFTER: Final = """
+-- The end, for a range of a sorted set, of what begins with a prefix.
+local function after(prefix)
+  local last = #prefix
+  while last > 0 and string.byte(prefix, last) == 255 do
+    last = last - 1
+  end
+  if last == 0 then
+    return '+'
+  end
+  return '(' .. string.sub(prefix, 1, last - 1) .. string.char(string.byte(prefix, last) + 1)
+end
+"""
+
 # KEYS[1] is the mark, ARGV[1] the table META, ARGV[2] the identity, ARGV[3] the epoch under which
 # this node had the partition open (0: it had not), ARGV[4] the id of the opening.
 OPEN: Final = _script(
@@ -62,16 +76,9 @@ for i = 1, 4 do
   end
 end
 local CHUNK = 1000
-local function after(prefix)
-  local last = #prefix
-  while last > 0 and string.byte(prefix, last) == 255 do
-    last = last - 1
-  end
-  if last == 0 then
-    return '+'
-  end
-  return '(' .. string.sub(prefix, 1, last - 1) .. string.char(string.byte(prefix, last) + 1)
-end
+"""
+    + _AFTER
+    + """
 local at = 8
 while at <= #ARGV do
   local what, kind = ARGV[at], ARGV[at + 1]
@@ -133,16 +140,9 @@ local answers = {}
 local function starts_with(text, prefix)
   return string.sub(text, 1, #prefix) == prefix
 end
-local function after(prefix)
-  local last = #prefix
-  while last > 0 and string.byte(prefix, last) == 255 do
-    last = last - 1
-  end
-  if last == 0 then
-    return '+'
-  end
-  return '(' .. string.sub(prefix, 1, last - 1) .. string.char(string.byte(prefix, last) + 1)
-end
+"""
+    + _AFTER
+    + """
 local function load(kind, key, first, last)
   local parts = {}
   local function add(value)
