@@ -14,8 +14,7 @@ from pyspark_tidemark.filters import NO_FILTER, ScanFilter
 from pyspark_tidemark.tables import TABLES, TableShape
 
 _QUEUE_OPTIONS: Final = ("topic", "prefix", "queue")
-_TIME_OPTIONS: Final = ("after", "before")
-OPTIONS: Final = ("storage", "table", "columns", "partition", *_QUEUE_OPTIONS, *_TIME_OPTIONS)
+OPTIONS: Final = ("storage", "table", "columns", "partition", *_QUEUE_OPTIONS, "after", "before")
 
 
 class ReadOptions(NamedTuple):
@@ -46,9 +45,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def _filter(given: Mapping[str, str], table: TableShape) -> ScanFilter:
-    refused: tuple[str, ...] = () if table.has_queues else _QUEUE_OPTIONS
-    refused += () if table.time else _TIME_OPTIONS
-    for name in refused:
+    for name in () if table.has_queues else _QUEUE_OPTIONS:
         if name in given:
             raise ValueError(f'option "{name}" cannot narrow this table')
     scan_filter = NO_FILTER

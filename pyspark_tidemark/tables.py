@@ -30,10 +30,10 @@ _TIME: Final = TimestampType()
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """The schema of a table, the column of its time ("": none), and whether rows name a queue."""
+    """The schema of a table, the column of its time, and whether rows name a queue."""
 
     schema: StructType
-    time: str = ""
+    time: str
     has_queues: bool = True
 
 
