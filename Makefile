@@ -39,7 +39,7 @@ run: .venv/.base ## Start Tidemark on this machine (ARGS: see `tidemark up --hel
 # Files run side by side, in the order of tests/conftest.py: the longest first. Tests wait for half of
 # their time, for processes to start and for time to pass, so that 2 cores have work for 3 workers.
 PYTEST = $(BIN)/python -m pytest
-SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 .PHONY: test
 test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's, or --random-order-seed N)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from opentelemetry.trace import ProxyTracer, Tracer
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 # Before any test imports gRPC, which else writes a line whenever a server stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
@@ -25,6 +27,29 @@ _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 _LONGEST_FIRST = ("spark", "cluster", "model", "service", "chart", "unit")
 """Directories by how long a file of theirs takes, so that no worker is left with a long one at the
 end. One that is not named here goes first."""
+
+
+_WITHOUT_SESSION = ("test_planner.py", "test_scheduler.py", "test_serving.py")
+"""Files below `spark` whose tests start a Spark of their own, if any."""
+
+
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives whole files to the workers, and all tests of the Spark session to one of them.
+
+    Not by groups (`xdist_group`), which have no effect with this pytest: each test then runs
+    anywhere, and every worker starts the clusters and the Spark session again.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        directory, _, name = file.rpartition("/")
+        shares_session = directory == "tests/spark" and name not in _WITHOUT_SESSION
+        return directory if shares_session else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByFile:
+    return _ByFile(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,10 +109,6 @@ def pytest_terminal_summary(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        file = str(item.path.relative_to(_TESTS))
-        has_session = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if has_session else file))
     seed = config.option.random_order_seed
     if seed is None:
         items.sort(key=_rank)
