@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness.benchmark import Bench, Result, benchmark, once
+from bench.harness.benchmark import Bench, Result, benchmark
+from bench.harness.figures import Figure
 from bench.harness.partition import TOPIC, ask
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
@@ -168,6 +169,7 @@ async def _opened(directory: Path, **settings: Any) -> AsyncIterator[Storage]:
 
 
 async def _measured(storage: Storage, runs: int, step: Step) -> dict[str, float]:
+    gc.collect()  # what the step before has left is not part of this one
     turns = Turns()
     longest_wait_ns = 0
     done = asyncio.Event()
@@ -270,17 +272,27 @@ async def stalls(bench: Bench) -> None:
     many = bench.size(full=100_000, quick=5000)
     bench.settings |= {"runs": [FEW, many]}
     tune_garbage_collector()  # as a service does once it has started
-    few = await _steps(bench.directory, FEW)
-    large = await _steps(bench.directory, many)
-    bench.tables.append([_row(name, FEW, figures) for name, figures in few.items()])
-    bench.tables.append([_row(name, many, figures) for name, figures in large.items()])
-    for name, figures in large.items():
-        ratio = figures["us_per_run"] / few[name]["us_per_run"]
+    rounds = [
+        {runs: await _steps(bench.directory / str(number), runs) for runs in (FEW, many)}
+        for number in range(bench.rounds)
+    ]
+    few, large = (_results([each[runs] for each in rounds], runs) for runs in (FEW, many))
+    bench.tables += [list(few.values()), list(large.values())]
+    for name, result in large.items():
+        ratio = result["us_per_run"].over(few[name]["us_per_run"]).median
         bench.at_most(f"{name}: cost per run, {many:,} / {FEW:,}", ratio, RATIO_MAX)
-        bench.at_most(f"{name}: longest turn, ms", figures["turn_ms"], TURN_MS_MAX)
+        longest_ms = max(result["turn_ms"].rounds)
+        bench.at_most(f"{name}: longest turn, ms", longest_ms, TURN_MS_MAX)
     for name in ("purge, all waiting", "remove queue, all reserved"):
-        bench.at_most(f"{name}: longest wait, ms", large[name]["wait_ms"], WAIT_MS_MAX)
+        bench.at_most(f"{name}: longest wait, ms", large[name]["wait_ms"].median, WAIT_MS_MAX)
 
 
-def _row(name: str, runs: int, figures: dict[str, float]) -> Result:
-    return once(f"{name}, {runs:,} runs", figures)
+def _results(rounds: list[dict[str, dict[str, float]]], runs: int) -> dict[str, Result]:
+    """What was measured, by step."""
+    return {
+        name: Result(
+            f"{name}, {runs:,} runs",
+            {figure: Figure(tuple(each[name][figure] for each in rounds)) for figure in figures},
+        )
+        for name, figures in rounds[0].items()
+    }

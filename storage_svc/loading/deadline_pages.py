@@ -4,6 +4,8 @@ The first page is read when the partition opens, the next when every deadline of
 gone. Only the writer reads them, before it applies anything: what it has written is stored then.
 """
 
+from collections import Counter
+
 from storage_svc.engines.engine import Engine, Table
 from storage_svc.engines.keys import read_u64, successor, u64
 from storage_svc.partition.deadlines import Deadlines
@@ -15,26 +17,26 @@ PAGE_ROWS = 1000
 async def read_deadlines(engine: Engine, deadlines: Deadlines) -> None:
     """Read the next page of reservation deadlines and of nack delays."""
     start_ms = deadlines.horizon_ms or 0
-    found: list[int] = []
+    found: Counter[int] = Counter()
     ends: list[int] = []
     for table in (Table.DEADLINES, Table.DELAYS):
         times_ms, complete = await _read_times(engine, table, start_ms)
         found += times_ms
         if not complete:
-            ends.append(times_ms[-1])  # more of the same time may follow
+            ends.append(max(times_ms))  # more of the same time may follow
     horizon_ms = min(ends, default=None)
     if horizon_ms is not None:
-        found = [time_ms for time_ms in found if time_ms < horizon_ms]
+        found = Counter({each: count for each, count in found.items() if each < horizon_ms})
     deadlines.add_page(found, horizon_ms)
 
 
-async def _read_times(engine: Engine, table: Table, start_ms: int) -> tuple[list[int], bool]:
-    """The times of a page, which has at least two unless it is the last; whether it is that."""
-    times_ms: list[int] = []
+async def _read_times(engine: Engine, table: Table, start_ms: int) -> tuple[Counter[int], bool]:
+    """The times of a page, at least two unless it is the last; whether it is that."""
+    times_ms: Counter[int] = Counter()
     start = u64(start_ms)
-    while not times_ms or times_ms[0] == times_ms[-1]:
+    while len(times_ms) < 2:
         page = await engine.scan(table, start, None, limit=PAGE_ROWS)
-        times_ms += [read_u64(key) for key, _ in page]
+        times_ms.update(read_u64(key) for key, _ in page)
         if len(page) < PAGE_ROWS:
             return times_ms, True
         start = successor(page[-1][0])

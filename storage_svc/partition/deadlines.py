@@ -8,7 +8,7 @@ A partition that opens knows how many deadlines are stored, and reads the first 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 BUCKET_MS = 10
@@ -38,27 +38,30 @@ class Deadlines:
         """No deadline is known, and the engine holds some."""
         return self.horizon_ms is not None and self._earliest_bucket() is None
 
-    def add_page(self, deadlines_ms: Iterable[int], horizon_ms: int | None) -> None:
-        """Take what is stored from the horizon to the next one; None if nothing lies behind."""
+    def add_page(self, deadlines_ms: Mapping[int, int], horizon_ms: int | None) -> None:
+        """Take what is stored from the horizon to the next one; None if nothing lies behind.
+
+        Many reservations of one moment share a deadline, so each time comes with their number.
+        """
         known = self.total - self._unread
         self.horizon_ms, self.total = None, known
-        for deadline_ms in deadlines_ms:
-            self.add(deadline_ms)
+        for deadline_ms, count in deadlines_ms.items():
+            self.add(deadline_ms, count)
         self._unread = max(0, self._unread - (self.total - known)) if horizon_ms else 0
         self.total += self._unread
         self.horizon_ms = horizon_ms if self._unread else None
 
-    def add(self, deadline_ms: int) -> None:
-        self.total += 1
+    def add(self, deadline_ms: int, count: int = 1) -> None:
+        self.total += count
         if self.horizon_ms is not None and deadline_ms >= self.horizon_ms:
-            self._unread += 1
+            self._unread += count
             return
         bucket = deadline_ms // BUCKET_MS
         if bucket not in self._counts:
             heappush(self._heap, bucket)
         elif not self._counts[bucket]:
             self._empty -= 1
-        self._counts[bucket] += 1
+        self._counts[bucket] += count
 
     def discard(self, deadline_ms: int) -> None:
         """Remove a deadline that was added before."""

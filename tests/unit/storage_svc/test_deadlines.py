@@ -107,7 +107,7 @@ def test_deadlines_beyond_the_page_that_was_read_are_counted() -> None:
     deadlines = Deadlines(stored=5)
     assert (deadlines.total, deadlines.needs_page) == (5, True)
 
-    deadlines.add_page([100, 200], horizon_ms=300)
+    deadlines.add_page({100: 1, 200: 1}, horizon_ms=300)
     assert (deadlines.total, deadlines.needs_page, deadlines.earliest_ms()) == (5, False, 110)
 
     deadlines.discard(100)
@@ -115,7 +115,7 @@ def test_deadlines_beyond_the_page_that_was_read_are_counted() -> None:
     deadlines.discard(200)
     assert (deadlines.total, deadlines.needs_page, deadlines.earliest_ms()) == (2, True, 310)
 
-    deadlines.add_page([300, 500], horizon_ms=None)
+    deadlines.add_page({300: 1, 500: 1}, horizon_ms=None)
     assert (deadlines.total, deadlines.needs_page, deadlines.earliest_ms()) == (2, False, 310)
 
 
@@ -140,7 +140,7 @@ def test_pages_read_when_they_are_needed_show_the_earliest(
             left = sorted(each for each in kept.elements() if each >= (deadlines.horizon_ms or 0))
             horizon_ms = next((each for each in left[2:] if each > left[0]), None)
             page = [each for each in left if horizon_ms is None or each < horizon_ms]
-            deadlines.add_page(page, horizon_ms)
+            deadlines.add_page(Counter(page), horizon_ms)
 
         assert deadlines.total == kept.total()
         if kept.total():
