@@ -4,6 +4,8 @@ Time is moved by hand; the rows of the registry are changed in place of waiting 
 """
 
 import random
+from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 import pytest
@@ -45,8 +47,10 @@ class History:
 
     async def join(self) -> None:
         """A new member, or another process with the id of one that has ended without leaving."""
+        await self.enter(f"m-{self._random.randrange(MEMBERS_MAX)}")
+
+    async def enter(self, member_id: str) -> None:
         self._incarnations += 1
-        member_id = f"m-{self._random.randrange(MEMBERS_MAX)}"
         address = f"host:{self._incarnations}"
         self.alive[member_id] = self._cluster.membership(
             Member(member_id, address, self._incarnations), PARTITIONS
@@ -55,7 +59,10 @@ class History:
 
     async def leave(self) -> None:
         if len(self.alive) > 1:
-            await self.alive.pop(self._any()).leave()
+            await self.depart(self._any())
+
+    async def depart(self, member_id: str) -> None:
+        await self.alive.pop(member_id).leave()
 
     async def lose(self) -> None:
         """A member dies."""
@@ -118,6 +125,9 @@ class History:
         assert version >= self._versions.get(membership, 0), "a version went back"
         self._versions[membership] = version
 
+    def holders(self) -> Mapping[int, str]:
+        return self.alive[self._any()].view.assignment.holders
+
     def _any(self) -> str:
         return self._random.choice(sorted(self.alive))
 
@@ -145,6 +155,31 @@ async def test_members_agree_after_every_history(
     assert sorted(holders) == list(range(PARTITIONS))
     assert set(holders.values()) <= history.alive.keys()
     assert next_balancing_move(holders, history.alive.keys(), pinned) is None
+
+
+async def test_a_member_that_comes_and_goes_moves_no_more_than_it_must(
+    cluster: Members, clock: ManualClock, seed: int
+) -> None:
+    """S8: at most ceil(P / (n + 1)) partitions, all to the new member; and only those when it
+    leaves. After any history, with partitions that an operator has moved."""
+    history = History(cluster, clock, seed)
+    await history.join()
+    for _ in range(STEPS // 3):
+        await history.step()
+    await history.calm()
+    before, members = history.holders(), len(history.alive)
+
+    await history.enter("new")
+    await history.calm()
+    joined = history.holders()
+    await history.depart("new")
+    await history.calm()
+    left = history.holders()
+
+    moved = {number for number in before if joined[number] != before[number]}
+    assert 1 <= len(moved) <= ceil(PARTITIONS / (members + 1))
+    assert {joined[number] for number in moved} == {"new"}
+    assert {number for number in joined if left[number] != joined[number]} == moved
 
 
 async def test_no_partition_moves_while_only_the_registry_fails(
