@@ -124,16 +124,22 @@ def _no_stale_settle(events: Sequence[Event], epochs: _Epochs) -> Iterator[Viola
 
 
 def _settled_stays_settled(events: Sequence[Event]) -> Iterator[Violation]:
-    """A later hand-out has a higher `delivery_count`, also if it is known earlier."""
+    """A later hand-out has a higher `delivery_count`, also if it is known earlier. On a connection
+    that is made after the acknowledgement, to any broker, the message does not come at all."""
     acked: dict[tuple[str, int], int] = {}
-    for event in events:
+    acked_at: dict[tuple[str, int], int] = {}
+    for at, event in enumerate(events):
         if isinstance(event, Settled) and event.acked and event.outcome is Outcome.ACCEPTED:
             message = (event.queue, event.message)
             acked[message] = min(event.delivery_count, acked.get(message, event.delivery_count))
+            acked_at.setdefault(message, at)
     for at, event in enumerate(events):
         if isinstance(event, Delivered):
-            acked_as = acked.get((event.queue, event.message))
-            if acked_as is not None and event.delivery_count > acked_as:
+            message = (event.queue, event.message)
+            acked_as = acked.get(message)
+            if acked_as is None:
+                continue
+            if event.delivery_count > acked_as or event.since > acked_at[message]:
                 how = f"{event.message} was acknowledged as delivery {acked_as} and came again"
                 yield Violation(Rule.SETTLED_STAYS_SETTLED, at, how)
 

@@ -1,4 +1,4 @@
-"""The rules of brokers, checked against the answers to their claims of one partition (C5, S8).
+"""The rules of brokers, checked against the answers to their claims of partitions (C5, S8).
 
 Pure. The registry may give assignments late, twice or in conflict; these hold all the same.
 """
@@ -16,6 +16,7 @@ class Claim(NamedTuple):
     version: int
     epoch: int | None
     """None if it was refused."""
+    partition: int = 0
 
 
 class ClaimRule(StrEnum):
@@ -23,12 +24,19 @@ class ClaimRule(StrEnum):
 
     ONE_BROKER_PER_EPOCH = "at most one broker per broker epoch"
     NO_CIRCLES = "under one assignment, a broker that lost a partition does not get it back"
+    VERSIONS_GROW = "a partition is not given to a broker under an older assignment"
     REFUSED_ONCE = "a broker that was refused claims again only under a newer assignment"
 
 
 def check_claims(claims: Sequence[Claim]) -> list[tuple[ClaimRule, Claim]]:
     """Every claim that breaks a rule."""
-    return [*_one_broker_per_epoch(claims), *_no_circles(claims), *_refused_once(claims)]
+    rules = (_one_broker_per_epoch, _no_circles, _versions_grow, _refused_once)
+    broken: list[tuple[ClaimRule, Claim]] = []
+    for partition in sorted({each.partition for each in claims}):
+        of_one = [each for each in claims if each.partition == partition]
+        for rule in rules:
+            broken += rule(of_one)
+    return broken
 
 
 def _one_broker_per_epoch(claims: Sequence[Claim]) -> Iterator[tuple[ClaimRule, Claim]]:
@@ -42,15 +50,22 @@ def _one_broker_per_epoch(claims: Sequence[Claim]) -> Iterator[tuple[ClaimRule, 
 
 def _no_circles(claims: Sequence[Claim]) -> Iterator[tuple[ClaimRule, Claim]]:
     """In the order of epochs: answers may have come in another one."""
-    granted = sorted((each for each in claims if each.epoch is not None), key=_epoch)
     lost: set[tuple[str, int, int]] = set()
     before: Claim | None = None
-    for each in granted:
+    for each in _granted(claims):
         if before is not None and each[:2] != before[:2]:
             lost.add(before[:3])
         if each[:3] in lost:
             yield ClaimRule.NO_CIRCLES, each
         before = each
+
+
+def _versions_grow(claims: Sequence[Claim]) -> Iterator[tuple[ClaimRule, Claim]]:
+    newest = 0
+    for each in _granted(claims):
+        if each.version < newest:
+            yield ClaimRule.VERSIONS_GROW, each
+        newest = max(newest, each.version)
 
 
 def _refused_once(claims: Sequence[Claim]) -> Iterator[tuple[ClaimRule, Claim]]:
@@ -63,5 +78,6 @@ def _refused_once(claims: Sequence[Claim]) -> Iterator[tuple[ClaimRule, Claim]]:
             refused[broker] = max(each.version, refused.get(broker, -1))
 
 
-def _epoch(claim: Claim) -> int:
-    return claim.epoch or 0
+def _granted(claims: Sequence[Claim]) -> list[Claim]:
+    """In the order of epochs."""
+    return sorted((each for each in claims if each.epoch is not None), key=lambda it: it.epoch or 0)

@@ -6,8 +6,8 @@ it was last told and forgets nothing: deliveries of an earlier life are settled 
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from tests.model.histories.history import (
@@ -40,6 +40,7 @@ from tidemark.errors import (
     TidemarkError,
     Unavailable,
 )
+from tidemark.names import partition_of
 from tidemark.rpc import from_status
 
 PLENTY: Final = 10_000
@@ -52,9 +53,15 @@ class Cluster(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    async def connect(self, client_id: str) -> Session: ...
+    @property
+    def partitions(self) -> int: ...
 
-    def stub(self) -> Any:
+    def place(self, queue: str) -> str:
+        """Where a client asks for a queue now; it need not be where the queue is."""
+
+    async def connect(self, client_id: str, place: str) -> Session: ...
+
+    def stub(self, place: str) -> Any:
         """The calls of `BrokerServiceStub`."""
 
 
@@ -93,7 +100,8 @@ class Client:
         """Take a queue; whether it was told that it has."""
         self._history.add(Disturbed(self.now_ms, ASKS, self.name, queue))
         began = self._history.now
-        (result,) = await self.sync(ADD, [SubscriptionEntry(lmq_name=queue)])
+        entries = [SubscriptionEntry(lmq_name=queue)]
+        (result,) = await self.sync(self._cluster.place(queue), ADD, entries)
         if result.HasField("error"):
             return False
         self._owns(result, began, By.SUBSCRIBED)
@@ -102,19 +110,20 @@ class Client:
     async def resync(self) -> None:
         """Report everything that it believes to own."""
         self._history.add(Disturbed(self.now_ms, "resyncs", self.name))
-        began = self._history.now
-        entries = [
-            SubscriptionEntry(lmq_name=queue, epoch=epoch) for queue, epoch in self._epochs.items()
-        ]
-        for result in await self.sync(RESYNC, entries):
-            if result.state == ACTIVE:
-                self._owns(result, began, By.CONFIRMED)
-            elif not result.HasField("error") and not self._deaf:
-                self._epochs.pop(result.lmq_name, None)
+        for place, believed in self._believed().items():
+            began = self._history.now
+            entries = [
+                SubscriptionEntry(lmq_name=queue, epoch=epoch) for queue, epoch in believed.items()
+            ]
+            for result in await self.sync(place, RESYNC, entries):
+                if result.state == ACTIVE:
+                    self._owns(result, began, By.CONFIRMED)
+                elif not result.HasField("error") and not self._deaf:
+                    self._epochs.pop(result.lmq_name, None)
 
     async def unsubscribe(self, queue: str) -> None:
         self._history.add(Disturbed(self.now_ms, "unsubscribes", self.name, queue))
-        await self.sync(REMOVE, [SubscriptionEntry(lmq_name=queue)])
+        await self.sync(self._cluster.place(queue), REMOVE, [SubscriptionEntry(lmq_name=queue)])
         self._epochs.pop(queue, None)
 
     async def settle_one(self) -> None:
@@ -151,7 +160,7 @@ class Client:
         raise NotImplementedError
 
     async def sync(
-        self, mode: Any, entries: Sequence[SubscriptionEntry]
+        self, place: str, mode: Any, entries: Sequence[SubscriptionEntry]
     ) -> Sequence[SubscriptionResult]:
         raise NotImplementedError
 
@@ -173,7 +182,9 @@ class Client:
         self._epochs[queue] = epoch
         self._history.add(Owned(self.now_ms, began, self.name, queue, epoch, by, waits=self.waits))
 
-    def _got(self, delivery: Delivery, session: Session | None, began: int | None) -> None:
+    def _got(
+        self, delivery: Delivery, session: Session | None, since: int, began: int | None
+    ) -> None:
         # Every pull is a stream of its own: two at a time may be answered in any order.
         stream = session.welcome.session_id if session is not None else -self._history.now
         for offset, message in enumerate(delivery.batch.messages, delivery.first_offset):
@@ -188,6 +199,7 @@ class Client:
                     delivery.epoch,
                     delivery.delivery_count,
                     began,
+                    since,
                 )
             )
         self.held.append(Held(delivery, session))
@@ -210,7 +222,8 @@ class Client:
     async def _settle_by_receipt(self, held: Held, action: Action, first: int, last: int) -> None:
         settlement = settlement_of(held.delivery.receipt, action, [(first, last)])
         request = broker_pb2.SettleRequest(client_id=self.name, settlements=[settlement])
-        (result,) = (await self._cluster.stub().Settle(request)).results
+        place = self._cluster.place(held.delivery.lmq_name)
+        (result,) = (await self._cluster.stub(place).Settle(request)).results
         if result.HasField("error"):
             raise from_status(result.error)
 
@@ -218,11 +231,12 @@ class Client:
         actions: list[Action] = [Ack(), Nack(), Release()]
         return self._chance.choices(actions, [6, 1, 1])[0]
 
-    def _reported(self) -> broker_pb2.HeldSubscriptions:
-        report = broker_pb2.HeldSubscriptions()
+    def _believed(self) -> dict[str, dict[str, int]]:
+        """The epochs of its queues by the place where it asks for them; of none, at any."""
+        believed: dict[str, dict[str, int]] = {}
         for queue, epoch in self._epochs.items():
-            report.entries.add(lmq_name=queue, epoch=epoch)
-        return report
+            believed.setdefault(self._cluster.place(queue), {})[queue] = epoch
+        return believed or {self._cluster.place(""): {}}
 
 
 class UnaryClient(Client):
@@ -237,24 +251,43 @@ class UnaryClient(Client):
             client_id=self.name, lmq_name=queue, wait_ms=wait_ms, max_messages=3
         )
         began = self._history.now
-        answer = await self._cluster.stub().Pull(request)
+        answer = await self._cluster.stub(self._cluster.place(queue)).Pull(request)
         for delivery in answer.deliveries:
-            self._got(delivery, None, began)
+            self._got(delivery, None, began, began)
 
     async def heartbeat(self) -> None:
-        request = broker_pb2.HeartbeatRequest(client_id=self.name, held=[self._reported()])
-        for notice in (await self._cluster.stub().Heartbeat(request)).unsubscribed:
-            self._noticed(notice)
+        for place, believed in self._believed().items():
+            request = broker_pb2.HeartbeatRequest(client_id=self.name, held=[_report(believed)])
+            for notice in (await self._cluster.stub(place).Heartbeat(request)).unsubscribed:
+                self._noticed(notice)
 
     async def sync(
-        self, mode: Any, entries: Sequence[SubscriptionEntry]
+        self, place: str, mode: Any, entries: Sequence[SubscriptionEntry]
     ) -> Sequence[SubscriptionResult]:
         sync = SubscriptionSync(mode=mode, entries=entries)
         request = broker_pb2.SyncSubscriptionsRequest(client_id=self.name, sync=sync)
-        return list((await self._cluster.stub().SyncSubscriptions(request)).result.results)
+        return list((await self._cluster.stub(place).SyncSubscriptions(request)).result.results)
 
     async def leave(self) -> None:
         """It is just not heard any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A session with the broker at one place."""
+
+    session: Session
+    consumer: Consumer
+    since: int
+    """The position in the history at which it was asked for."""
+    listening: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def has_lost(self, queues: set[str], partitions: int) -> bool:
+        """Whether it has ended, or its broker has named another one for a queue."""
+        moved = {each.partition for each in self.session.go_aways}
+        return self.session.ended is not None or any(
+            partition_of(queue, partitions) in moved for queue in queues
+        )
 
 
 class SessionClient(Client):
@@ -264,72 +297,74 @@ class SessionClient(Client):
         super().__init__(*args, deaf=deaf)
         self._credit = credit
         self._visibility_ms = visibility_ms
-        self._session: Session | None = None
-        self._consumer: Consumer | None = None
-        self._listening: list[asyncio.Task[None]] = []
+        self._connections: dict[str, _Connection] = {}
 
     @property
     def waits(self) -> bool:
         return self._credit == PLENTY
 
     async def sync(
-        self, mode: Any, entries: Sequence[SubscriptionEntry]
+        self, place: str, mode: Any, entries: Sequence[SubscriptionEntry]
     ) -> Sequence[SubscriptionResult]:
-        session, consumer = await self._connected()
-        sync = SubscriptionSync(mode=mode, entries=entries, consumer_id=consumer.consumer_id)
-        return list((await session.sync(sync)).results)
+        at = await self._connected(place, {each.lmq_name for each in entries})
+        sync = SubscriptionSync(mode=mode, entries=entries, consumer_id=at.consumer.consumer_id)
+        return list((await at.session.sync(sync)).results)
 
     async def heartbeat(self) -> None:
-        session, _ = await self._connected()
-        session.heartbeat([self._reported()])
+        for place, believed in self._believed().items():
+            at = await self._connected(place, set(believed))
+            at.session.heartbeat([_report(believed)])
 
     async def leave(self) -> None:
-        """The connection ends without a word; what it believes it goes on believing."""
-        session, self._session = self._session, None
-        if session is None:
+        """The connections end without a word; what it believes it goes on believing."""
+        for place in list(self._connections):
+            await self._disconnect(place)
+
+    async def _disconnect(self, place: str) -> None:
+        connection = self._connections.pop(place, None)
+        if connection is None:
             return
         self._history.add(Disturbed(self.now_ms, "leaves", self.name))
-        listening, self._listening = self._listening, []
-        await session.abort()
-        for task in listening:
+        await connection.session.abort()
+        for task in connection.listening:
             task.cancel()
-        await asyncio.gather(*listening, return_exceptions=True)
+        await asyncio.gather(*connection.listening, return_exceptions=True)
 
     async def _settle(self, held: Held, action: Action, first: int, last: int) -> None:
-        if held.session is None or held.session is not self._session:
+        at = self._connection_of(held)
+        if at is None:
             await self._settle_by_receipt(held, action, first, last)
             return
-        await held.session.settle(held.delivery.delivery_tag, action, [(first, last)])
-        if self._consumer is not None and held.session is self._session:
-            self._consumer.give_credit(last - first)
+        await at.session.settle(held.delivery.delivery_tag, action, [(first, last)])
+        if self._connection_of(held) is at:
+            at.consumer.give_credit(last - first)
 
-    async def _connected(self) -> tuple[Session, Consumer]:
-        if self._session is not None and (self._session.ended is not None or self._has_moved()):
-            await self.leave()
-        if self._session is None or self._consumer is None:
-            session = await self._cluster.connect(self.name)
-            if self._session is not None and self._consumer is not None:  # made twice
+    def _connection_of(self, held: Held) -> _Connection | None:
+        """Where the tag of a delivery is good."""
+        connections = self._connections.values()
+        return next((each for each in connections if each.session is held.session), None)
+
+    async def _connected(self, place: str, queues: set[str]) -> _Connection:
+        known = self._connections.get(place)
+        if known is not None and known.has_lost(queues, self._cluster.partitions):
+            await self._disconnect(place)
+        if place not in self._connections:
+            since = self._history.now
+            session = await self._cluster.connect(self.name, place)
+            if place in self._connections:  # made twice
                 await session.abort()
-                return self._session, self._consumer
-            self._session = session
-            self._consumer = session.open_consumer(
-                credit=self._credit, visibility_ms=self._visibility_ms
-            )
-            self._listening = [
-                asyncio.create_task(self._deliveries(session, self._consumer)),
-                asyncio.create_task(self._notices(session)),
-            ]
-        return self._session, self._consumer
+                return self._connections[place]
+            consumer = session.open_consumer(credit=self._credit, visibility_ms=self._visibility_ms)
+            made = self._connections[place] = _Connection(session, consumer, since)
+            made.listening.append(asyncio.create_task(self._deliveries(made)))
+            made.listening.append(asyncio.create_task(self._notices(session)))
+        return self._connections[place]
 
-    def _has_moved(self) -> bool:
-        """Whether its broker has named another one: the next session is with that one."""
-        return self._session is not None and bool(self._session.go_aways)
-
-    async def _deliveries(self, session: Session, consumer: Consumer) -> None:
+    async def _deliveries(self, at: _Connection) -> None:
         try:
             while True:
-                for delivery in await consumer.deliveries():
-                    self._got(delivery, session, None)
+                for delivery in await at.consumer.deliveries():
+                    self._got(delivery, at.session, at.since, None)
         except TidemarkError:
             self._history.add(Disturbed(self.now_ms, "was cut off", self.name))
 
@@ -342,11 +377,19 @@ class SessionClient(Client):
             known = len(session.unsubscribed)
 
 
+def _report(believed: Mapping[str, int]) -> broker_pb2.HeldSubscriptions:
+    report = broker_pb2.HeldSubscriptions()
+    for queue, epoch in believed.items():
+        report.entries.add(lmq_name=queue, epoch=epoch)
+    return report
+
+
 async def publish(cluster: Cluster, history: History, queue: str, messages: range) -> None:
     """Publish once; what was not answered is not known to be there."""
     batch = batch_of([b"%d" % number for number in messages])
     run = PublishRun(lmq_name=queue, batch=batch, count=len(messages))
-    (result,) = (await cluster.stub().Publish(broker_pb2.PublishRequest(runs=[run]))).results
+    stub = cluster.stub(cluster.place(queue))
+    (result,) = (await stub.Publish(broker_pb2.PublishRequest(runs=[run]))).results
     if not result.HasField("error"):
         for number in messages:
             history.add(Published(cluster.clock.monotonic_ms(), queue, number))

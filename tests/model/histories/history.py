@@ -63,6 +63,8 @@ class Delivered:
     delivery_count: int
     began: int | None = None
     """When it was asked for; None on a session, where no client asks."""
+    since: int = 0
+    """When its connection was asked for: nothing of it was on its way before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,16 @@ TOPIC: Final = "own"
 QUEUES: Final = (f"{TOPIC}/a", f"{TOPIC}/b")
 
 
+class Disturb(Protocol):
+    """Records what breaks or is mended, and which queues that may delay; "" for all."""
+
+    def __call__(self, what: str, queues: Sequence[str] = ("",)) -> None: ...
+
+
 class FaultyCluster(Cluster, Protocol):
     """A cluster that can be hurt, and healed."""
 
-    async def hurt(self, chance: random.Random, disturbed: Callable[[str], None]) -> None:
+    async def hurt(self, chance: random.Random, disturbed: Disturb) -> None:
         """Break something, and mend it after a while; both are told."""
 
     async def ready(self) -> None:
@@ -53,10 +59,12 @@ class Pace:
     """How often, per step, all clients pause for a takeover."""
 
 
-async def record(cluster: FaultyCluster, chance: random.Random, pace: Pace) -> History:
+async def record(
+    cluster: FaultyCluster, chance: random.Random, pace: Pace, queues: Sequence[str] = QUEUES
+) -> History:
     """Let it happen; the history ends drained."""
     history = History()
-    scenario = _Scenario(cluster, history, chance, pace)
+    scenario = _Scenario(cluster, history, chance, pace, queues)
     await scenario.run()
     await scenario.drain()
     return history
@@ -64,12 +72,18 @@ async def record(cluster: FaultyCluster, chance: random.Random, pace: Pace) -> H
 
 class _Scenario:
     def __init__(
-        self, cluster: FaultyCluster, history: History, chance: random.Random, pace: Pace
+        self,
+        cluster: FaultyCluster,
+        history: History,
+        chance: random.Random,
+        pace: Pace,
+        queues: Sequence[str],
     ) -> None:
         self._cluster = cluster
         self._history = history
         self._chance = chance
         self._pace = pace
+        self._queues = queues
         self._published = 0
         self._acting: dict[asyncio.Task[None], None] = {}
         self._sessions = [self._session_client("a", PLENTY), self._session_client("b", 2)]
@@ -104,7 +118,7 @@ class _Scenario:
         """Nothing else begins meanwhile: whatever the old owner holds, the new one is served."""
         await self._cluster.clock.sleep_ms(2 * self._pace.bound_ms)
         waiting = self._chance.choice([each for each in self._sessions if each.waits])
-        await _whatever_comes(waiting.subscribe(self._chance.choice(QUEUES)))
+        await _whatever_comes(waiting.subscribe(self._chance.choice(self._queues)))
         await self._cluster.clock.sleep_ms(2 * self._pace.bound_ms)
 
     async def drain(self) -> None:
@@ -116,9 +130,8 @@ class _Scenario:
         await self._cluster.ready()
         await self._cluster.clock.sleep_ms(self._pace.calm_ms)
         last = self._session_client("last", PLENTY)
-        for queue in QUEUES:
-            while not await _whatever_comes(last.subscribe(queue)):
-                await self._cluster.clock.sleep_ms(self._pace.calm_ms)
+        while not await self._takes_everything(last):
+            await self._cluster.clock.sleep_ms(self._pace.calm_ms)
         deadline_ms = last.now_ms + self._pace.drain_ms
         while last.now_ms < deadline_ms:
             for held in list(last.held):
@@ -127,6 +140,12 @@ class _Scenario:
                 break
             await self._cluster.clock.sleep_ms(self._pace.gap_ms_max)
         await last.leave()
+
+    async def _takes_everything(self, client: Client) -> bool:
+        for queue in self._queues:
+            if not await _whatever_comes(client.subscribe(queue)):
+                return False
+        return True
 
     def _unsettled(self) -> bool:
         settled = {
@@ -145,23 +164,23 @@ class _Scenario:
         first = self._published + 1
         self._published += self._chance.randint(1, 3)
         messages = range(first, self._published + 1)
-        await publish(self._cluster, self._history, self._chance.choice(QUEUES), messages)
+        await publish(self._cluster, self._history, self._chance.choice(self._queues), messages)
 
     async def _subscribe(self) -> None:
-        await self._chance.choice(self._clients).subscribe(self._chance.choice(QUEUES))
+        await self._chance.choice(self._clients).subscribe(self._chance.choice(self._queues))
 
     async def _settle(self) -> None:
         await self._chance.choice(self._clients).settle_one()
 
     async def _pull(self) -> None:
         wait_ms = self._chance.choice([0, self._pace.gap_ms_max, 4 * self._pace.gap_ms_max])
-        await self._chance.choice(self._unary).pull(self._chance.choice(QUEUES), wait_ms)
+        await self._chance.choice(self._unary).pull(self._chance.choice(self._queues), wait_ms)
 
     async def _resync(self) -> None:
         await self._chance.choice(self._clients).resync()
 
     async def _unsubscribe(self) -> None:
-        await self._chance.choice(self._clients).unsubscribe(self._chance.choice(QUEUES))
+        await self._chance.choice(self._clients).unsubscribe(self._chance.choice(self._queues))
 
     async def _heartbeat(self) -> None:
         await self._chance.choice(self._clients).heartbeat()
@@ -174,8 +193,10 @@ class _Scenario:
             await client.resync()
 
     async def _hurt(self) -> None:
-        def disturbed(what: str) -> None:
-            self._history.add(Disturbed(self._cluster.clock.monotonic_ms(), what))
+        def disturbed(what: str, queues: Sequence[str] = ("",)) -> None:
+            for queue in queues:
+                now_ms = self._cluster.clock.monotonic_ms()
+                self._history.add(Disturbed(now_ms, what, queue=queue))
 
         await self._cluster.hurt(self._chance, disturbed)
 

@@ -7,7 +7,6 @@ second storage node takes the partition over while the first still serves its br
 
 import asyncio
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +17,9 @@ from broker_svc.app import EXPIRE_EVERY_MS, build_components, static_registry
 from broker_svc.components import BrokerComponents
 from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.api.storage_service import StorageService
-from storage_svc.engines.engine import Engine, Engines, Identity
-from storage_svc.engines.rocksdb import RocksEngines
-from storage_svc.partition.partition import Partition
-from storage_svc.partition.partitions import Partitions
-from tests.model.histories.scenario import TOPIC
+from storage_svc.engines.engine import Engines, Identity
+from tests.model.histories.scenario import TOPIC, Disturb
+from tests.model.histories.simulated_storage import RememberedEngines, open_storage
 from tests.model.histories.simulated_time import Process, SimulatedClock
 from tests.model.histories.wires import Wire
 from tests.support.faulty_engine import Fault, FaultyEngines
@@ -30,7 +27,7 @@ from tests.support.session import Session
 from tests.support.shared_engine import LostAnswer, SharedEngines, SharedStore
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.errors import Unavailable
-from tidemark.settings import BrokerSettings, StorageSettings
+from tidemark.settings import BrokerSettings
 
 PARTITIONS: Final = 1
 CLUSTER_ID: Final = "simulated"
@@ -41,24 +38,6 @@ TRIP_MS_MAX: Final = 2
 BOTH_SERVE_MS_MAX: Final = 800
 FAULTS: Final = ("broker", "storage", "both", "link", "commit")
 SHARED_FAULTS: Final = ("takeover", "takeover", "takeover", "answer", *FAULTS)
-
-
-class _Engines:
-    """Remembers what it has opened, so that a killed process lets go of its files."""
-
-    def __init__(self, engines: RocksEngines) -> None:
-        self._engines = engines
-        self._opened: list[Engine] = []
-
-    async def open(self, identity: Identity) -> Engine:
-        engine = await self._engines.open(identity)
-        self._opened.append(engine)
-        return engine
-
-    async def close(self) -> None:
-        for engine in self._opened:
-            await engine.close()
-        self._opened.clear()
 
 
 class SimulatedCluster:
@@ -74,9 +53,9 @@ class SimulatedCluster:
     ) -> None:
         self.clock = clock
         self.chance = chance
+        self.partitions = PARTITIONS
         self.store = SharedStore(self._trip) if shared else None
-        rocks = RocksEngines(data_dir, block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
-        self._engines = _Engines(rocks)
+        self._engines = RememberedEngines(data_dir)
         self._disk: FaultyEngines
         self._storage = Process()
         self._broker = Process()
@@ -109,7 +88,7 @@ class SimulatedCluster:
             for link in self._components.links.values():
                 await link.connected.wait()
 
-    async def hurt(self, chance: random.Random, disturbed: Callable[[str], None]) -> None:
+    async def hurt(self, chance: random.Random, disturbed: Disturb) -> None:
         """One fault at a time; two processes may die together."""
         async with self._hurting:
             what = chance.choice(FAULTS if self.store is None else SHARED_FAULTS)
@@ -121,7 +100,7 @@ class SimulatedCluster:
             elif what == "answer" and self.store is not None:
                 self.store.next_answer = chance.choice(list(LostAnswer))
             elif what == "commit":
-                await self._fail_a_commit(chance)
+                await self._fail_a_commit(chance, self._disk)
             else:
                 await self._restart(chance, what)
             disturbed(f"{what} is mended")
@@ -158,17 +137,14 @@ class SimulatedCluster:
         await broker.kill()
         await storage.kill()
 
-    async def _fail_a_commit(self, chance: random.Random) -> None:
+    async def _fail_a_commit(self, chance: random.Random, disk: FaultyEngines) -> None:
         """The next one; its outcome is unknown to the caller."""
-        self._disk.next_commit = chance.choice(list(Fault))
+        disk.next_commit = chance.choice(list(Fault))
         for _ in range(COMMIT_WITHIN_MS):
-            if self._has_failed():
+            if _has_failed(disk):
                 return
             await self.clock.sleep_ms(1)
-        self._disk.next_commit = None
-
-    def _has_failed(self) -> bool:
-        return self._disk.next_commit is None
+        disk.next_commit = None
 
     # --- storage -------------------------------------------------------------------------------
 
@@ -183,15 +159,7 @@ class SimulatedCluster:
             engines = self._nodes[self._storage] = SharedEngines(self.store)
         self._disk = FaultyEngines(engines)
         identities = [Identity(CLUSTER_ID, number, PARTITIONS) for number in range(PARTITIONS)]
-        held = {each.partition: Partition(self._disk, each, self.clock) for each in identities}
-        for partition in held.values():
-            await partition.open()
-        self._storage_service = StorageService(
-            StorageSettings(cluster_id=CLUSTER_ID, partitions=PARTITIONS),
-            Partitions(held, PARTITIONS),
-            asyncio.Event(),
-            self.clock,
-        )
+        self._storage_service = await open_storage(self._disk, identities, self.clock)
 
     async def kill_storage(self) -> None:
         self._link.interrupt()
@@ -248,7 +216,11 @@ class SimulatedCluster:
 
     # --- clients -------------------------------------------------------------------------------
 
-    def stub(self) -> Wire:
+    def place(self, queue: str) -> str:
+        """There is one broker."""
+        return ""
+
+    def stub(self, place: str) -> Wire:
         return self.wire(self._service)
 
     def wire(self, servicer: Any) -> Wire:
@@ -257,9 +229,9 @@ class SimulatedCluster:
         self._client_wires[wire] = None
         return wire
 
-    async def connect(self, client_id: str) -> Session:
+    async def connect(self, client_id: str, place: str) -> Session:
         """What `tidemark.client.connect` does, over a wire."""
-        wire = self.stub()
+        wire = self.stub(place)
         call: Any = wire.Session()
         hello = broker_pb2.Hello(client_id=client_id)
         await call.write(broker_pb2.SessionRequest(hello=hello))
@@ -268,6 +240,10 @@ class SimulatedCluster:
         if first is None:
             raise Unavailable("the broker ended the session without a welcome")
         return Session(_Channel(wire), call, frames, first)  # type: ignore[arg-type]
+
+
+def _has_failed(disk: FaultyEngines) -> bool:
+    return disk.next_commit is None
 
 
 class _Channel:

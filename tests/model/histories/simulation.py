@@ -10,8 +10,8 @@ from typing import Final
 from tests.model.histories.checker import Violation, check
 from tests.model.histories.claims import Claim
 from tests.model.histories.history import History
-from tests.model.histories.scenario import Pace, record
-from tests.model.histories.simulated_brokers import SimulatedBrokers
+from tests.model.histories.scenario import QUEUES, Pace, record
+from tests.model.histories.simulated_brokers import SPREAD_QUEUES, SimulatedBrokers
 from tests.model.histories.simulated_cluster import CLIENT_TIMEOUT_MS, SimulatedCluster
 from tests.model.histories.simulated_time import SimulatedClock, simulate
 
@@ -51,7 +51,8 @@ def simulated(
             cluster = SimulatedBrokers(directory, clock, chance)
         await cluster.start()
         try:
-            history = await record(cluster, chance, PACE)
+            queues = SPREAD_QUEUES if several_brokers else QUEUES
+            history = await record(cluster, chance, PACE, queues)
             await clock.sleep_ms(2 * CLIENT_TIMEOUT_MS)
             return Simulated(
                 history,

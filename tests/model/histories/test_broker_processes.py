@@ -52,13 +52,18 @@ class RealBrokers:
         self, processes: LocalCluster, stubs: list[BrokerServiceStub], chance: random.Random
     ) -> None:
         self.clock = SystemClock()
+        self.partitions = 1
         self.faults: Counter[str] = Counter()
         self._processes = processes
         self._stubs = stubs
         self._chance = chance
         self._hurting = asyncio.Lock()
 
-    async def connect(self, client_id: str) -> Session:
+    def place(self, queue: str) -> str:
+        """Every place is as good."""
+        return ""
+
+    async def connect(self, client_id: str, place: str) -> Session:
         """With the broker that holds the partition, wherever it is asked for first."""
         address = self._processes.address(self._chance.choice(self._brokers))
         for _ in range(HOPS_MAX):
@@ -71,7 +76,7 @@ class RealBrokers:
             address = named[-1]
         raise Unavailable("the partition is moving")
 
-    def stub(self) -> BrokerServiceStub:
+    def stub(self, place: str) -> BrokerServiceStub:
         return self._chance.choice(self._stubs)
 
     @property

@@ -40,10 +40,10 @@ def delivered(
     at_ms: int = 0,
     stream: int = 0,
     began: int | None = None,
+    since: int = 0,
 ) -> Delivered:
-    return Delivered(
-        at_ms, client, stream or ord(client[0]), QUEUE, message, message, epoch, count, began
-    )
+    stream = stream or ord(client[0])
+    return Delivered(at_ms, client, stream, QUEUE, message, message, epoch, count, began, since)
 
 
 def acked(
@@ -140,6 +140,21 @@ def test_a_message_that_comes_again_after_its_ack_is_rejected() -> None:
     )
 
     assert broken(*history) == {Rule.SETTLED_STAYS_SETTLED}
+
+
+def test_an_acknowledged_message_on_a_later_connection_is_rejected_whatever_its_count() -> None:
+    """V6, S8: acknowledged stays acknowledged over moves. What a connection of before the
+    acknowledgement still carries is excused."""
+    history = (
+        owned("ada", 1, 0),
+        Published(0, QUEUE, 1),
+        delivered("ada", 1, 1),
+        acked("ada", 1, 1, 3),
+    )
+
+    assert broken(*history, delivered("ada", 1, 1, stream=9, since=3)) == set()
+    later = delivered("ada", 1, 1, stream=9, since=4)
+    assert broken(*history, later) == {Rule.SETTLED_STAYS_SETTLED}
 
 
 @pytest.mark.parametrize("outcome", [None, Outcome.REFUSED])

@@ -37,3 +37,17 @@ def test_a_broker_that_gets_back_what_it_lost_under_the_same_version_is_found() 
 def test_a_broker_that_claims_again_after_a_refusal_is_found() -> None:
     """C5."""
     assert broken(Claim("a", 1, 2, None), Claim("a", 1, 2, None)) == {ClaimRule.REFUSED_ONCE}
+
+
+def test_a_claim_that_is_granted_under_an_older_version_is_found() -> None:
+    """C5: also if the answers come in another order."""
+    claims = Claim("a", 1, 3, 1), Claim("b", 2, 2, 2)
+
+    assert broken(*claims) == {ClaimRule.VERSIONS_GROW}
+    assert broken(*reversed(claims)) == {ClaimRule.VERSIONS_GROW}
+
+
+def test_the_claims_of_one_partition_are_no_excuse_for_another_and_no_accusation() -> None:
+    """C5: epochs and versions are those of a partition."""
+    assert broken(Claim("a", 1, 3, 1), Claim("b", 2, 2, 1, partition=1)) == set()
+    assert broken(Claim("a", 1, 2, None), Claim("a", 1, 2, 1, partition=1)) == set()

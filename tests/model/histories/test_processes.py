@@ -45,15 +45,20 @@ class RealCluster:
 
     def __init__(self, processes: LocalCluster, channel: grpc.aio.Channel) -> None:
         self.clock = SystemClock()
+        self.partitions = 1
         self.kills: Counter[str] = Counter()
         self._processes = processes
         self._stub = BrokerServiceStub(channel)
         self._hurting = asyncio.Lock()
 
-    async def connect(self, client_id: str) -> Session:
+    def place(self, queue: str) -> str:
+        """Every place is as good."""
+        return ""
+
+    async def connect(self, client_id: str, place: str) -> Session:
         return await Session.open(self._processes.address("broker"), client_id)
 
-    def stub(self) -> BrokerServiceStub:
+    def stub(self, place: str) -> BrokerServiceStub:
         return self._stub
 
     async def hurt(self, chance: random.Random, disturbed: Callable[[str], None]) -> None:

@@ -6,12 +6,15 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from broker_svc.links.link_state import Holding
+from storage_svc.operations.claim import Claimed, ClaimPartition
+from storage_svc.partition.commit import CommitContext
 from tests.model.histories.checker import Rule
 from tests.model.histories.claims import ClaimRule, check_claims
 from tests.model.histories.history import By, Disturbed, History, Outcome, Owned, Settled
@@ -21,7 +24,7 @@ from tidemark.api.storage.v1.exchange_pb2 import OwnershipResult
 
 HISTORIES, HISTORIES_LONG = 40, 2_000
 SHARED_HISTORIES = 12
-BROKER_HISTORIES = 12
+BROKER_HISTORIES = 24
 MUTANT_HISTORIES_MAX = 40
 
 FAULTS: Final = {f"{what} fails" for what in ("broker", "storage", "both", "link", "commit")}
@@ -99,11 +102,12 @@ def test_no_history_with_two_storage_nodes_breaks_a_rule(
         assert not missing, f"never happened: {missing}"
 
 
-def test_no_history_with_three_brokers_breaks_a_rule(
+def test_no_history_with_three_brokers_and_three_storage_nodes_breaks_a_rule(
     pytestconfig: pytest.Config, directory: Path
 ) -> None:
-    """S8, C5, E7, E8: the partition moves between brokers whose views of the registry are late,
-    stale or in conflict, while clients hold its messages."""
+    """S8, C1, C5, E7, E8: partitions move between brokers whose views of the registry are late,
+    stale or in conflict, while clients hold their messages. A node that ends, is slow or is cut off
+    delays its own queues only."""
     happened: Counter[str] = Counter()
     wanted = seeds(pytestconfig, BROKER_HISTORIES)
     for seed in wanted:
@@ -189,6 +193,28 @@ def test_services_without_a_rule_are_found_out(
     for seed in range(first_seed, first_seed + MUTANT_HISTORIES_MAX):
         run = simulated(seed, directory / str(seed))
         if rules & {violation.rule for violation in run.violations}:
+            return
+
+    pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and no rule was broken")
+
+
+async def _claim_under_any_version(claim: ClaimPartition, commit: CommitContext) -> Claimed:
+    commit.state.claim = replace(commit.state.claim, assignment_version=0)
+    return await _claim(claim, commit)
+
+
+_claim = ClaimPartition.apply
+
+
+def test_storage_that_ignores_the_versions_of_claims_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, directory: Path
+) -> None:
+    """C5: a broker with an old view takes a partition back."""
+    monkeypatch.setattr(ClaimPartition, "apply", _claim_under_any_version)
+
+    for seed in range(1, 1 + MUTANT_HISTORIES_MAX):
+        run = simulated(seed, directory / str(seed), several_brokers=True)
+        if ClaimRule.VERSIONS_GROW in {rule for rule, _ in check_claims(run.claims)}:
             return
 
     pytest.fail(f"{MUTANT_HISTORIES_MAX} histories, and no rule was broken")

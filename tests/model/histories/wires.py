@@ -41,15 +41,20 @@ class Wire:
         self._chance = chance
         self._calls: dict[Call, None] = {}
         self._cut = False
+        self.slow_ms = 0
+        """How much longer than usual a message may take."""
 
     def reach(self, servicer: Any, server: Process) -> None:
         """The server was started again: new calls go to it."""
         self._servicer, self._server = servicer, server
 
     def cut(self) -> None:
-        """For good: the next conversation takes a new wire."""
+        """Break all calls under way, and new ones until `mend`."""
         self._cut = True
         self.interrupt()
+
+    def mend(self) -> None:
+        self._cut = False
 
     def interrupt(self) -> None:
         """Break all calls under way; new ones go through."""
@@ -65,7 +70,7 @@ class Wire:
     def _open(
         self, handler: Any, method: str, request: Message | Iterable[Message] | None
     ) -> "Call":
-        call = Call(self._clock, self._chance)
+        call = Call(self._clock, self._delay_ms)
         if self._cut or self._server.dead:
             call.fail(Unavailable("no server is there"))
             return call
@@ -81,13 +86,18 @@ class Wire:
         call.ended.add_done_callback(lambda _: serving.cancel())
         return call
 
+    def _delay_ms(self) -> int:
+        slow_ms = self._chance.randint(0, self.slow_ms) if self.slow_ms else 0
+        busy = self._chance.random() < _BUSY
+        return slow_ms + (self._chance.randint(1, DELAY_MS_MAX) if busy else 0)
+
 
 class Call:
     """One call, as its client sees it."""
 
-    def __init__(self, clock: Clock, chance: random.Random) -> None:
-        self.requests = Pipe(clock, chance)
-        self.answers = Pipe(clock, chance)
+    def __init__(self, clock: Clock, delay_ms: Callable[[], int]) -> None:
+        self.requests = Pipe(clock, delay_ms)
+        self.answers = Pipe(clock, delay_ms)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- the client's side ---------------------------------------------------------------------
@@ -142,9 +152,9 @@ class Call:
 class Pipe:
     """Messages one way."""
 
-    def __init__(self, clock: Clock, chance: random.Random) -> None:
+    def __init__(self, clock: Clock, delay_ms: Callable[[], int]) -> None:
         self._clock = clock
-        self._chance = chance
+        self._delay_ms = delay_ms
         self._waiting: deque[tuple[int, Message | TidemarkError | None]] = deque()
         self._last_ms = 0
         self._failed: TidemarkError | None = None
@@ -193,9 +203,6 @@ class Pipe:
         self._last_ms = max(self._last_ms, self._clock.monotonic_ms() + self._delay_ms())
         self._waiting.append((self._last_ms, message))
         self._changed.set()
-
-    def _delay_ms(self) -> int:
-        return self._chance.randint(1, DELAY_MS_MAX) if self._chance.random() < _BUSY else 0
 
 
 def _copy(message: Message) -> Message:
