@@ -72,9 +72,10 @@ class Settle(NamedTuple):
         queue_id = handle.state.record.queue_id
         # Read before the settlement, which may be the last and erase the run.
         body = await commit.body(queue_id, reservation.slice.run) if dead else b""
-        if self.ending is Ending.DISCONNECT and reservation.live:
+        given_messages = None
+        if self.ending is Ending.DISCONNECT:
             given = self.given_messages
-            reservation.note_given(reservation.slice.messages if given is None else given)
+            given_messages = reservation.slice.messages if given is None else given
         changed = handle.state.settle(
             reservation,
             reservation.spans(self.index_ranges),
@@ -83,6 +84,7 @@ class Settle(NamedTuple):
             commit.journal,
             delay_ms=self.delay_ms,
             chance=0.0 if self.ending is Ending.ACK else commit.chance(),
+            given_messages=given_messages,
         )
         if dead:
             for start, end in changed:

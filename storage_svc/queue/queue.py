@@ -263,6 +263,7 @@ class QueueState:
         *,
         delay_ms: int = 0,
         chance: float = 0.0,
+        given_messages: int | None = None,
     ) -> list[Span]:
         """End messages of a reservation; returns those that were open until now.
 
@@ -270,11 +271,13 @@ class QueueState:
         them back: with one attempt more, except after RELEASE and REVOKED. DISCONNECT and EXPIRED
         count only for what the application was given (K1). An attempt that failed by EXPIRED, or by
         NACK without a delay of its own, follows the retry policy of the topic (V9); `chance` is its
-        randomness.
+        randomness. `given_messages` replaces what was noted of that, unless nothing ends.
         """
         changed = reservation.finish(spans, ending)
         if not changed:
             return changed
+        if given_messages is not None:
+            reservation.note_given(given_messages)
         record = self.record
         group = self.groups[reservation.group]
         journal.put_reservation(record, reservation)

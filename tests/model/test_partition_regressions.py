@@ -306,6 +306,24 @@ async def test_repeating_the_settlement_of_the_rest_succeeds(life: Life) -> None
     assert (first.messages, again.messages) == (1, 0)
 
 
+@pytest.mark.parametrize("again", [((0, 2),), ((1, 2),)])
+async def test_a_settlement_that_changes_nothing_does_not_change_what_was_given(
+    life: Life, again: tuple[tuple[int, int], ...]
+) -> None:
+    """K1, V6: one that is refused, or repeated, for a part of what is held."""
+    await life.do(life.run("t", 4))
+    (held,) = (await life.do(Reserve("t", "g", 4, reports_hand_outs=True))).slices
+    await life.do(Settle(held.receipt, ACK, ((0, 1),)))
+    await life.do(Settle(held.receipt, Ending.DISCONNECT, ((1, 2),), given_messages=2))
+
+    await life.do(Settle(held.receipt, Ending.DISCONNECT, again, given_messages=4))
+
+    for _ in range(2):
+        (reservation,) = (await life.partition.state.handles.read_state("t")).reservations.values()
+        assert reservation.given_messages == 2
+        await life.reopen()
+
+
 @pytest.mark.parametrize(
     "leave", [RemoveGroup("t", "h"), PlaceGroup("t", "h", Start(StartAt.LATEST))]
 )
