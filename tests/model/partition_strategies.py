@@ -147,7 +147,7 @@ administrations = st.one_of(
     st.builds(Purge, queues),
     st.builds(PauseQueue, queues, st.sampled_from((True, False, False))),
     st.builds(Unschedule, queues, st.integers(1, 4)),
-    st.builds(Materialize, queues, st.booleans()),
+    st.builds(Materialize, queues, st.booleans(), st.sampled_from(((), ("g",), ("g", "h")))),
     st.builds(Unmaterialize, queues),
     st.builds(TakeOwnership, queues, groups, clients, starts, st.integers(0, 3)),
     st.builds(ConfirmOwnership, queues, groups, clients, st.integers(0, 3)),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
 from storage_svc.operations.loading import Materialize, Unmaterialize
 from storage_svc.operations.operation import Operation
@@ -16,7 +17,7 @@ from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.queue.record import USE_NOTED_MS
 from storage_svc.queue.reservation import Ending
-from tests.model.test_partition_model import PartitionMachine
+from tests.model.test_partition_model import DAY_MS, PartitionMachine
 
 PASSED_MAX = 2
 """Of the model."""
@@ -104,3 +105,33 @@ def test_the_model_lets_a_reserve_that_stands_hand_out_what_it_left_behind(
     machine.add([Reserve("jobs", "g", 2, standing_id=1, standing_messages=2, standing_bytes=4096)])
 
     assert [each.messages for each in machine.held] == [1]
+
+
+def test_the_model_expects_one_notice_where_a_reserve_that_stands_has_left_messages(
+    machine: PartitionMachine,
+) -> None:
+    """V2: its broker asks again, and nothing that happens before needs another notice."""
+    late = [machine.append(1)._replace(ttl_ms=10) for _ in range(2 * PASSED_MAX)]
+    machine.add([*late, machine.append(1)])
+    machine.run(machine.clock.advance_ms(10))
+    machine.add([Reserve("jobs", "g", 2, standing_id=1, standing_messages=2, standing_bytes=4096)])
+
+    machine.add([PlaceGroup("jobs", "h")])
+
+    assert machine.held == []
+
+
+def test_the_model_takes_no_commit_that_ends_an_erasure_for_one_of_a_later_time(
+    machine: PartitionMachine,
+) -> None:
+    """S2: it may still be written when everything is erased."""
+    machine.add([machine.append(4)])
+    for _ in range(3):  # so many that the queue is large, with little to erase
+        machine.add([Reserve("jobs", "g", 1)])
+    machine.add([Settle(each.receipt, Ending.ACK) for each in machine.held])
+    machine.clock.set_wall_ms(machine.clock.wall_ms() - DAY_MS)
+    machine.add([Purge("jobs")])
+
+    machine.run(machine.clock.advance_ms(300))
+    machine.add([ExpireDue()])  # nothing is due, and nothing is written
+    machine.reopen(dies=False)

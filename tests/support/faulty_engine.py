@@ -48,6 +48,8 @@ class FaultyEngines:
         """How the next looks at the disk fail."""
         self.commits = 0
         """Commits that succeeded."""
+        self.writing = 0
+        """Commits that are being written."""
         self.row_operations: Counter[Table] = Counter()
         """Puts and deletes of those commits, by table."""
         self.gate = asyncio.Event()
@@ -100,7 +102,11 @@ class FaultyEngine:
             self._controls.next_commit = None
         if fault is Fault.BEFORE_WRITING or self._broken:
             self._fail()
-        await self._engine.commit(batch)
+        self._controls.writing += 1
+        try:
+            await self._engine.commit(batch)
+        finally:
+            self._controls.writing -= 1
         if fault is Fault.AFTER_WRITING:
             self._fail()
         self._controls.commits += 1

@@ -9,6 +9,7 @@ checks what was chosen instead of choosing.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.dead_letters import Bury
 from storage_svc.operations.expire import ExpireDue, ExpireReservation, ReadyDelayed
 from storage_svc.operations.groups import PlaceGroup, RemoveGroup
@@ -46,6 +47,7 @@ HANDLERS: dict[type, Handler] = {
     Settle: reservations.settle,
     Extend: reservations.extend,
     Renew: reservations.renew,
+    AckReservations: reservations.acks,
     Recall: reservations.recall,
     ExpireDue: reservations.expire_due,
     ExpireReservation: reservations.expire_reservation,

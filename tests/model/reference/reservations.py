@@ -6,6 +6,7 @@ Which messages a hand-out takes is for storage to choose: the model checks what 
 from itertools import pairwise
 from typing import Any
 
+from storage_svc.operations.acks import Acked, AckReservations
 from storage_svc.operations.expire import Expired, ExpireDue, ExpireReservation, ReadyDelayed
 from storage_svc.operations.operation import Acted, ActionOutcome
 from storage_svc.operations.outbox import DeadReason
@@ -156,6 +157,7 @@ def handed_out(model: ModelState, result: Reserved) -> None:
         messages, handed_bytes = _take_slices(model, queue, group, standing.asked, result)
         assert messages <= standing.left
         assert handed_bytes <= standing.asked.standing_bytes
+        standing.told = False
         group.waits = not result.more and standing.place not in model.told
     standing.left -= messages
     assert result.standing_messages in (0, standing.left), f"{result}: {standing}"
@@ -170,7 +172,8 @@ def check_standing(model: ModelState) -> None:
         queue = model.queues[standing.asked.lmq_name]
         group = queue.groups[standing.asked.group]
         left = [] if queue.paused else _deliverable(model, queue, group)
-        assert not left or standing.place in model.told, f"{standing} left {left} behind"
+        standing.told = standing.told or standing.place in model.told
+        assert not left or standing.told, f"{standing} left {left} behind"
 
 
 def _hand_out(
@@ -212,7 +215,7 @@ def _deliverable(model: ModelState, queue: QueueModel, group: ModelGroup) -> lis
     return group.deliverable(model.now_ms, model.settings(queue).max_attempts)
 
 
-def settle(model: ModelState, asked: Settle, answer: object) -> object:
+def settle(model: ModelState, asked: Settle, answer: object) -> Settled:
     by_broker = asked.ending in (Ending.RELEASE, Ending.DISCONNECT) and not asked.client_id
     queue, reservation = _find_reservation(model, asked, answer, by_broker=by_broker)
     first = reservation.start
@@ -237,7 +240,7 @@ def settle(model: ModelState, asked: Settle, answer: object) -> object:
         for start, end in wanted
         for span in spans_of(sorted(reservation.open & set(range(start, end))))
     ]
-    if asked.ending is Ending.DISCONNECT and reservation.live:
+    if asked.ending is Ending.DISCONNECT and ended:
         _note_given(reservation, asked.given_messages)
     _end(model, queue, reservation, ended, asked.ending, not_before_ms)
     if asked.ending is Ending.DEAD_LETTER:
@@ -280,10 +283,34 @@ def renew(model: ModelState, asked: Renew, answer: object) -> object:
             reservation.deadline_ms = max(reservation.deadline_ms, model.now_ms + visibility_ms)
         model.touched.add(queue.queue_id)
     if isinstance(answer, Renewed):
-        assert refusals.keys() == refused.keys(), f"{asked}: {answer}"
-        for index, kinds in refused.items():
-            assert isinstance(refusals[index], kinds), f"{asked}: {answer}"
+        _check_refused(asked, refusals, refused)
     return answer
+
+
+def acks(model: ModelState, asked: AckReservations, answer: object) -> object:
+    """The same for those that are acknowledged."""
+    refusals = dict(answer.refused) if isinstance(answer, Acked) else {}
+    refused: dict[int, tuple[type[TidemarkError], ...]] = {}
+    messages = [0] * len(asked.receipts)
+    for index, receipt in enumerate(asked.receipts):
+        one = Settle(receipt, Ending.ACK, client_id=asked.client_id)
+        try:
+            messages[index] = settle(model, one, refusals.get(index)).messages
+        except Refused as expected:
+            refused[index] = expected.kinds
+    if isinstance(answer, Acked):
+        _check_refused(asked, refusals, refused)
+    return Acked(tuple(messages), tuple(refusals.items()))
+
+
+def _check_refused(
+    asked: object,
+    refusals: dict[int, TidemarkError],
+    expected: dict[int, tuple[type[TidemarkError], ...]],
+) -> None:
+    assert refusals.keys() == expected.keys(), f"{asked}: {refusals}, not {expected}"
+    for index, kinds in expected.items():
+        assert isinstance(refusals[index], kinds), f"{asked}: {refusals}, not {expected}"
 
 
 def _note_given(reservation: ModelReservation, messages: int | None) -> None:

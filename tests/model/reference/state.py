@@ -52,6 +52,8 @@ class ModelStanding:
     asked: Reserve
     left: int
     """Messages that it may still be handed."""
+    told: bool = False
+    """Whether its broker has had a notice since the last hand-out, and asks again."""
 
     @property
     def place(self) -> tuple[str, str]:
