@@ -135,3 +135,19 @@ def test_the_model_takes_no_commit_that_ends_an_erasure_for_one_of_a_later_time(
     machine.run(machine.clock.advance_ms(300))
     machine.add([ExpireDue()])  # nothing is due, and nothing is written
     machine.reopen(dies=False)
+
+
+@pytest.mark.parametrize(
+    "revoke", [PlaceGroup("jobs", "g", Start(StartAt.EARLIEST)), TakeOwnership("jobs", "g", "A")]
+)
+def test_the_model_allows_any_order_of_what_is_revoked(
+    machine: PartitionMachine, revoke: Operation[object]
+) -> None:
+    """E8: after a reopening those in the row of the queue come first, not the oldest."""
+    machine.add([machine.append(5)])
+    machine.add([Reserve("jobs", "g", 1) for _ in range(3)])
+    machine.add([Settle(each.receipt, Ending.ACK) for each in machine.held[:2]])
+    machine.add([Reserve("jobs", "g", 1) for _ in range(2)])
+    machine.reopen(dies=False)
+
+    machine.add([revoke])
