@@ -262,7 +262,8 @@ class SimulatedBrokers(SimulatedCluster):
         elif what == "slow":
             for wire in self._wires_to(node):
                 wire.slow_ms = SLOW_MS_MAX
-            await self.clock.sleep_ms(chance.randint(0, 2 * DOWN_MS_MAX))
+            # Not longer: its start and its end excuse what is late, and they must be near.
+            await self.clock.sleep_ms(chance.randint(0, DOWN_MS_MAX))
             for wire in self._wires_to(node):
                 wire.slow_ms = 0
         elif what == "cut off":
