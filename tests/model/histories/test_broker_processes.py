@@ -1,6 +1,7 @@
-"""The same clients against three brokers as processes that share a registry; only with `--long`.
+"""The same clients against three brokers and three storage nodes as processes; only with `--long`.
 
-A broker, or storage, is killed, stopped gracefully or paused, one at a time.
+The brokers share a registry. One of them is killed, stopped gracefully or paused, or a storage node
+is killed, one at a time.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import pytest
 from tests.model.histories.checker import check
 from tests.model.histories.history import Delivered, Outcome, Settled
 from tests.model.histories.scenario import TOPIC, Pace, record
+from tests.model.histories.simulated_brokers import NODES, SPREAD_QUEUES
 from tests.support.session import Session
 from tests.support.valkey import valkey
 from tidemark.api.broker.v1 import topic_pb2
@@ -26,6 +28,7 @@ from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.clock import SystemClock
 from tidemark.errors import Unavailable
 from tidemark.local.cluster import LocalCluster
+from tidemark.names import partition_of
 from tidemark.rpc import open_channel
 
 SEED: Final = 20_261_117
@@ -34,6 +37,7 @@ FAULTS_MAX: Final = 4
 """A fault takes seconds until it is mended."""
 PAUSES_MS: Final = (1_000, 5_000)
 HOPS_MAX: Final = 5
+BROKERS: Final = 3
 PACE: Final = Pace(
     steps=250,
     gap_ms_max=160,
@@ -46,13 +50,13 @@ PACE: Final = Pace(
 
 
 class RealBrokers:
-    """Three brokers and one storage node, one of which fails now and then."""
+    """Three brokers and three storage nodes, one of which fails now and then."""
 
     def __init__(
         self, processes: LocalCluster, stubs: list[BrokerServiceStub], chance: random.Random
     ) -> None:
         self.clock = SystemClock()
-        self.partitions = 1
+        self.partitions = NODES
         self.faults: Counter[str] = Counter()
         self._processes = processes
         self._stubs = stubs
@@ -60,8 +64,8 @@ class RealBrokers:
         self._hurting = asyncio.Lock()
 
     def place(self, queue: str) -> str:
-        """Every place is as good."""
-        return ""
+        """The partition of the queue: its broker is where it is asked for."""
+        return str(partition_of(queue, NODES))
 
     async def connect(self, client_id: str, place: str) -> Session:
         """With the broker that holds the partition, wherever it is asked for first."""
@@ -69,11 +73,11 @@ class RealBrokers:
         for _ in range(HOPS_MAX):
             session = await self.clock.wait_for(Session.open(address, client_id), 5_000)
             await self.clock.sleep_ms(20)  # the notices come with the welcome
-            named = [each.address for each in session.go_aways if each.address]
-            if not named:
+            moved = [each for each in session.go_aways if each.partition == int(place)]
+            if not moved:
                 return session
             await session.abort()
-            address = named[-1]
+            address = moved[-1].address or address
         raise Unavailable("the partition is moving")
 
     def stub(self, place: str) -> BrokerServiceStub:
@@ -89,7 +93,8 @@ class RealBrokers:
                 return
             what = chance.choice(["kill", "kill", "stop", "pause", "storage"])
             self.faults[what] += 1
-            name = "storage" if what == "storage" else chance.choice(self._brokers)
+            kind = "storage" if what == "storage" else "broker"
+            name = chance.choice(self._processes.services_of(kind))
             disturbed(f"{name}: {what}")
             if what == "pause":
                 pid = self._processes.pid(name)
@@ -114,8 +119,9 @@ async def real_brokers(directory: Path, chance: random.Random) -> AsyncIterator[
         registry = opened.enter_context(valkey(directory / "valkey"))
         processes = LocalCluster(
             directory / "data",
-            partitions=1,
-            brokers=3,
+            partitions=NODES,
+            brokers=BROKERS,
+            storages=NODES,
             registry_url=registry.connection_url,
             log_dir=directory / "logs",
         )
@@ -142,7 +148,7 @@ async def test_brokers_that_fail_and_hand_over_break_no_rule(
         seed = SEED + number
         chance = random.Random(seed)
         async with real_brokers(tmp_path / str(seed), chance) as cluster:
-            history = await record(cluster, chance, PACE)
+            history = await record(cluster, chance, PACE, SPREAD_QUEUES)
 
         violations = check(history.events, PACE.bound_ms)
         outcomes = Counter(each.outcome for each in history.events if isinstance(each, Settled))
