@@ -19,6 +19,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Before any test imports gRPC, which else writes a line whenever a server stops.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
 
+# In the background of a shell it is ignored, also by the processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytest_plugins = ["tests.support.engine_choice", "tests.support.storage_fixtures"]
 
 _TESTS = Path(__file__).parent

@@ -316,8 +316,6 @@ class Interrupting:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         return delivery
 
-# Where the tests run in the background, it is ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 with tidemark.sync.connect(sys.argv[1]) as client:
     with client.subscribe([sys.argv[2]]) as deliveries:
         subscription = deliveries._subscription
