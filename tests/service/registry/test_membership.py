@@ -217,7 +217,7 @@ async def test_a_suspected_member_beats_at_once_if_it_is_alive(
 async def test_a_registry_that_is_away_changes_nothing(
     cluster: Members, clock: ManualClock
 ) -> None:
-    """S8: everybody keeps serving; when it is back, a member that is late is not taken for dead."""
+    """S8: members keep serving; when it is back, a member that is late is not taken for dead."""
     a, b = await started(cluster, clock, A, B)
     before = a.view
     await cluster.redis.rename(cluster.key("members"), cluster.key("kept"))
