@@ -35,6 +35,13 @@ def valkey(directory: Path, port: int = 0, *, durable: bool = False) -> Iterator
         server.stop()
 
 
+def pid_of(server: ValkeyServer) -> int:
+    """Its process, to be stopped and killed."""
+    process = server._process
+    assert process is not None, "the server does not run"
+    return int(process.pid)
+
+
 class Members:
     """The members of one cluster, each with its own connection, and a connection to look inside."""
 

@@ -1,4 +1,4 @@
-"""What a server must promise before a partition is opened on it, and its free memory."""
+"""What must be true of a server before a partition is opened on it, and its free memory."""
 
 import logging
 from enum import Enum
@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
+from storage_svc.engines.engine import Identity
+from storage_svc.engines.redis.layout import key_types
 from storage_svc.engines.redis.server import Server
-from tidemark.errors import StoreNotFit
+from tidemark.errors import DataCorrupt, StoreNotFit
 
 _log = logging.getLogger(__name__)
 _CHECK_WITHIN_MS: Final = 5_000
@@ -25,7 +27,8 @@ class Durability(Enum):
 
 
 async def check_server(server: Server, durability: Durability) -> None:
-    """Raise StoreNotFit if the server may lose what is committed."""
+    """Raise StoreNotFit if the server may lose what is committed, and ConnectionError while it
+    has no replica that is needed."""
     memory = await _info(server, b"memory")
     policy = memory.get("maxmemory_policy", "")
     if int(memory.get("maxmemory", 0)) and policy != "noeviction":
@@ -46,7 +49,18 @@ async def check_server(server: Server, durability: Durability) -> None:
     if durability is Durability.REPLICATED:
         replication = await _info(server, b"replication")
         if not int(replication.get("connected_slaves", 0)):
-            raise StoreNotFit("the server has no replica: commits could not be replicated")
+            # It may come back: after a failover the former master does.
+            raise ConnectionError("the server has no replica: commits could not be replicated")
+
+
+async def check_types(server: Server, identity: Identity, where: str) -> None:
+    """Raise DataCorrupt if a key of the partition is not what it should be: a commit would stop
+    half way."""
+    types = key_types(identity)
+    found = await server.ask(*((b"TYPE", key) for key in types), within_ms=_CHECK_WITHIN_MS)
+    for (key, expected), stored in zip(types.items(), found, strict=True):
+        if isinstance(stored, bytes) and stored not in (expected, b"none"):
+            raise DataCorrupt(f"{where} has a {stored.decode()} at {key.decode()}")
 
 
 async def free_memory(server: Server) -> int:

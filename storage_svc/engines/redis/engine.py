@@ -11,6 +11,10 @@ epoch, so that a node which another has deposed writes nothing and confirms noth
 *Lost tails.* A server that fails over to a lagging replica forgets commits that it had confirmed.
 The node that made them notices, because the mark went back, and raises EngineDataLost. A node that
 opens the partition later cannot know.
+
+*Former masters.* A master that stood still while its replica was promoted answers until it learns
+of it. Reads name the sequence that they must not be behind; with `replicated`, a replica confirms
+what verifies as well as what is committed.
 """
 
 import asyncio
@@ -18,7 +22,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from storage_svc.engines.engine import (
     Batch,
@@ -40,10 +44,16 @@ from storage_svc.engines.keys import successor, u64
 from storage_svc.engines.marks import Fate, Mark, fate_of
 from storage_svc.engines.paged_reader import PagedReader
 from storage_svc.engines.redis.address import MasterFinder, ServerUrl
-from storage_svc.engines.redis.checks import Durability, check_server, free_memory
-from storage_svc.engines.redis.layout import Argument, base_key, mark_key, write_steps
+from storage_svc.engines.redis.checks import Durability, check_server, check_types, free_memory
+from storage_svc.engines.redis.layout import (
+    Argument,
+    base_key,
+    declared_keys,
+    mark_key,
+    write_steps,
+)
 from storage_svc.engines.redis.reads import BYTES_PER_PAGE_MAX, Reads
-from storage_svc.engines.redis.scripts import COMMIT, OPEN
+from storage_svc.engines.redis.scripts import COMMIT, OPEN, VERIFY
 from storage_svc.engines.redis.server import AnswerLost, Command, Server
 from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown, DataCorrupt
@@ -53,6 +63,7 @@ COMMIT_WITHIN_MS: Final = 15_000
 _RETRY_MS: Final = 50
 _WAIT_AOF_MS: Final = 2_000
 _WAIT_AOF: Final = (b"WAITAOF", 1, 1, _WAIT_AOF_MS)
+_WAIT: Final = (b"WAIT", 1, _WAIT_AOF_MS)
 _CLOCK = SystemClock()
 
 
@@ -64,12 +75,15 @@ class RedisEngines:
         self._url = url
         self._epochs: dict[int, int] = {}
         """Under which this node has opened partitions last."""
+        self._openings: dict[int, bytes] = {}
+        """Ids of openings that were not answered: they may have been made."""
 
     async def open(self, identity: Identity) -> "RedisEngine":
         where = f"partition {identity.partition} on its server"
         server = self._server(identity)
         try:
             await check_server(server, self.durability)
+            await check_types(server, identity, where)
             mark = await self._take_over(server, identity, where)
         except AnswerLost as error:
             await server.close()
@@ -99,11 +113,12 @@ class RedisEngines:
         return Server(MasterFinder(self._url, mark_key(identity)))
 
     async def _take_over(self, server: Server, identity: Identity, where: str) -> Mark:
-        opening = u64(random.getrandbits(64))
+        meta = base_key(identity) + b":" + Table.META.encode()
+        opening = self._openings.setdefault(identity.partition, u64(random.getrandbits(64)))
         answer, *waited = await server.run(
             OPEN,
-            mark_key(identity),
-            base_key(identity) + b":" + Table.META.encode(),
+            (mark_key(identity), meta),
+            meta,
             identity_value(identity),
             self._epochs.get(identity.partition, 0),
             opening,
@@ -120,6 +135,7 @@ class RedisEngines:
         if waited and not _is_replicated(waited[0]):
             raise ConnectionError(f"{where} is not replicated")
         epoch, sequence, commit_id = rest
+        del self._openings[identity.partition]
         return Mark(int(epoch), opening, int(sequence), commit_id)
 
 
@@ -132,10 +148,12 @@ class RedisEngine:
         self._identity = identity
         self._mark = mark
         self._mark_key = mark_key(identity)
+        self._sent: Mark | None = None
+        """The mark of the commit that is under way: it may be stored already."""
         self._base = base_key(identity) + b":"
         self._writes = writes
         self._read_server = reads
-        self._reads = Reads(reads, self._mark_key, base_key(identity))
+        self._reads = Reads(reads, self._mark_key, base_key(identity), lambda: self._mark.sequence)
         self._durability = durability
         self._order = asyncio.Lock()
         self._commits: set[asyncio.Future[None]] = set()
@@ -185,7 +203,9 @@ class RedisEngine:
     async def commit(self, batch: Batch) -> None:
         self._check_open()
         if batch:
-            committing = asyncio.ensure_future(self._commit_in_order(write_steps(batch)))
+            tables = dict.fromkeys(operation[0] for operation in batch.operations)
+            keys = declared_keys(self._mark_key, self._base, tables)
+            committing = asyncio.ensure_future(self._commit_in_order(keys, write_steps(batch)))
             self._commits.add(committing)
             committing.add_done_callback(self._commits.discard)
             await asyncio.shield(committing)  # a caller that is cancelled leaves it to its fate
@@ -194,22 +214,23 @@ class RedisEngine:
         self._check_open()
         if self._failed.is_set():
             raise self._later_fault(EngineFailed(f"{self._name} must be opened again"))
-        fields = (b"epoch", b"opening", b"sequence", b"commit_id")
+        deadline_ms = _CLOCK.monotonic_ms() + COMMIT_WITHIN_MS
         asked = self._mark
-        try:
-            (answer,) = await self._writes.ask(
-                (b"HMGET", self._mark_key, *fields), within_ms=COMMIT_WITHIN_MS
-            )
-        except AnswerLost as error:
-            raise EngineFailed(f"{self._name} cannot be reached: {error}") from error
-        stored = _read_mark(answer)
-        if stored == self._mark or stored == asked:
-            return
-        fault: Exception = EngineDataLost(f"{self._name} has lost its last commits")
-        if stored.epoch > asked.epoch:
-            fault = EngineFenced(f"{self._name} is open elsewhere")
-        self._fail(fault)
-        raise fault
+        while True:
+            try:
+                stored, confirmed = await self._stored_mark(asked)
+            except AnswerLost as error:
+                why = str(error)
+            else:
+                if stored == asked and confirmed:
+                    return
+                if stored != asked and stored not in (self._mark, self._sent):
+                    self._fail(fault := self._fault_of(stored))
+                    raise fault
+                asked, why = stored, "no replica confirms it"
+            if _CLOCK.monotonic_ms() >= deadline_ms:
+                raise EngineFailed(f"{self._name} cannot be verified: {why}")
+            await _CLOCK.sleep_ms(_RETRY_MS)
 
     async def wait_failed(self) -> None:
         await self._failed.wait()
@@ -233,43 +254,68 @@ class RedisEngine:
 
     # --- inside --------------------------------------------------------------------------------
 
-    async def _commit_in_order(self, steps: list[Argument]) -> None:
+    async def _stored_mark(self, asked: Mark) -> tuple[Mark, bool]:
+        """The mark as the server has it, and whether that is as sure as a commit would be."""
+        if self._durability is not Durability.REPLICATED:
+            fields = (b"epoch", b"opening", b"sequence", b"commit_id")
+            (answer,) = await self._writes.ask(
+                (b"HMGET", self._mark_key, *fields), within_ms=COMMIT_WITHIN_MS
+            )
+            return _read_mark(answer), True
+        answer, waited = await self._writes.run(
+            VERIFY, (self._mark_key,), *asked, then=[_WAIT], within_ms=COMMIT_WITHIN_MS
+        )
+        return _read_mark(answer), isinstance(waited, int) and waited >= 1
+
+    def _fault_of(self, stored: Mark) -> Exception:
+        """Why the mark is not the one that this node has left."""
+        if stored.epoch > self._mark.epoch:
+            return EngineFenced(f"{self._name} is open elsewhere")
+        return EngineDataLost(f"{self._name} has lost its last commits")
+
+    async def _commit_in_order(self, keys: list[bytes], steps: list[Argument]) -> None:
         async with self._order:
             if self._failed.is_set():
                 raise self._later_fault(CommitOutcomeUnknown(f"{self._name} must be opened again"))
             sequence = self._mark.sequence + 1
             # The opening makes the id unlike that of any other commit with this number.
             commit_id = self._mark.opening + u64(sequence)
-            commit = self._mark._replace(sequence=sequence, commit_id=commit_id)
+            self._sent = self._mark._replace(sequence=sequence, commit_id=commit_id)
             try:
-                await self._send(commit, steps)
+                await self._send(self._sent, keys, steps)
             except BaseException as error:
                 self._fail(error)
                 raise
-            self._mark = commit
+            self._mark, self._sent = self._sent, None
 
-    async def _send(self, commit: Mark, steps: list[Argument]) -> None:
+    async def _send(self, commit: Mark, keys: list[bytes], steps: list[Argument]) -> None:
         deadline_ms = _CLOCK.monotonic_ms() + COMMIT_WITHIN_MS
-        follows = (self._mark.epoch, self._mark.opening, self._mark.sequence, self._mark.commit_id)
-        asked = (*follows, commit.sequence, commit.commit_id, self._base, *steps)
+        asked = (*self._mark, commit.sequence, commit.commit_id, self._base, *steps)
         replicated = self._durability is Durability.REPLICATED
         then: list[Command] = [_WAIT_AOF] if replicated else []
         why = ""
         while _CLOCK.monotonic_ms() < deadline_ms:
+            is_first = not why
             try:
                 answer, *waited = await self._writes.run(
-                    COMMIT, self._mark_key, *asked, then=then, within_ms=COMMIT_WITHIN_MS
+                    COMMIT, keys, *asked, then=then, within_ms=COMMIT_WITHIN_MS
                 )
             except AnswerLost as error:
                 why = str(error)
                 await _CLOCK.sleep_ms(_RETRY_MS)
                 continue
-            except RedisError as error:  # the server refuses the script as such
+            except RedisError as error:
+                why = str(error)
+                if _is_moved_away(error):  # all of it can be done again
+                    await _CLOCK.sleep_ms(_RETRY_MS)
+                    continue
+                if _is_from_script(error):  # which keeps what it wrote before
+                    break
                 raise EngineFailed(f"{self._name} cannot be written: {error}") from error
             fate = Fate.DONE if answer is None else fate_of(self._mark, commit, _read_mark(answer))
             if fate is Fate.DONE and (not waited or _is_replicated(waited[0])):
                 return
-            if fate is Fate.FENCED:
+            if fate is Fate.FENCED or (fate is Fate.UNKNOWN and is_first):
                 raise EngineFenced(f"{self._name} is open elsewhere")
             if fate is Fate.LOST:
                 raise EngineDataLost(f"{self._name} has lost its last commits")
@@ -296,6 +342,16 @@ class RedisEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed(f"{self._name} is closed")
+
+
+def _is_moved_away(error: RedisError) -> bool:
+    """Whether a slot that moves key by key has lost a key while the script ran."""
+    return isinstance(error, ResponseError) and "non local key" in str(error)
+
+
+def _is_from_script(error: RedisError) -> bool:
+    """Whether a command of the script was refused, and not the script as such."""
+    return isinstance(error, ResponseError) and "user_script" in str(error)
 
 
 def _read_mark(fields: Sequence[bytes | None]) -> Mark:

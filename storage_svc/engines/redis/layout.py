@@ -6,6 +6,9 @@ Pure. All keys of a partition carry one hash tag, so that one script reaches the
     {tidemark/<cluster>/<partition>}:<table>  HASH   point and ordered tables: key -> value
     {tidemark/<cluster>/<partition>}:<table>< ZSET   ordered tables: keys; packed tables: whole rows
 
+Every script declares the keys that it may reach: while a slot moves key by key, a server of a
+cluster runs it where all of them are, or not at all.
+
 Each table is of one kind, and pays for what it is used for:
 
     point     HASH. Never scanned, and its ranges are never deleted.
@@ -18,7 +21,7 @@ An idle queue is a row of CATALOG (ordered), one of QUEUES (point) and one of AG
 docs/ENGINES.md has the measured bytes of each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from struct import Struct
 from typing import Final
@@ -69,6 +72,8 @@ KINDS: Final = {
 
 _LENGTHS = Struct(">II")
 _LENGTH = Struct(">I")
+_HASH: Final = b"hash"
+_ZSET: Final = b"zset"
 
 
 def base_key(identity: Identity) -> bytes:
@@ -77,6 +82,26 @@ def base_key(identity: Identity) -> bytes:
 
 def mark_key(identity: Identity) -> bytes:
     return base_key(identity) + b":mark"
+
+
+def key_types(identity: Identity) -> dict[bytes, bytes]:
+    """Every key that a partition may have, and the type under which the server stores it."""
+    base = base_key(identity) + b":"
+    tables = {key: kind for table in Table for key, kind in _keys_of(base, table)}
+    return {mark_key(identity): _HASH, **tables}
+
+
+def declared_keys(mark: bytes, base: bytes, tables: Iterable[Table]) -> list[bytes]:
+    """The keys of a script that reaches the mark, which is the first, and these tables."""
+    return [mark, *(key for table in tables for key, _ in _keys_of(base, table))]
+
+
+def _keys_of(base: bytes, table: Table) -> Iterator[tuple[bytes, bytes]]:
+    kind, name = KINDS[table], base + table.encode()
+    if kind is not Kind.PACKED:
+        yield name, _HASH
+    if kind is not Kind.POINT:
+        yield name + b"<", _ZSET
 
 
 def packed(key: bytes, value: bytes) -> bytes:

@@ -5,26 +5,36 @@ script holds the server for long.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from storage_svc.engines.engine import EngineFailed, Row, Table
-from storage_svc.engines.redis.layout import KINDS, Argument, Kind, read_rows, read_values
+from storage_svc.engines.redis.layout import (
+    KINDS,
+    Argument,
+    Kind,
+    declared_keys,
+    read_rows,
+    read_values,
+)
 from storage_svc.engines.redis.scripts import READ
-from storage_svc.engines.redis.server import AnswerLost, Command, Server
+from storage_svc.engines.redis.server import AnswerLost, Command, Server, is_not_executed
 from tidemark.clock import SystemClock
 from tidemark.errors import DataCorrupt
 
 ROWS_PER_SCRIPT_MAX: Final = 1_000
 BYTES_PER_PAGE_MAX: Final = 1024 * 1024
 _WITHIN_MS: Final = 10_000
+_BEHIND_WITHIN_MS: Final = 2_000
+"""After which a server that lacks commits is not asked again: opening finds out why."""
 _RETRY_MS: Final = 50
 _CLOCK = SystemClock()
 
 
 class _Request(NamedTuple):
+    table: Table
     arguments: tuple[Argument, ...]
     rows_max: int
     answer: asyncio.Future[bytes]
@@ -33,10 +43,14 @@ class _Request(NamedTuple):
 class Reads:
     """The reads of one partition."""
 
-    def __init__(self, server: Server, mark_key: bytes, base_key: bytes) -> None:
+    def __init__(
+        self, server: Server, mark_key: bytes, base_key: bytes, reached: Callable[[], int]
+    ) -> None:
+        """`reached` gives the sequence that a server must have to be read."""
         self._server = server
         self._mark_key = mark_key
         self._base = base_key + b":"
+        self._reached = reached
         self._gathered: list[_Request] = []
         self._travelling: asyncio.Task[None] | None = None
 
@@ -45,7 +59,7 @@ class Reads:
         for first in range(0, len(keys), ROWS_PER_SCRIPT_MAX):
             some = keys[first : first + ROWS_PER_SCRIPT_MAX]
             arguments = (b"load", KINDS[table].value, table, len(some), *some)
-            values += read_values(await self._ask(arguments, len(some)))
+            values += read_values(await self._ask(table, arguments, len(some)))
         return values
 
     async def page(
@@ -57,16 +71,16 @@ class Reads:
             return []
         bounds = (start, end or b"", rows_max, min(bytes_max, BYTES_PER_PAGE_MAX))
         arguments = (b"scan", KINDS[table].value, table, *bounds)
-        return read_rows(await self._ask(arguments, rows_max))
+        return read_rows(await self._ask(table, arguments, rows_max))
 
     async def close(self) -> None:
         if self._travelling is not None:
             self._travelling.cancel()
             await asyncio.wait({self._travelling})
 
-    async def _ask(self, arguments: tuple[Argument, ...], rows_max: int) -> bytes:
+    async def _ask(self, table: Table, arguments: tuple[Argument, ...], rows_max: int) -> bytes:
         loop = asyncio.get_running_loop()
-        request = _Request(arguments, rows_max, loop.create_future())
+        request = _Request(table, arguments, rows_max, loop.create_future())
         self._gathered.append(request)
         if self._travelling is None:
             self._travelling = loop.create_task(self._travel())
@@ -100,25 +114,36 @@ class Reads:
 
     async def _trip(self, scripts: list[list[_Request]]) -> list[Any]:
         """Reads change nothing: a lost answer is asked for again."""
-        deadline_ms = _CLOCK.monotonic_ms() + _WITHIN_MS
+        began_ms = _CLOCK.monotonic_ms()
         name = (b"EVALSHA", READ.digest)
         while True:
+            within_ms = _WITHIN_MS
             try:
-                return await self._server.ask(
+                answers = await self._server.ask(
                     *(self._command(name, each) for each in scripts), within_ms=_WITHIN_MS
                 )
+                if not any(map(is_not_executed, answers)):
+                    return answers
+                why = "the slot is moving"
             except NoScriptError:
                 name = (b"EVAL", READ.text)
+                continue
             except ResponseError as error:
-                raise _translated(error) from error
+                if not str(error).startswith("BEHIND"):
+                    raise _translated(error) from error
+                why, within_ms = str(error), _BEHIND_WITHIN_MS
+                await self._server.reconnect()
             except AnswerLost as error:
-                if _CLOCK.monotonic_ms() >= deadline_ms:
-                    raise EngineFailed(f"the server does not answer: {error}") from error
-                await _CLOCK.sleep_ms(_RETRY_MS)
+                why = str(error)
+            if _CLOCK.monotonic_ms() >= began_ms + within_ms:
+                raise EngineFailed(f"the server does not answer: {why}")
+            await _CLOCK.sleep_ms(_RETRY_MS)
 
     def _command(self, name: tuple[bytes, bytes], requests: list[_Request]) -> Command:
+        tables = dict.fromkeys(each.table for each in requests)
+        keys = declared_keys(self._mark_key, self._base, tables)
         asked = [argument for each in requests for argument in each.arguments]
-        return (*name, 1, self._mark_key, self._base, *asked)
+        return (*name, len(keys), *keys, self._base, self._reached(), *asked)
 
 
 def _translated(error: ResponseError) -> Exception:

@@ -3,6 +3,11 @@
 Every script is bounded by its caller, because nothing else runs on the server meanwhile. Writing
 scripts allow for a full memory: a script that failed half way would keep what it wrote. Publishes
 are refused before, by the watermark.
+
+A script that finds its work done writes a field again, with the value that it has: WAIT and WAITAOF
+wait for the last write of their own connection, and return at once on one that wrote nothing.
+
+All keys are declared (`layout.declared_keys`), the mark first; scripts name tables by themselves.
 """
 
 from hashlib import sha1
@@ -36,11 +41,16 @@ end
 """
 
 # KEYS[1] is the mark, ARGV[1] the table META, ARGV[2] the identity, ARGV[3] the epoch under which
-# this node had the partition open (0: it had not), ARGV[4] the id of the opening.
+# this node had the partition open (0: it had not), ARGV[4] the id of the opening. An opening whose
+# answer was lost is repeated under its id, and is the same one then.
 OPEN: Final = _script(
     "allow-oom",
     """
-local mark = redis.call('HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id')
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id', 'opening')
+if mark[4] == ARGV[4] then
+  redis.call('HSET', KEYS[1], 'opening', ARGV[4])
+  return {'OPEN', mark[1], mark[2] or '0', mark[3] or ''}
+end
 local epoch = tonumber(mark[1] or '0')
 if tonumber(ARGV[3]) > 0 and epoch > tonumber(ARGV[3]) then
   return {'FENCED', tostring(epoch)}
@@ -72,6 +82,9 @@ local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commi
 local before = {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
 for i = 1, 4 do
   if before[i] ~= ARGV[i] then
+    if before[3] == ARGV[5] and before[4] == ARGV[6] then
+      redis.call('HSET', KEYS[1], 'sequence', ARGV[5])
+    end
     return before
   end
 end
@@ -130,12 +143,32 @@ return false
 """,
 )
 
-# KEYS[1] is the mark, ARGV[1] what the names of tables begin with; then requests. A load is 'load',
-# kind, table, number of keys, keys; a scan is 'scan', kind, table, start, end ('' for none), rows,
-# bytes. One string per request comes back, see `layout.py`.
+# KEYS[1] is the mark; ARGV[1] to ARGV[4] what it must be. Returns what it is.
+VERIFY: Final = _script(
+    "allow-oom",
+    """
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id')
+local before = {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
+for i = 1, 4 do
+  if before[i] ~= ARGV[i] then
+    return before
+  end
+end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1])
+return before
+""",
+)
+
+# KEYS[1] is the mark, ARGV[1] what the names of tables begin with, ARGV[2] the sequence that the
+# server must have reached, or it is a former master; then requests. A load is 'load', kind, table,
+# number of keys, keys; a scan is 'scan', kind, table, start, end ('' for none), rows, bytes. One
+# string per request comes back, see `layout.py`.
 READ: Final = _script(
     "no-writes",
     """
+if tonumber(redis.call('HGET', KEYS[1], 'sequence') or '0') < tonumber(ARGV[2]) then
+  return redis.error_reply('BEHIND the server lacks commits that were confirmed')
+end
 local answers = {}
 local function starts_with(text, prefix)
   return string.sub(text, 1, #prefix) == prefix
@@ -214,7 +247,7 @@ local function scan(kind, key, start, stop, rows, bytes)
   end
   return table.concat(parts)
 end
-local at = 2
+local at = 3
 while at <= #ARGV do
   local kind, key = ARGV[at + 1], ARGV[1] .. ARGV[at + 2]
   local answer

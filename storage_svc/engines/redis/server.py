@@ -45,6 +45,11 @@ _CLOCK = SystemClock()  # waits for a real server, also where a test moves time 
 Command = Sequence[Argument]
 
 
+def is_not_executed(answer: object) -> bool:
+    """Whether an answer among others is that of a command that can be sent again."""
+    return isinstance(answer, (*_NOT_EXECUTED, AskError, NoScriptError))
+
+
 class AnswerLost(Exception):
     """The connection broke, or could not be made: the commands may have been executed."""
 
@@ -83,13 +88,13 @@ class Server:
     async def run(
         self,
         script: Script,
-        key: bytes,
+        keys: Sequence[bytes],
         *arguments: Argument,
         then: Sequence[Command] = (),
         **how: int,
     ) -> list[Any]:
         """Run a script, then other commands on the same connection."""
-        given = (1, key, *arguments)
+        given = (len(keys), *keys, *arguments)
         try:
             return await self.ask((b"EVALSHA", script.digest, *given), *then, **how)
         except NoScriptError:
@@ -129,6 +134,11 @@ class Server:
         answers = await self._trip([part for each in commands for part in ((b"ASKING",), each)])
         await self._disconnect()
         return answers[1::2] if len(answers) > 1 else answers
+
+    async def reconnect(self) -> None:
+        """Find the master again for the next trip."""
+        async with self._order:
+            await self._disconnect()
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

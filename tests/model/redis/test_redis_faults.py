@@ -1,0 +1,282 @@
+"""Faults between a node and its server: lost answers, servers that lag, slots that are half way."""
+
+import asyncio
+
+import pytest
+
+from storage_svc.engines.engine import Batch, EngineFailed, EngineFenced, Table
+from storage_svc.engines.keys import u64
+from storage_svc.engines.redis import engine as engine_module
+from storage_svc.engines.redis import reads as reads_module
+from storage_svc.engines.redis import server as server_module
+from storage_svc.engines.redis.address import ServerUrl
+from storage_svc.engines.redis.checks import Durability
+from storage_svc.engines.redis.engine import RedisEngines
+from storage_svc.engines.redis.layout import base_key, key_types, mark_key
+from storage_svc.engines.redis.scripts import COMMIT, OPEN
+from tests.model.conftest import IDENTITY
+from tests.model.redis.conftest import MasterAndReplica, Servers, puts
+from tests.support.local_broker import in_time, until
+from tests.support.lossy_wire import LossyWire
+from tests.support.valkey_cluster import ValkeyCluster
+from tidemark.errors import CommitOutcomeUnknown, DataCorrupt
+
+# --- answers that are lost ------------------------------------------------------------------------
+
+
+async def test_a_node_is_not_fenced_by_its_own_opening_whose_answer_was_lost(
+    servers: Servers, wire: LossyWire
+) -> None:
+    """S9: it tries again, and finds the epoch that it has raised itself."""
+    node = servers.node(url=wire.url)
+    await (await node.open()).commit(puts(Table.GROUPS, b"a"))
+    wire.lose_answer(OPEN.digest)
+
+    with pytest.raises(ConnectionError):
+        await node.open()
+    again = await node.open()
+
+    await again.commit(puts(Table.GROUPS, b"b"))
+    assert await again.load(Table.GROUPS, [b"a", b"b"]) == [b"value of a", b"value of b"]
+
+
+async def test_an_opening_that_arrives_late_does_not_depose_the_node_that_sent_it(
+    servers: Servers, wire: LossyWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: it was in the buffers of a server that stood still, and was given up long ago."""
+    node = servers.node(url=wire.url)
+    await (await node.open()).commit(puts(Table.GROUPS, b"a"))
+    wire.hold_request(OPEN.digest)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(server_module, "TRIP_TIMEOUT_S", 0.2)
+        with pytest.raises(ConnectionError):
+            await node.open()
+    again = await node.open()
+    await again.commit(puts(Table.GROUPS, b"b"))
+
+    wire.release()
+    await in_time(wire.arrived.wait())
+
+    await again.verify()
+    await again.commit(puts(Table.GROUPS, b"c"))
+
+
+async def test_a_commit_whose_answer_was_lost_is_no_lost_tail_to_what_verifies_beside_it(
+    servers: Servers, wire: LossyWire
+) -> None:
+    """S9: the mark is ahead of what the node knows, and is its own."""
+    engine = await servers.open(url=wire.url)
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    wire.lose_answer(COMMIT.digest)
+    commit = asyncio.create_task(engine.commit(puts(Table.GROUPS, b"b")))
+    await in_time(wire.lost.wait())
+
+    await engine.verify()
+
+    await commit
+    assert servers.redis.hget(mark_key(IDENTITY), "sequence") == b"2"
+
+
+async def test_a_deposed_node_knows_the_outcome_however_much_the_other_has_written(
+    servers: Servers,
+) -> None:
+    """S9: nothing was written, so that the caller may repeat it elsewhere."""
+    old = await servers.open()
+    await old.commit(puts(Table.GROUPS, b"a"))
+    new = await servers.open()
+    for number in range(3):
+        await new.commit(puts(Table.GROUPS, b"%d" % number))
+
+    with pytest.raises(EngineFenced):
+        await old.commit(puts(Table.GROUPS, b"b"))
+
+
+async def test_what_verifies_survives_a_connection_that_breaks(servers: Servers) -> None:
+    """S9."""
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    for _ in range(10):
+        verifying = asyncio.ensure_future(engine.verify())
+        await asyncio.wait({verifying}, timeout=0)
+        servers.redis.execute_command("CLIENT KILL TYPE NORMAL SKIPME yes")
+
+        await verifying
+
+
+# --- servers that lag -----------------------------------------------------------------------------
+
+
+async def test_a_server_that_lacks_commits_is_not_read(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: a former master still answers those who only read."""
+    monkeypatch.setattr(reads_module, "_BEHIND_WITHIN_MS", 100)
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    await engine.commit(puts(Table.GROUPS, b"b"))
+    servers.redis.hset(mark_key(IDENTITY), "sequence", 1)
+
+    with pytest.raises(EngineFailed, match="BEHIND"):
+        await engine.load(Table.GROUPS, [b"a"])
+
+    servers.redis.hset(mark_key(IDENTITY), "sequence", 2)
+    assert await engine.load(Table.GROUPS, [b"a"]) == [b"value of a"]
+
+
+# --- keys that are not what they should be --------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [*key_types(IDENTITY)][::10])
+async def test_a_key_of_another_type_is_reported_when_the_partition_is_opened(
+    servers: Servers, key: bytes
+) -> None:
+    """V3."""
+    servers.redis.set(key, "not ours")
+
+    with pytest.raises(DataCorrupt, match="string"):
+        await servers.open()
+
+
+async def test_a_commit_that_stops_half_way_has_an_unknown_outcome_and_is_not_built_upon(
+    servers: Servers,
+) -> None:
+    """S2, V3: a script keeps what it wrote before a command of it was refused."""
+    node = servers.node()
+    engine = await node.open()
+    broken = base_key(IDENTITY) + b":" + Table.RUN_BODIES.encode()
+    batch = puts(Table.GROUPS, b"a")
+    batch.put(Table.RUN_BODIES, b"a", b"body")
+    servers.redis.set(broken, "not ours")
+
+    with pytest.raises(CommitOutcomeUnknown):
+        await engine.commit(batch)
+
+    with pytest.raises(DataCorrupt):
+        await node.open()
+    servers.redis.delete(broken)
+    await (await node.open()).commit(batch)
+
+
+# --- replicas -------------------------------------------------------------------------------------
+
+
+async def _until_stored(with_replica: MasterAndReplica, sequence: bytes) -> None:
+    async def is_stored() -> bool:
+        return bool(with_replica.master.hget(mark_key(IDENTITY), "sequence") == sequence)
+
+    await until(is_stored)
+
+
+async def test_a_redis_commit_that_is_sent_again_still_waits_for_the_replica(
+    with_replica: MasterAndReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: WAITAOF waits for the writes of its own connection, and a new one has written nothing."""
+    engines = RedisEngines(ServerUrl.parse(with_replica.url), Durability.REPLICATED)
+    engine = await engines.open(IDENTITY)
+    monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 1_000)
+    monkeypatch.setattr(engine_module, "_WAIT_AOF", (b"WAITAOF", 1, 1, 200))
+    with_replica.stop_replica()
+    commit = asyncio.ensure_future(engine.commit(puts(Table.GROUPS, b"a")))
+    await _until_stored(with_replica, b"1")
+    with_replica.master.execute_command("CLIENT KILL TYPE NORMAL SKIPME yes")
+
+    with pytest.raises(CommitOutcomeUnknown):
+        await commit
+
+    await engine.close()
+
+
+async def test_a_redis_master_without_its_replica_verifies_nothing(
+    with_replica: MasterAndReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: the replica may be the master by now, and have another node."""
+    engines = RedisEngines(ServerUrl.parse(with_replica.url), Durability.REPLICATED)
+    engine = await engines.open(IDENTITY)
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    await engine.verify()
+    monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 500)
+    monkeypatch.setattr(engine_module, "_WAIT", (b"WAIT", 1, 100))
+    with_replica.stop_replica()
+
+    with pytest.raises(EngineFailed, match="no replica"):
+        await engine.verify()
+
+    with_replica.continue_replica()
+    await engine.verify()
+    await engine.close()
+
+
+# --- slots that move key by key -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moved_first", ["the mark", "a table"])
+async def test_a_redis_commit_waits_while_its_slot_is_half_way(
+    moving_cluster: ValkeyCluster, moved_first: str
+) -> None:
+    """S9: as `redis-cli --cluster reshard` moves slots, a few keys at a time."""
+    engine = await RedisEngines(ServerUrl.parse(moving_cluster.url)).open(IDENTITY)
+    tables = (Table.GROUPS, Table.RUN_BODIES, Table.HISTORY)
+    for number in range(3):
+        batch = Batch()
+        for table in tables:
+            batch.put(table, u64(number), b"before")
+        await engine.commit(batch)
+    batch = Batch()
+    for table in tables:
+        batch.put(table, u64(1), b"after")
+        batch.delete(table, u64(2))
+        batch.put(table, u64(3), b"after")
+
+    with moving_cluster.moving(mark_key(IDENTITY)) as moving:
+        mark = mark_key(IDENTITY)
+        first = mark if moved_first == "the mark" else base_key(IDENTITY) + b":run_bodies"
+        moving.move([first])
+        commit = asyncio.ensure_future(engine.commit(batch))
+        read = asyncio.ensure_future(engine.load(Table.RUN_BODIES, [u64(0)]))
+        await asyncio.wait({commit, read}, timeout=0.3)
+        moving.move([key for key in moving.left() if key != first])
+
+    await commit
+    assert await read == [b"before"]
+    for table in tables:
+        rows = await engine.scan(table, b"", None, limit=10)
+        assert rows == [(u64(0), b"before"), (u64(1), b"after"), (u64(3), b"after")]
+    await engine.close()
+
+
+async def test_a_redis_slot_that_moves_as_a_whole_is_followed(
+    moving_cluster: ValkeyCluster,
+) -> None:
+    """S9: as Valkey 9 moves slots. Commits go on meanwhile."""
+    engines = RedisEngines(ServerUrl.parse(moving_cluster.url))
+    engine = await engines.open(IDENTITY)
+    await engine.commit(puts(Table.HISTORY, u64(0)))
+
+    for number in range(1, 31):
+        commit = asyncio.ensure_future(engine.commit(puts(Table.HISTORY, u64(number))))
+        if number % 10 == 5:
+            await asyncio.to_thread(moving_cluster.migrate, mark_key(IDENTITY))
+        await commit
+        await engine.verify()
+
+    rows = await engine.scan(Table.HISTORY, b"", None, limit=100)
+    assert [key for key, _ in rows] == [u64(number) for number in range(31)]
+    await engine.close()
+
+
+async def test_a_redis_master_that_is_replaced_by_force_is_fenced_with_its_node(
+    moving_cluster: ValkeyCluster,
+) -> None:
+    """S9: the second node opens beside the first, on whichever server has the slot."""
+    first = await RedisEngines(ServerUrl.parse(moving_cluster.url)).open(IDENTITY)
+    await first.commit(puts(Table.GROUPS, b"a"))
+    second = await RedisEngines(ServerUrl.parse(moving_cluster.url)).open(IDENTITY)
+    await asyncio.to_thread(moving_cluster.migrate, mark_key(IDENTITY))
+
+    with pytest.raises(EngineFenced):
+        await first.commit(puts(Table.GROUPS, b"b"))
+
+    await second.commit(puts(Table.GROUPS, b"c"))
+    assert await second.load(Table.GROUPS, [b"b", b"c"]) == [None, b"value of c"]
+    await first.close()
+    await second.close()
