@@ -79,13 +79,23 @@ $(NODE_EXAMPLE)/node_modules/.package-lock.json: $(NODE_EXAMPLE)/package-lock.js
 test-foreign: .venv/.dev $(NODE_EXAMPLE)/node_modules/.package-lock.json ## Run a client in Node.js (needs node 20 and npm)
 	@exec $(PYTEST) tests/foreign $(ARGS)
 
+# What does not depend on where the storage service keeps its data.
+REDIS_SUITES = $(addprefix tests/service/,broker client exclusive idle lifecycle storage) tests/spark \
+	$(addprefix tests/cluster/test_,bad_input.py cli_*.py consumer_killed.py kill_9_keeps.py \
+	lifecycle_*.py restarts.py storage_crash.py walking_skeleton.py)
+
 .PHONY: test-redis
-test-redis: .venv/.dev ## Run all tests of the redis engine, on one Valkey and on a cluster of three
-	@$(PYTEST) --redis tests/model/test_engine.py tests/model/redis -k redis $(ARGS)
-	@exec $(PYTEST) --engine redis tests/service/exclusive $(addprefix tests/service/storage/test_, \
-		claims.py exclusive_queues.py groups.py keeping.py loading.py outbox.py queue_reads.py \
-		repeated_publishes.py reserving.py retention_*.py settling.py standing_reserves.py \
-		sweep_actions.py topics.py) $(ARGS)
+test-redis: .venv/.dev .venv/.spark ## Run the suites on a Valkey, and on three with a replica each
+	@$(PYTEST) --redis tests/model/test_engine.py tests/model/redis tests/service/storage \
+		tests/cluster/test_redis_two_nodes.py -k redis $(ARGS)
+	@for engine in redis redis-cluster; do \
+		$(PYTEST) --engine $$engine $(SIDE_BY_SIDE) $(REDIS_SUITES) $(ARGS); \
+	done
+
+.PHONY: test-redis-rounds
+test-redis-rounds: .venv/.dev ## Fail storage nodes and six Valkeys in 50 rounds (ARGS="--redis-rounds N --seed N")
+	@exec $(PYTEST) --redis-rounds 50 --timeout 0 -s --show-capture=no \
+		tests/model/histories/test_redis_rounds.py $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues and members (ARGS="--seed N")

@@ -66,9 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--engine",
-        choices=("rocksdb", "redis"),
+        choices=("rocksdb", "redis", "redis-cluster"),
         default="rocksdb",
-        help="the engine under the services that tests start in their process",
+        help="the engine under the storage services that tests start",
+    )
+    parser.addoption(
+        "--redis-rounds", type=int, default=0, help="rounds of faults on a cluster of Valkeys"
     )
     parser.addoption("--seed", type=int, help="the one simulated history to repeat")
     parser.addoption("--histories", type=int, help="how many histories to simulate")

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.cli_process import Cli
+from tests.support.engine_choice import cluster_variables
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver
 from tidemark.local.cluster import LocalCluster
 
@@ -50,6 +51,7 @@ async def start_cluster(
                 "stop_timeout_ms": STOP_TIMEOUT_MS,
                 **options,
             }
+            options["environment"] = cluster_variables(options.get("environment", {}))
             return await running.enter_async_context(LocalCluster(**options))
 
         yield start
@@ -95,6 +97,7 @@ async def shared(request: pytest.FixtureRequest, **options: Any) -> AsyncIterato
         "stop_timeout_ms": STOP_TIMEOUT_MS,
         **options,
     }
+    options["environment"] = cluster_variables(options.get("environment", {}))
     async with LocalCluster(directory / "data", **options) as cluster:
         yield cluster
 

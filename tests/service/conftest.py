@@ -31,7 +31,7 @@ async def exchange(storage: RunningStorage) -> AsyncIterator[ExchangeClient]:
 def faulty_disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
     """The disks of every storage started from now on: they can be told to wait or to fail."""
     if ENGINE:
-        pytest.skip("a test of RocksDB")
+        pytest.skip("a test of RocksDB: its disk is made to fail")
     disks: list[FaultyEngines] = []
 
     def faulty(*args: Any, **options: Any) -> FaultyEngines:

@@ -451,6 +451,7 @@ async def test_the_clock_of_the_driver_decides_nothing(
     assert await history(storage) == {("jobs/idle", "purge"): 1}
 
 
+@pytest.mark.rocksdb(reason="its reads are made to fail")
 async def test_a_partition_that_cannot_be_read_does_not_stop_the_others(
     start_storage: StartStorage,
     spark: SparkSession,

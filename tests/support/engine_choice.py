@@ -1,16 +1,38 @@
-"""The engine under the services that tests start in their process: RocksDB, or with `--engine
-redis` a Valkey, which is emptied before each test."""
+"""The engine under the storage services that tests start: RocksDB, or with `--engine` a Valkey, or
+a cluster of three Valkeys with a replica each. Before each test they are emptied."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
 
 from tests.support.valkey import valkey
+from tests.support.valkey_cluster import ValkeyCluster
 
 ENGINE: dict[str, Any] = {}
 """Settings of every storage service; none for RocksDB."""
+
+_OF_PROCESSES = "processes-"
+"""How the ids of clusters of processes begin: tests share them, so that their data stays."""
+
+
+def engine_variables() -> dict[str, str]:
+    """The same settings as variables, for a storage service in a process of its own."""
+    if not ENGINE:
+        return {}
+    return {"TIDEMARK_STORAGE_ENGINE": "redis", "TIDEMARK_REDIS_URL": ENGINE["redis_url"]}
+
+
+def cluster_variables(given: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """The environments of a cluster of processes, with the chosen engine under a new id."""
+    if not ENGINE:
+        return {name: dict(variables) for name, variables in given.items()}
+    cluster_id = {"TIDEMARK_CLUSTER_ID": _OF_PROCESSES + uuid4().hex}
+    own = {kind: dict(cluster_id) for kind in ("storage", "broker", "lifecycle", "retention")}
+    own["storage"] |= engine_variables()
+    return {name: {**own.get(name, {}), **given.get(name, {})} for name in {*own, *given}}
 
 
 @pytest.fixture(scope="session")
@@ -20,18 +42,41 @@ def durable_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.connection_url
 
 
+@pytest.fixture(scope="session")
+def replicated_valkeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyCluster]:
+    """Three masters and three replicas."""
+    directory = tmp_path_factory.mktemp("valkeys")
+    with ValkeyCluster.running(directory, masters=3, replicas=3) as cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="session", autouse=True)
-def chosen_engine(request: pytest.FixtureRequest) -> Iterator[None]:
+def chosen_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A client of the servers; None with RocksDB."""
+    if request.config.option.engine == "rocksdb":
+        yield None
+        return
+    client: Any
     if request.config.option.engine == "redis":
-        ENGINE.update(engine="redis", redis_url=request.getfixturevalue("durable_valkey"))
-    yield
+        url = request.getfixturevalue("durable_valkey")
+        client = redis.Redis.from_url(url)
+    else:
+        servers: ValkeyCluster = request.getfixturevalue("replicated_valkeys")
+        url = servers.url
+        client = redis.RedisCluster(host="127.0.0.1", port=servers.servers[0].port)
+    ENGINE.update(engine="redis", redis_url=url)
+    yield client
     ENGINE.clear()
+    client.close()
 
 
 @pytest.fixture(autouse=True)
-def empty_engine(request: pytest.FixtureRequest, chosen_engine: None) -> None:
-    if ENGINE and request.node.get_closest_marker("rocksdb") is not None:
-        pytest.skip("a test of RocksDB")
-    if ENGINE:
-        with redis.Redis.from_url(ENGINE["redis_url"]) as server:
-            server.flushall()
+def empty_engine(request: pytest.FixtureRequest, chosen_engine: Any) -> None:
+    if chosen_engine is None:
+        return
+    marker = request.node.get_closest_marker("rocksdb")
+    if marker is not None:
+        pytest.skip(f"a test of RocksDB: {marker.kwargs['reason']}")
+    for key in list(chosen_engine.scan_iter(count=1_000)):
+        if not key.startswith(b"{tidemark/" + _OF_PROCESSES.encode()):
+            chosen_engine.unlink(key)

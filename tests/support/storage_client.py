@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_svc.app import storage
-from tests.support.engine_choice import ENGINE
+from tests.support.engine_choice import ENGINE, engine_variables
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import Topic, TopicSettings
 from tidemark.api.storage.v1 import storage_pb2
@@ -429,6 +429,7 @@ def storage_process(data_dir: Path, log_file: Path, **settings: str) -> ServiceP
         "TIDEMARK_LIFECYCLE_ADDRESS": NO_LIFECYCLE,
         "TIDEMARK_STORAGE_LISTEN": address,
         "TIDEMARK_STORAGE_DATA_DIR": str(data_dir),
+        **engine_variables(),
         **{f"TIDEMARK_{name.upper()}": value for name, value in settings.items()},
     }
     return ServiceProcess(

@@ -26,7 +26,7 @@ from tidemark.clock import ManualClock
 from tidemark.receipts import Receipt
 
 
-@pytest.mark.rocksdb
+@pytest.mark.rocksdb(reason="its epochs begin at 1")
 async def test_every_claim_raises_the_epoch_also_over_restarts(storage: RunningStorage) -> None:
     first = await storage.claim()
     second = await storage.claim(broker_id="broker-b")
@@ -41,7 +41,7 @@ async def test_every_claim_raises_the_epoch_also_over_restarts(storage: RunningS
     assert first.health.state == PARTITION_STATE_SERVING
 
 
-@pytest.mark.rocksdb
+@pytest.mark.rocksdb(reason="its epochs begin at 1")
 async def test_a_claim_by_an_older_assignment_is_fenced_and_changes_nothing(
     storage: RunningStorage,
 ) -> None:

@@ -90,7 +90,7 @@ async def test_settled_messages_go_when_retention_is_switched_off(
     assert [payloads(each.body) for each in late] == [[b"waits"], [b"has room"], [b"has room, too"]]
 
 
-@pytest.mark.rocksdb
+@pytest.mark.rocksdb(reason="it reads the data directory")
 async def test_each_settled_range_leaves_one_consumption_record(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:

