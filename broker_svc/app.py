@@ -42,6 +42,7 @@ from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
+from broker_svc.publish.run_arrays import RunArrays
 from tidemark.api.broker.v1.broker_pb2_grpc import (
     BrokerServiceServicer,
     add_BrokerServiceServicer_to_server,
@@ -280,6 +281,7 @@ def build_components(
     subscriptions = Subscriptions(
         settings, links, topics, leases, dispatcher, ownerships, subscribers, markers, evictions
     )
+    publish_path = PublishPath(links, topics, leases, dispatcher, clock)
     components = BrokerComponents(
         settings=settings,
         clock=clock,
@@ -293,7 +295,8 @@ def build_components(
         leases=leases,
         cleanup=Cleanup(links, tracking, clock),
         publishers=PublisherRegistry(first_id=random.getrandbits(48) << 12),
-        publish_path=PublishPath(links, topics, leases, dispatcher, clock),
+        publish_path=publish_path,
+        run_arrays=RunArrays(publish_path, links, topics, dispatcher, clock),
         directory=directory,
         settlements=Settlements(links, directory, dispatcher, clock),
         renewals=Renewals(links, directory, clock),

@@ -20,6 +20,7 @@ from broker_svc.links.storage_nodes import StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
 from broker_svc.publish.publishers import PublisherRegistry
+from broker_svc.publish.run_arrays import RunArrays
 from tidemark.clock import Clock
 from tidemark.settings import BrokerSettings
 
@@ -42,6 +43,7 @@ class BrokerComponents:
     cleanup: Cleanup
     publishers: PublisherRegistry
     publish_path: PublishPath
+    run_arrays: RunArrays
     directory: DeliveryDirectory
     settlements: Settlements
     renewals: Renewals

@@ -88,6 +88,9 @@ SETTLEMENTS_PER_FRAME_MAX: Final = 10_000
 ACKS_PER_OPERATION_MAX: Final = 256
 """Reservations that a broker acknowledges with one operation: a commit takes whole operations."""
 
+APPENDS_PER_OPERATION_MAX: Final = 256
+"""Runs that a broker stores with one operation, for the same reason."""
+
 RENEWALS_PER_FRAME_MAX: Final = 10_000
 """Reservations that the renewals of one frame may name."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
+from tidemark.api.broker.v1.message_pb2 import RunArray
 from tidemark.errors import InvalidArgument
 
 
@@ -20,6 +21,7 @@ def check_parts(request: broker_pb2.SessionRequest) -> None:
         ("acks", request.acks, limits.FRAME_PARTS_MAX),
         ("settlements", request.settlements, limits.SETTLEMENTS_PER_FRAME_MAX),
         ("runs", request.runs, limits.FRAME_RUNS_MAX),
+        ("run_arrays", request.run_arrays, limits.FRAME_PARTS_MAX),
     )
     for field, items, items_max in parts:
         if len(items) > items_max:
@@ -38,7 +40,26 @@ def check_parts(request: broker_pb2.SessionRequest) -> None:
         raise InvalidArgument(
             f"at most {limits.SETTLEMENTS_PER_FRAME_MAX} deliveries a frame", field="acks"
         )
+    _check_run_arrays(request.run_arrays)
     check_held(request.heartbeat.held)
+
+
+def _check_run_arrays(arrays: Sequence[RunArray]) -> None:
+    runs = 0
+    for each in arrays:
+        length = len(each.request_ids)
+        columns: tuple[Sequence[object], ...] = (
+            each.lmq_names,
+            each.bodies,
+            each.counts,
+            each.sequences,
+            each.partitions,
+        )
+        if any(len(column) != length for column in columns):
+            raise InvalidArgument("the columns of an array are of one length", field="run_arrays")
+        runs += length
+    if runs > limits.FRAME_RUNS_MAX:
+        raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="run_arrays")
 
 
 def check_held(held: Sequence[broker_pb2.HeldSubscriptions]) -> None:

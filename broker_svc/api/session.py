@@ -7,7 +7,14 @@ are unsent; so a slow consumer or a huge publisher slows only itself.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -248,7 +255,19 @@ class Session:
             self._components.publish_path.submit(
                 run, self._publishers, self._producer_id, _Published(self, size)
             )
+        for array in request.run_arrays:
+            self._take_array(array)
         self._make_room()
+
+    def _take_array(self, array: message_pb2.RunArray) -> None:
+        runs = len(array.request_ids)
+        if runs:
+            share_bytes = array.ByteSize() // runs + OVERHEAD_BYTES
+            self._unanswered += runs
+            self._unanswered_bytes += runs * share_bytes
+            self._components.run_arrays.submit(
+                array, self._publishers, self._producer_id, self, share_bytes
+            )
 
     def _guard(self, do: Callable[[T], None], what: T, **whose: int) -> None:
         """Carry out a part that has no result; a failure is sent as a SessionError."""
@@ -262,6 +281,21 @@ class Session:
         self._output.frame.published.append(result)
         self._output.wakeup.set()
         self._unanswered -= 1
+        self._unanswered_bytes -= size
+        if not self._read_on.is_set():
+            self._make_room()
+
+    def stored(
+        self,
+        request_ids: Sequence[int],
+        queue_ids: Iterable[int],
+        first_offsets: Iterable[int],
+        publisher_ids: Iterable[int],
+        size: int,
+    ) -> None:
+        self._output.add_receipts(request_ids, queue_ids, first_offsets, publisher_ids)
+        self._output.wakeup.set()
+        self._unanswered -= len(request_ids)
         self._unanswered_bytes -= size
         if not self._read_on.is_set():
             self._make_room()

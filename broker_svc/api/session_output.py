@@ -4,6 +4,7 @@ Owns what is not sent yet and the room that deliveries may take while the client
 """
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from broker_svc.consume.consumer import Room
@@ -32,6 +33,21 @@ class SessionOutput:
         self.room.taken_bytes += body_bytes + DELIVERY_OVERHEAD_BYTES
         return self.frame.deliveries.add()
 
+    def add_receipts(
+        self,
+        request_ids: Sequence[int],
+        queue_ids: Iterable[int],
+        first_offsets: Iterable[int],
+        publisher_ids: Iterable[int],
+    ) -> None:
+        """Receipts of runs that came in columns. They share one part of the frame."""
+        arrays = self.frame.published_arrays
+        receipts = arrays[0] if arrays else arrays.add()
+        receipts.request_ids.extend(request_ids)
+        receipts.queue_ids.extend(queue_ids)
+        receipts.first_offsets.extend(first_offsets)
+        receipts.publisher_ids.extend(publisher_ids)
+
     def take(self) -> tuple[broker_pb2.SessionResponse, int]:
         """What has gathered, and the bytes of room that it takes until it is sent."""
         frame, self.frame = self.frame, broker_pb2.SessionResponse()
@@ -53,4 +69,5 @@ class SessionOutput:
             + len(frame.hand_outs)
             + len(frame.renewed)
             + len(frame.acked)
+            + sum(len(each.request_ids) for each in frame.published_arrays)
         )

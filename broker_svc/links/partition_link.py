@@ -187,19 +187,23 @@ class PartitionLink:
         return answer
 
     def ask(
-        self, operation: exchange_pb2.Operation, done: Done[exchange_pb2.OperationResult]
+        self,
+        operation: exchange_pb2.Operation,
+        done: Done[exchange_pb2.OperationResult],
+        steps: int = 1,
     ) -> None:
         """Queue one operation; `done` is called once, at once while the link is down.
 
         For what there is much of: results are passed on as they are read from the frame, in their
-        order, without a future and a turn of the event loop for each.
+        order, without a future and a turn of the event loop for each. An operation for many runs
+        counts as so many `steps`.
         """
         if not self.connected.is_set():
             done(self.refusal())
             return
         if not operation.traceparent and (caller := current_traceparent()):
             operation.traceparent = caller
-        self._unanswered.put(operation, done)
+        self._unanswered.put(operation, done, steps)
         if not self._leaves:  # one more does not keep the others
             self._let_leave()
 

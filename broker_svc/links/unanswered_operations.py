@@ -21,37 +21,46 @@ WORTHWHILE_OPERATIONS: Final = 32
 
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
+_Size = tuple[int, int]
+"""Bytes, and for how many operations one counts."""
+
+_NOTHING: Final[_Size] = (0, 0)
+
 
 class UnansweredOperations:
     """What was asked of one partition over its present link."""
 
     def __init__(self) -> None:
         self._request_ids = 0
-        self._gathered: deque[tuple[exchange_pb2.Operation, int]] = deque()
+        self._gathered: deque[tuple[exchange_pb2.Operation, _Size]] = deque()
         """Operations for the next frames, with their sizes."""
-        self._gathered_bytes = 0
+        self._gathered_bytes = self._gathered_steps = 0
         self._frame_ends: set[int] = set()
         """The last request of each frame that is under way."""
         self._callers: dict[int, Done[exchange_pb2.OperationResult]] = {}
         self._none_left = asyncio.Event()
         """Set when the last operation is answered."""
-        self._sent_bytes: dict[int, int] = {}
+        self._sent: dict[int, _Size] = {}
         """The sizes of operations that were sent and are not answered."""
-        self._unanswered_bytes = 0
+        self._unanswered_bytes = self._unanswered_steps = 0
 
     def __len__(self) -> int:
         return len(self._callers)
 
     def put(
-        self, operation: exchange_pb2.Operation, done: Done[exchange_pb2.OperationResult]
+        self,
+        operation: exchange_pb2.Operation,
+        done: Done[exchange_pb2.OperationResult],
+        steps: int,
     ) -> None:
-        """Queue one operation; `done` gets its answer."""
+        """Queue one operation; `done` gets its answer. One for many runs counts as that many."""
         self._request_ids += 1
         request_id = operation.request_id = self._request_ids
         self._callers[request_id] = done
         size = operation.ByteSize()
-        self._gathered.append((operation, size))
+        self._gathered.append((operation, (size, steps)))
         self._gathered_bytes += size
+        self._gathered_steps += steps
 
     def move_to(
         self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
@@ -60,16 +69,18 @@ class UnansweredOperations:
         frame: list[exchange_pb2.Operation] = []
         frame_bytes = 0
         while self._gathered and self._may_owe():
-            operation, size = self._gathered[0]
+            operation, (size, steps) = self._gathered[0]
             if frame_bytes + size > (share_bytes if frame else room_bytes):
                 break
             self._gathered.popleft()
             frame_bytes += size
-            self._sent_bytes[operation.request_id] = size
-            self._unanswered_bytes += size
+            self._sent[operation.request_id] = size, steps
+            self._gathered_steps -= steps
+            self._unanswered_steps += steps
             frame.append(operation)
         if frame:
             self._gathered_bytes -= frame_bytes
+            self._unanswered_bytes += frame_bytes
             self._frame_ends.add(frame[-1].request_id)
             part.operations.extend(frame)
         return frame_bytes
@@ -83,7 +94,8 @@ class UnansweredOperations:
         """
         under_way = len(self._frame_ends)
         worthwhile = (
-            len(self._gathered) >= WORTHWHILE_OPERATIONS or self._gathered_bytes >= WORTHWHILE_BYTES
+            self._gathered_steps >= WORTHWHILE_OPERATIONS
+            or self._gathered_bytes >= WORTHWHILE_BYTES
         )
         prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
         return bool(self._gathered) and prompt and self._may_owe()
@@ -92,7 +104,9 @@ class UnansweredOperations:
         """Storage has answered an operation."""
         request_id = result.request_id
         self._frame_ends.discard(request_id)
-        self._unanswered_bytes -= self._sent_bytes.pop(request_id, 0)
+        size, steps = self._sent.pop(request_id, _NOTHING)
+        self._unanswered_bytes -= size
+        self._unanswered_steps -= steps
         done = self._callers.pop(request_id, None)
         if done is not None:
             pass_on(done, result)
@@ -108,10 +122,10 @@ class UnansweredOperations:
     def drop(self) -> Iterable[Done[exchange_pb2.OperationResult]]:
         """The link is broken: returns the callers that storage will not answer."""
         self._gathered.clear()
-        self._gathered_bytes = 0
+        self._gathered_bytes = self._gathered_steps = 0
         self._frame_ends.clear()
-        self._sent_bytes.clear()
-        self._unanswered_bytes = 0
+        self._sent.clear()
+        self._unanswered_bytes = self._unanswered_steps = 0
         callers, self._callers = self._callers, {}
         self._none_left.set()
         return callers.values()
@@ -119,7 +133,10 @@ class UnansweredOperations:
     def _may_owe(self) -> bool:
         """Whether one more operation may be unanswered: beyond that, storage would stop reading,
         also what other partitions have to send."""
-        return not self._sent_bytes or (
-            len(self._sent_bytes) < UNANSWERED_OPERATIONS_MAX
-            and self._unanswered_bytes + self._gathered[0][1] <= UNANSWERED_BYTES_MAX
+        if not self._sent:
+            return True
+        size, steps = self._gathered[0][1]
+        return (
+            self._unanswered_steps + steps <= UNANSWERED_OPERATIONS_MAX
+            and self._unanswered_bytes + size <= UNANSWERED_BYTES_MAX
         )

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from google.rpc.status_pb2 import Status
 from opentelemetry.trace import Span
 
 from broker_svc.consume.dispatcher import Dispatcher
@@ -17,7 +18,7 @@ from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.links.partition_link import PartitionLink, refusal_of
 from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
-from broker_svc.publish.publishers import Publisher, PublisherCache
+from broker_svc.publish.publishers import Publisher, PublisherCache, WaitingRun
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
@@ -46,7 +47,7 @@ _TOPIC_OUTDATED = (TopicVersionMismatch, TopicNotFound)
 """The partition does not know the topic, or not its newest version."""
 
 
-class _Attempt(NamedTuple):
+class Attempt(NamedTuple):
     """A run in flight, with its publisher and the callback for its result."""
 
     run: message_pb2.PublishRun
@@ -54,6 +55,8 @@ class _Attempt(NamedTuple):
     producer_id: str
     cache: PublisherCache
     done: Done
+    body: bytes = b""
+    """Its messages as they came in columns: a repeat must be the same to the byte."""
     span: Span | None = None
 
 
@@ -79,9 +82,17 @@ class PublishPath:
         """Stored messages, including duplicates of earlier runs."""
 
     def submit(
-        self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
+        self,
+        run: message_pb2.PublishRun,
+        cache: PublisherCache,
+        producer_id: str,
+        done: Done,
+        body: bytes = b"",
     ) -> None:
-        """Publish a run; `done` gets its result, after the commit that stored it."""
+        """Publish a run; `done` gets its result, after the commit that stored it.
+
+        `body` is that of a run which came in columns.
+        """
         try:
             check_run(run, producer_id)
             name = LmqName.parse(run.lmq_name)
@@ -90,13 +101,13 @@ class PublishPath:
             if run.publisher_id:
                 cache.check(run.publisher_id, run.lmq_name)
             if topic is not None and run.lmq_name not in cache.opening:
-                publisher = self._publisher(run.lmq_name, topic, cache)
+                publisher = self.publisher(run.lmq_name, topic, cache)
             if publisher is None or topic is None:
-                self._open_first(run, cache, producer_id, done)
+                self._open_first((run, body, producer_id, done), cache)
             else:
-                self._append(_Attempt(run, publisher, producer_id, cache, done), topic)
+                self._append(Attempt(run, publisher, producer_id, cache, done, body), topic)
         except TidemarkError as error:
-            done(_refused(run, error))
+            done(refused(run.request_id, error))
 
     async def open(self, lmq_name: str, cache: PublisherCache) -> Publisher:
         """A publisher whose queue is loaded; raises if it cannot be loaded."""
@@ -116,7 +127,7 @@ class PublishPath:
         """The partitions that accept publishes."""
         return [number for number in partitions if self._links[number].serving]
 
-    def _publisher(self, lmq_name: str, topic: Topic, cache: PublisherCache) -> Publisher | None:
+    def publisher(self, lmq_name: str, topic: Topic, cache: PublisherCache) -> Publisher | None:
         """The cached publisher, or one whose queue is being loaded; None if that must wait."""
         now_ms = self._clock.monotonic_ms()
         publisher = cache.find(lmq_name, now_ms)
@@ -143,32 +154,31 @@ class PublishPath:
             if lease is not None:  # else one is being cleaned up: the next run widens
                 publisher.widen(lease)
 
-    def _open_first(
-        self, run: message_pb2.PublishRun, cache: PublisherCache, producer_id: str, done: Done
-    ) -> None:
+    def _open_first(self, waiting: WaitingRun, cache: PublisherCache) -> None:
         """The topic is unknown, or the queue is being cleaned up: the run waits, in order."""
-        waiting = cache.opening.get(run.lmq_name)
-        if waiting is not None:
-            waiting.append((run, producer_id, done))
+        lmq_name = waiting[0].lmq_name
+        before = cache.opening.get(lmq_name)
+        if before is not None:
+            before.append(waiting)
             return
-        cache.opening[run.lmq_name] = [(run, producer_id, done)]
-        self._start(self._open_and_send(run.lmq_name, cache))
+        cache.opening[lmq_name] = [waiting]
+        self._start(self._open_and_send(lmq_name, cache))
 
     async def _open_and_send(self, lmq_name: str, cache: PublisherCache) -> None:
         try:
             publisher = await self.open(lmq_name, cache)
             topic = await self._topics.get(topic_of(lmq_name))
         except TidemarkError as error:
-            for run, _, done in cache.opening.pop(lmq_name):
-                done(_refused(run, error))
+            for run, _, _, done in cache.opening.pop(lmq_name):
+                done(refused(run.request_id, error))
             return
-        for run, producer_id, done in cache.opening.pop(lmq_name):
+        for run, body, producer_id, done in cache.opening.pop(lmq_name):
             try:
-                self._append(_Attempt(run, publisher, producer_id, cache, done), topic)
+                self._append(Attempt(run, publisher, producer_id, cache, done, body), topic)
             except TidemarkError as error:
-                done(_refused(run, error))
+                done(refused(run.request_id, error))
 
-    def _append(self, attempt: "_Attempt", topic: Topic, *, again: bool = True) -> None:
+    def _append(self, attempt: Attempt, topic: Topic, *, again: bool = True) -> None:
         run = attempt.run
         link = self._links[self._choose(run, attempt.publisher)]
         link.check_serving()
@@ -185,7 +195,7 @@ class PublishPath:
         append = operation.append
         append.lmq_name = run.lmq_name
         append.count = run.count
-        append.body = run.batch.SerializeToString()
+        append.body = attempt.body or run.batch.SerializeToString()
         append.topic_version = topic.version
         if run.fairness_key:
             append.fairness_key = run.fairness_key
@@ -206,7 +216,7 @@ class PublishPath:
 
     def _answered(
         self,
-        attempt: "_Attempt",
+        attempt: Attempt,
         link: PartitionLink,
         again: bool,
         result: exchange_pb2.OperationResult | TidemarkError,
@@ -217,22 +227,26 @@ class PublishPath:
             attempt.cache.destroy(publisher)
         if isinstance(result, TidemarkError):
             messaging.end(attempt.span, result.reason)
-            attempt.done(_refused(run, result))
+            attempt.done(refused(run.request_id, result))
             return
         if attempt.span is not None:
             messaging.end(attempt.span, refusal_of(result))
         if not result.HasField("error"):
             self.published.add(run.count, run.lmq_name)
-            attempt.done(_published(run, publisher, link.partition, result.append))
-        elif again and isinstance(from_status(result.error), _TOPIC_OUTDATED):
-            self._start(self._repeat(attempt, link.partition))
+            stored = published(run.request_id, publisher, link.partition, result.append)
+            attempt.done(stored)
+        elif again and is_outdated(result.error):
+            self.repeat(attempt, link.partition)
         else:
             refusal = message_pb2.PublishResult(request_id=run.request_id, error=result.error)
             attempt.done(refusal)
 
-    async def _repeat(self, attempt: "_Attempt", partition: int) -> None:
+    def repeat(self, attempt: Attempt, partition: int) -> None:
         """Bring the topic to a partition that did not know its newest version, and publish
         again."""
+        self._start(self._repeat(attempt, partition))
+
+    async def _repeat(self, attempt: Attempt, partition: int) -> None:
         try:
             topic = await self._topics.renew(topic_of(attempt.run.lmq_name))
             await self._topics.bring(partition, topic)
@@ -240,17 +254,13 @@ class PublishPath:
             publisher = await self.open(attempt.run.lmq_name, attempt.cache)
             self._append(attempt._replace(publisher=publisher), topic, again=False)
         except TidemarkError as error:
-            attempt.done(_refused(attempt.run, error))
+            attempt.done(refused(attempt.run.request_id, error))
 
     def _choose(self, run: message_pb2.PublishRun, publisher: Publisher) -> int:
         """The partition of a run: pinned, or the only one, or the next healthy one, round robin."""
         partitions = publisher.partitions
         if run.HasField("partition"):
-            if run.partition not in partitions:
-                raise InvalidArgument(
-                    f"queue {run.lmq_name} does not live in partition {run.partition}",
-                    field="partition",
-                )
+            check_partition(run.lmq_name, run.partition, publisher)
             return run.partition
         if len(partitions) == 1:
             return partitions[0]
@@ -302,22 +312,34 @@ def _check_messages(run: message_pb2.PublishRun, *, look_at_payloads: bool) -> N
             raise HeadersTooLarge(f"headers have at most {limits.HEADERS_BYTES_MAX} bytes")
 
 
-def _published(
-    run: message_pb2.PublishRun,
-    publisher: Publisher,
-    partition: int,
-    appended: exchange_pb2.AppendResult,
+def check_partition(lmq_name: str, partition: int, publisher: Publisher) -> None:
+    """Raise for a run that is pinned to a partition in which its queue does not live."""
+    if partition not in publisher.partitions:
+        raise InvalidArgument(
+            f"queue {lmq_name} does not live in partition {partition}", field="partition"
+        )
+
+
+def is_outdated(error: Status) -> bool:
+    """Whether a run was refused because its partition does not know the newest topic."""
+    return isinstance(from_status(error), _TOPIC_OUTDATED)
+
+
+def published(
+    request_id: int, publisher: Publisher, partition: int, appended: exchange_pb2.AppendResult
 ) -> message_pb2.PublishResult:
-    published = message_pb2.PublishResult(request_id=run.request_id)
-    receipt = published.receipt
+    """The result of a run that is stored."""
+    result = message_pb2.PublishResult(request_id=request_id)
+    receipt = result.receipt
     receipt.partition = partition
     receipt.queue_id = appended.queue_id
     receipt.first_offset = appended.first_offset
     receipt.schedule_id = appended.schedule_id
     receipt.publisher_id = publisher.publisher_id
     receipt.duplicate = appended.duplicate
-    return published
+    return result
 
 
-def _refused(run: message_pb2.PublishRun, error: TidemarkError) -> message_pb2.PublishResult:
-    return message_pb2.PublishResult(request_id=run.request_id, error=to_status(error))
+def refused(request_id: int, error: TidemarkError) -> message_pb2.PublishResult:
+    """The result of a run that is not stored, or of which that is not known."""
+    return message_pb2.PublishResult(request_id=request_id, error=to_status(error))

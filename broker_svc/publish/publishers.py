@@ -47,8 +47,8 @@ class Publisher:
         raise TypeError("a publisher owns its lease and cannot be pickled")
 
 
-WaitingRun = tuple[PublishRun, str, Callable[[PublishResult], None]]
-"""A run, its producer id, and the callback for its result."""
+WaitingRun = tuple[PublishRun, bytes, str, Callable[[PublishResult], None]]
+"""A run, its body as it came, its producer id, and the callback for its result."""
 
 
 class PublisherCache:

@@ -14,6 +14,7 @@ from typing import Final
 from storage_svc.api import codec
 from storage_svc.operations.acks import Acked
 from storage_svc.operations.operation import ExchangeResult, Operation
+from storage_svc.operations.publish import AppendedRuns, AppendRuns
 from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
 from storage_svc.partition.partition import Partition
@@ -27,7 +28,9 @@ ERROR_BYTES: Final = 2048
 RESULT_BYTES: Final = 512
 READY_BYTES: Final = 640
 EXPIRED_BYTES: Final = 16
-"""Generous sizes of a slice without its body, of an error, of any other result, and of events."""
+RUN_BYTES: Final = 32
+"""Generous sizes of a slice without its body, of an error, of any other result, of events, and of a
+run in an array."""
 
 _Answered = tuple[int, ExchangeResult | TidemarkError]
 """A request id and its result."""
@@ -121,30 +124,37 @@ class ExchangePart:
         operations: list[Operation[ExchangeResult]] = []
         callers: list[str] = []
         refused: list[_Answered] = []
+        unanswered = len(request.operations)
         for each in request.operations:
             try:
-                operations.append(codec.decode_operation(each))
+                operation = codec.decode_operation(each)
             except TidemarkError as error:
                 refused.append((each.request_id, error))
                 continue
+            operations.append(operation)
             request_ids.append(each.request_id)
             callers.append(each.traceparent)
+            if isinstance(operation, AppendRuns):
+                unanswered += len(operation.appends) - 1
         size = request.ByteSize()
-        self._unanswered += len(request.operations)
+        self._unanswered += unanswered
         self._unanswered_bytes += size
         results = self._partition.submit(operations, callers, self.broker_epoch)
-        results.add_done_callback(partial(self._answered, request_ids, refused, size, answered))
+        results.add_done_callback(
+            partial(self._answered, request_ids, refused, unanswered, size, answered)
+        )
 
     def _answered(
         self,
         request_ids: list[int],
         refused: list[_Answered],
+        unanswered: int,
         size: int,
         answered: "Callable[[ExchangePart], None]",
         pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
     ) -> None:
         """The commit of a frame is durable or has failed: its results go into the next frame."""
-        self._unanswered -= len(request_ids) + len(refused)
+        self._unanswered -= unanswered
         self._unanswered_bytes -= size
         answered(self)
         error = pending.exception()
@@ -246,4 +256,6 @@ def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
         return size
     if isinstance(result, Renewed | Acked):
         return RESULT_BYTES + ERROR_BYTES * len(result.refused)
+    if isinstance(result, AppendedRuns):
+        return RESULT_BYTES + RUN_BYTES * len(result.runs) + ERROR_BYTES * result.refusals
     return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

@@ -1,6 +1,7 @@
 """Publishing: a run is appended to its queue, or scheduled until it is due.
 
-Owns the checks of a publish: topic version, repeats, a full disk and, with `runs.py`, quotas.
+Most runs come in columns, with one operation and one result for many queues. Owns the checks of a
+publish: topic version, repeats, a full disk and, with `runs.py`, quotas.
 """
 
 from typing import NamedTuple
@@ -11,11 +12,19 @@ from storage_svc.operations.runs import append_run, queue_with_room
 from storage_svc.operations.schedule import add_scheduled
 from storage_svc.partition import producers
 from storage_svc.partition.commit import CommitContext
+from storage_svc.turns import TURN_OPERATIONS_MAX, give_way
 from tidemark import limits
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.errors import DiskFull, TopicVersionMismatch
+from tidemark.errors import (
+    DataCorrupt,
+    DiskFull,
+    InvalidArgument,
+    TidemarkError,
+    TopicVersionMismatch,
+)
 from tidemark.field_checks import check_range
 from tidemark.names import topic_of, validate_fairness_key, validate_producer_id
+from tidemark.rpc.statuses import to_status
 
 
 class Appended(NamedTuple):
@@ -132,4 +141,68 @@ class Append(NamedTuple):
         return appended
 
 
-OPERATIONS: ExchangeDecoders = {"append": Append.from_proto}
+class AppendedRuns(NamedTuple):
+    """The runs that were not refused are on disk."""
+
+    runs: tuple[Appended | TidemarkError, ...]
+
+    @property
+    def refusals(self) -> int:
+        return sum(isinstance(each, TidemarkError) for each in self.runs)
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        appends = proto.appends
+        queue_ids, first_offsets = [], []
+        for index, each in enumerate(self.runs):
+            if isinstance(each, TidemarkError):
+                appends.refused.add(index=index, error=to_status(each))
+                each = _NOT_STORED
+            elif each.duplicate:
+                appends.repeated_runs.add(index=index, schedule_id=each.schedule_id)
+            queue_ids.append(each.queue_id)
+            first_offsets.append(each.first_offset)
+        appends.queue_ids.extend(queue_ids)
+        appends.first_offsets.extend(first_offsets)
+
+
+_NOT_STORED = Appended(0, 0)
+
+
+class AppendRuns(NamedTuple):
+    """Store runs of many queues, each at the end of its own."""
+
+    appends: tuple[Append, ...]
+
+    @classmethod
+    def from_proto(cls, proto: exchange_pb2.AppendRuns) -> "AppendRuns":
+        names = proto.lmq_names
+        check_range("lmq_names", len(names), 1, limits.APPENDS_PER_OPERATION_MAX)
+        columns = (proto.counts, proto.bodies, proto.sequences)
+        if any(len(each) != len(names) for each in columns):
+            raise InvalidArgument("columns of different lengths", field="appends")
+        producer_id, version = proto.producer_id, proto.topic_version
+        if any(proto.sequences):
+            validate_producer_id(producer_id)
+        appends = []
+        for name, count, body, sequence in zip(names, *columns, strict=True):
+            check_body(count, body, limits.RUN_BYTES_MAX)
+            plain = (queue_name(name), count, body, "", 0, 0, "")
+            appends.append(Append(*plain, producer_id, sequence, version))
+        return cls(tuple(appends))
+
+    async def apply(self, commit: CommitContext) -> AppendedRuns:
+        """Each is stored, or answered as before (S11), or refused without any change."""
+        runs: list[Appended | TidemarkError] = []
+        for index, each in enumerate(self.appends):
+            if index and index % TURN_OPERATIONS_MAX == 0:
+                await give_way()
+            try:
+                runs.append(await each.apply(commit))
+            except DataCorrupt:
+                raise  # a fault of the partition
+            except TidemarkError as error:
+                runs.append(error)
+        return AppendedRuns(tuple(runs))
+
+
+OPERATIONS: ExchangeDecoders = {"append": Append.from_proto, "appends": AppendRuns.from_proto}

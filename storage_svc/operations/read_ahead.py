@@ -14,7 +14,7 @@ from typing import Final
 from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.ownership import ConfirmOwnership, TakeOwnership
-from storage_svc.operations.publish import Append
+from storage_svc.operations.publish import Append, AppendRuns
 from storage_svc.operations.renew import Renew
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
@@ -40,6 +40,8 @@ async def read_ahead(commit: CommitContext, operations: Iterable[Operation[objec
                 queue_ids[Receipt.decode(receipt).queue_id] = None
         if isinstance(each, _LOADING):
             names[each.lmq_name] = None
+        if isinstance(each, AppendRuns):
+            names.update((append.lmq_name, None) for append in each.appends)
         if isinstance(each, Reserve):
             reserved[each.lmq_name, each.group] = None
     names.update(dict.fromkeys(await commit.read_names(list(queue_ids))))

@@ -16,7 +16,7 @@ from storage_svc.loading.deadline_pages import read_deadlines
 from storage_svc.operations.acks import AckReservations
 from storage_svc.operations.expire import ExpireDue
 from storage_svc.operations.operation import Operation
-from storage_svc.operations.publish import Append
+from storage_svc.operations.publish import Append, AppendRuns
 from storage_svc.operations.read_ahead import read_ahead
 from storage_svc.operations.reserve import Reserved
 from storage_svc.operations.standing import hand_out_standing
@@ -267,6 +267,9 @@ def _size(operations: Sequence[object]) -> tuple[int, int]:
     for each in operations:
         if isinstance(each, Append):
             body_bytes += len(each.body)
+        elif isinstance(each, AppendRuns):
+            body_bytes += sum(len(append.body) for append in each.appends)
+            steps += len(each.appends) - 1
         elif isinstance(each, AckReservations):
             steps += len(each.receipts) - 1
     return body_bytes, steps

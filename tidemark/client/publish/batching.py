@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemark import limits
-from tidemark.api.broker.v1.message_pb2 import MessageBatch, PublishRun
+from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
+from tidemark.bodies import body_of
 
 # Upper bound of what a message costs on the wire besides its payload and headers.
 MESSAGE_OVERHEAD_BYTES: Final = 16
@@ -71,25 +72,46 @@ class Call(Generic[D]):
             self.count = len(batch.messages)
             self.size = batch.ByteSize()
 
-    def write_to(self, batch: MessageBatch) -> None:
+    def body(self) -> bytes:
+        """Its messages as they are sent. Bodies of several calls are joined to one."""
         if self.batch is not None:
-            batch.MergeFrom(self.batch)
-            return
-        message = batch.messages.add()
-        message.payload = self.payload
-        if self.headers:
-            message.headers.update(self.headers)
+            return self.batch.SerializeToString()
+        if not self.headers:
+            return body_of((self.payload,))
+        message = Message(payload=self.payload, headers=self.headers)
+        return MessageBatch(messages=(message,)).SerializeToString()
 
 
 class Run(Generic[D]):
     """Calls that are stored together or not at all."""
 
-    __slots__ = ("calls", "proto", "size")
+    __slots__ = ("body", "calls", "count", "options", "proto", "sequence", "size")
 
-    def __init__(self, proto: PublishRun, calls: list[Call[D]], size: int) -> None:
-        self.proto = proto
+    def __init__(self, calls: list[Call[D]]) -> None:
+        """Raises whatever the encoder raises."""
         self.calls = calls
-        self.size = size
+        self.proto: PublishRun | None = None
+        """Its long form, if it needs one."""
+        self.options = calls[0].options
+        self.sequence = self.options.sequence
+        """0 until it has one."""
+        if len(calls) == 1:
+            (call,) = calls
+            self.body, self.count, self.size = call.body(), call.count, call.size
+        else:
+            self.body = b"".join([call.body() for call in calls])
+            self.count = sum(call.count for call in calls)
+            self.size = sum(call.size for call in calls)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing but messages and a sequence, so that it can travel in columns.
+
+        One that has travelled in its long form keeps it: a repeat must be the same to the byte.
+        """
+        options = self.options
+        needs_more = options.delay_ms or options.ttl_ms or options.traceparent
+        return self.proto is None and not needs_more
 
 
 class Lane(Generic[D]):
@@ -106,6 +128,11 @@ class Lane(Generic[D]):
         """Runs without a definite result, in order. Waiting calls never overtake them."""
         self.unanswered = 0
         """How many of the runs are on the wire now."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of its runs can travel in columns, which keep their order."""
+        return not self.fairness_key and all(run.is_plain for run in self.runs)
 
     @property
     def idle(self) -> bool:
@@ -128,7 +155,9 @@ class Lane(Generic[D]):
                 break
             calls = self._next_calls(room_bytes)
             try:
-                run = self._run_of(calls)
+                run = Run(calls)
+                if not run.is_plain:
+                    run.proto = self._proto_of(run)
             except Exception as error:  # whatever the encoder raises
                 if len(calls) > 1:
                     self._put_back(calls)
@@ -168,21 +197,26 @@ class Lane(Generic[D]):
             calls.append(self.waiting.popleft())
         return calls
 
-    def _run_of(self, calls: list[Call[D]]) -> Run[D]:
-        options = calls[0].options
+    def long_form(self, run: Run[D]) -> PublishRun:
+        """A run as it is sent alone."""
+        if run.proto is None:
+            run.proto = self._proto_of(run)
+        run.proto.sequence = run.sequence
+        return run.proto
+
+    def _proto_of(self, run: Run[D]) -> PublishRun:
+        options = run.options
         proto = PublishRun(
             lmq_name=self.lmq_name,
             fairness_key=self.fairness_key,
             delay_ms=options.delay_ms,
             ttl_ms=options.ttl_ms,
             traceparent=options.traceparent,
-            sequence=options.sequence,
             partition=self.partition,
-            count=sum(call.count for call in calls),
+            count=run.count,
         )
-        for call in calls:
-            call.write_to(proto.batch)
-        return Run(proto, calls, sum(call.size for call in calls))
+        proto.batch.MergeFromString(run.body)
+        return proto
 
 
 class Sequences:

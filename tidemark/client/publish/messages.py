@@ -5,14 +5,12 @@ A message is checked before it joins others in a run, so that no call fails beca
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.bodies import body_of
 from tidemark.client.arguments import check_message
-
-_FIELD_1: Final = b"\x0a"
-"""The tag of field 1 with a length, as Protocol Buffers write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def batch_of(messages: Sequence[bytes | Message]) -> MessageBatch:
     batch = MessageBatch()
     sizes = _payload_sizes(messages)
     if sizes is not None and max(sizes) <= limits.MESSAGE_BYTES_MAX:
-        batch.MergeFromString(_encoded(cast("Sequence[bytes]", messages), sizes))
+        batch.MergeFromString(body_of(cast("Sequence[bytes]", messages)))
         return batch
     for each in messages:
         payload, headers = (
@@ -69,30 +67,3 @@ def batch_of(messages: Sequence[bytes | Message]) -> MessageBatch:
 def _payload_sizes(messages: Sequence[bytes | Message]) -> set[int] | None:
     """The distinct sizes, if all are plain payloads; computed without a Python loop."""
     return set(map(len, messages)) if set(map(type, messages)) == {bytes} else None  # type: ignore[arg-type]
-
-
-def _encoded(payloads: Sequence[bytes], sizes: set[int]) -> bytes:
-    """A MessageBatch of plain payloads, serialized by hand: four times as fast as `add`.
-
-    Both `MessageBatch.messages` and `Message.payload` are field 1, so each payload follows its tag
-    and length inside a message that follows its own.
-    """
-    prefixes = {size: _prefix(size) for size in sizes}
-    if len(prefixes) == 1:
-        (prefix,) = prefixes.values()
-        return prefix.join((b"", *payloads))
-    return b"".join([prefixes[len(payload)] + payload for payload in payloads])
-
-
-def _prefix(size: int) -> bytes:
-    payload_head = _FIELD_1 + _varint(size)
-    return _FIELD_1 + _varint(len(payload_head) + size) + payload_head
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

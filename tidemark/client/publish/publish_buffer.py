@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from tidemark import limits
-from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.broker.v1.broker_pb2 import GoAway
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.arguments import not_encoded
@@ -20,10 +19,11 @@ from tidemark.client.publish import batching
 from tidemark.client.publish.batching import RunOptions, Sequences
 from tidemark.client.publish.messages import PublishReceipt
 from tidemark.client.transport.backoff import Backoff, is_transient
+from tidemark.client.transport.codec import Stored
 from tidemark.client.transport.connection import Connection, Identity, SessionPart
 from tidemark.client.transport.frames import FRAME_RUNS
 from tidemark.client.transport.routes import Routes
-from tidemark.client.transport.session import Session
+from tidemark.client.transport.session import RunResult, Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry.traces import tracing_enabled
@@ -214,25 +214,33 @@ class PublishBuffer:
                 part.parked.append(lane)
                 return 0
             for run in lane.build_runs(room_bytes, runs_max, self._refuse):
-                if not run.proto.sequence:
-                    run.proto.sequence = part.sequences.take()
+                if not run.sequence:
+                    run.sequence = part.sequences.take()
         if not lane.runs:
             self._drop(lane)
             return 0
+        plain, size = lane.is_plain, 0
         for run in lane.runs:
             lane.unanswered += 1
-            session.send_run(run.proto, partial(self._answered, lane, run))
-        return sum(run.size for run in lane.runs)
+            size += run.size
+            done = partial(self._answered, lane, run)
+            if plain:
+                columns = (lane.lmq_name, run.body, run.count, run.sequence, lane.partition)
+                session.send_plain_run(columns, done)
+            else:
+                session.send_run(lane.long_form(run), done)
+        return size
 
-    def _answered(
-        self, lane: Lane, run: Run, result: message_pb2.PublishResult | TidemarkError
-    ) -> None:
+    def _answered(self, lane: Lane, run: Run, result: RunResult | TidemarkError) -> None:
         lane.unanswered -= 1
         part = self._partition(lane.partition)
         if not isinstance(result, TidemarkError) and run in lane.runs:  # else it is repeated
-            if result.HasField("receipt"):
+            if isinstance(result, Stored):
                 part.backoff.reset()
-                self._succeed(lane, run, result.receipt)
+                self._succeed(lane, run, part, result)
+            elif result.HasField("receipt"):
+                part.backoff.reset()
+                self._succeed(lane, run, part, Stored.of(result.receipt))
             else:
                 self._refused(lane, run, part, from_status(result.error))
         if not lane.unanswered:
@@ -256,17 +264,17 @@ class PublishBuffer:
                 wait_ms = part.backoff.next_ms(error.retry_after_ms or 0)
                 part.resuming = asyncio.create_task(self._resume(part, wait_ms))
             return
-        part.sequences.answered(run.proto.sequence)
+        part.sequences.answered(run.sequence)
         if len(run.calls) > 1:
             lane.split(run)  # no call fails because of another one
             return
         lane.runs.remove(run)
         self._fail(run.calls, error)
 
-    def _succeed(self, lane: Lane, run: Run, stored: message_pb2.PublishReceipt) -> None:
+    def _succeed(self, lane: Lane, run: Run, part: _Partition, stored: Stored) -> None:
         lane.runs.remove(run)
-        self._partition(lane.partition).sequences.answered(run.proto.sequence)
-        queue_id, offset, schedule_id = stored.queue_id, stored.first_offset, stored.schedule_id
+        part.sequences.answered(run.sequence)
+        queue_id, offset, publisher_id, schedule_id, duplicate = stored
         for call in run.calls:
             if not call.answer.done():
                 receipt = PublishReceipt(
@@ -276,8 +284,8 @@ class PublishBuffer:
                     offset,
                     call.count,
                     schedule_id,
-                    stored.duplicate,
-                    stored.publisher_id,
+                    duplicate,
+                    publisher_id,
                 )
                 call.answer.set_result(receipt)
             if not schedule_id:
@@ -320,7 +328,7 @@ class PublishBuffer:
         for run in list(lane.runs):
             if run.calls[0].begun_ms <= too_old_ms:
                 lane.runs.remove(run)
-                self._partition(lane.partition).sequences.answered(run.proto.sequence)
+                self._partition(lane.partition).sequences.answered(run.sequence)
                 self._fail(run.calls, self._unknown(lane, self._why(lane)))
         while lane.waiting and lane.waiting[0].begun_ms <= too_old_ms:
             self._fail([lane.waiting.popleft()], self._not_sent(self._why(lane)))

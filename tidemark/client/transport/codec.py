@@ -4,7 +4,7 @@ Pure: it sends nothing and keeps no state.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from google.rpc.status_pb2 import Status
 
@@ -67,6 +67,26 @@ def fill_settlement(
             settlement.extend.CopyFrom(action)
         case Release():
             settlement.release.CopyFrom(action)
+
+
+class Stored(NamedTuple):
+    """What a receipt adds to a run."""
+
+    queue_id: int
+    first_offset: int
+    publisher_id: int
+    schedule_id: int = 0
+    duplicate: bool = False
+
+    @staticmethod
+    def of(receipt: PublishReceipt) -> "Stored":
+        return Stored(
+            receipt.queue_id,
+            receipt.first_offset,
+            receipt.publisher_id,
+            receipt.schedule_id,
+            receipt.duplicate,
+        )
 
 
 def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:

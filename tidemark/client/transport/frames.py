@@ -5,7 +5,7 @@ Pure: it sends nothing and waits for nothing.
 
 from collections import deque
 from collections.abc import MutableSequence, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
@@ -23,15 +23,24 @@ _PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
 """What a frame carries besides runs: every frame has room for at least one run."""
 
 
-class Outgoing:
-    """What waits to be sent: runs in the order of their submission, and everything else."""
+PlainRun: TypeAlias = tuple[str, bytes, int, int, int]
+"""A run without options: lmq_name, body, count, sequence and partition."""
 
-    __slots__ = ("parts", "runs")
+
+class Outgoing:
+    """What waits to be sent: runs in the order of their submission, and everything else.
+
+    Runs of one lane are either all plain or none is: the two kinds do not wait for each other.
+    """
+
+    __slots__ = ("parts", "plain_runs", "runs")
 
     def __init__(self) -> None:
         self.parts = broker_pb2.SessionRequest()
         """Everything but runs."""
         self.runs: deque[PublishRun] = deque()
+        self.plain_runs: deque[tuple[int, PlainRun]] = deque()
+        """Runs that travel in columns, with their request ids."""
 
     def next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that has accumulated, as far as it fits a frame; the rest stays."""
@@ -58,12 +67,37 @@ class Outgoing:
             if frame.runs and room_bytes < 0:
                 break
             frame.runs.append(runs.popleft())
+        self._add_plain(frame, room_bytes)
         return frame
+
+    def _add_plain(self, frame: broker_pb2.SessionRequest, room_bytes: int) -> None:
+        waiting = self.plain_runs
+        request_ids: list[int] = []
+        taken: list[PlainRun] = []
+        room_runs = FRAME_RUNS - len(frame.runs)
+        while waiting and len(taken) < room_runs:
+            request_id, run = waiting[0]
+            room_bytes -= len(run[1])
+            if room_bytes < 0 and (taken or frame.runs):
+                break
+            waiting.popleft()
+            request_ids.append(request_id)
+            taken.append(run)
+        if taken:
+            lmq_names, bodies, counts, sequences, partitions = zip(*taken, strict=True)
+            frame.run_arrays.add(
+                request_ids=request_ids,
+                lmq_names=lmq_names,
+                bodies=bodies,
+                counts=counts,
+                sequences=sequences,
+                partitions=partitions,
+            )
 
     @property
     def has_rest(self) -> bool:
         """Whether something is left for another frame."""
-        return bool(self.runs or self.parts.ListFields())
+        return bool(self.runs or self.plain_runs or self.parts.ListFields())
 
 
 def _move(parts: "MutableSequence[T]", rest: "MutableSequence[T]", fit: int) -> None:

@@ -9,7 +9,7 @@ the reason.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import grpc
 
@@ -24,12 +24,13 @@ from tidemark.api.broker.v1.message_pb2 import (
 from tidemark.client.transport.codec import (
     Action,
     Range,
+    Stored,
     Target,
     check,
     fill_settlement,
     settlement_of,
 )
-from tidemark.client.transport.frames import Outgoing
+from tidemark.client.transport.frames import Outgoing, PlainRun
 from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.pending_calls import PendingCalls
 from tidemark.errors import Internal, TidemarkError, Unavailable
@@ -37,6 +38,10 @@ from tidemark.rpc.callbacks import Done
 from tidemark.rpc.channel import open_channel
 
 _log = logging.getLogger(__name__)
+
+
+RunResult: TypeAlias = message_pb2.PublishResult | Stored
+"""The result of a run that went in columns: in columns as well if it is stored."""
 
 
 class Taker(Protocol):
@@ -77,6 +82,8 @@ class Session:
         self._closing = False
         self._last_id = 0
         self._publishes = PendingCalls[message_pb2.PublishResult]()
+        self._plain_publishes = PendingCalls[RunResult]()
+        """Runs that went in columns."""
         self._settles = PendingCalls[SettleResult]()
         self._acks = PendingCalls[broker_pb2.AcksResult]()
         self._syncs = PendingCalls[subscription_pb2.SubscriptionSyncResult]()
@@ -165,6 +172,12 @@ class Session:
         run.request_id = self._next_id()
         self._outgoing.runs.append(run)
         self._publishes.call_back(run.request_id, done)
+
+    def send_plain_run(self, run: PlainRun, done: Done[RunResult]) -> None:
+        """Send a run that has nothing but messages and a sequence: it travels in columns."""
+        request_id = self._next_id()
+        self._outgoing.plain_runs.append((request_id, run))
+        self._plain_publishes.call_back(request_id, done)
 
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
         """Have the broker materialize a queue before the first run."""
@@ -335,8 +348,11 @@ class Session:
             self._end(error)
 
     def _take(self, frame: broker_pb2.SessionResponse) -> None:
+        for receipts in frame.published_arrays:
+            self._take_receipts(receipts)
         for published in frame.published:
-            self._publishes.answer(published.request_id, published)
+            if not self._publishes.answer(published.request_id, published):
+                self._plain_publishes.answer(published.request_id, published)
         for settled in frame.settled:
             if not self._settles.answer(settled.request_id, settled):
                 self.failed_settlements.append(settled)
@@ -366,6 +382,17 @@ class Session:
         if frame.errors or frame.settled or frame.unsubscribed or frame.go_aways:
             self.notified.notify_all()
 
+    def _take_receipts(self, receipts: message_pb2.ReceiptArray) -> None:
+        answer = self._plain_publishes.answer
+        for request_id, queue_id, first_offset, publisher_id in zip(
+            receipts.request_ids,
+            receipts.queue_ids,
+            receipts.first_offsets,
+            receipts.publisher_ids,
+            strict=True,
+        ):
+            answer(request_id, Stored(queue_id, first_offset, publisher_id))
+
     def _take_ended(self, ended: Iterable[broker_pb2.EndedDelivery]) -> None:
         tags: dict[int, set[int]] = {}
         for each in ended:
@@ -381,6 +408,7 @@ class Session:
         self._ended = error
         for pending in (
             self._publishes,
+            self._plain_publishes,
             self._settles,
             self._acks,
             self._syncs,

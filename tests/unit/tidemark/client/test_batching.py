@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 from tidemark import limits
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.publish.batching import Call, Lane, Run, RunOptions, Sequences
 from tidemark.client.publish.messages import batch_of
 
@@ -34,7 +35,8 @@ def call(payload: bytes, gone: bool = False, delay_ms: int = 0) -> Call[Waiter]:
 
 
 def payloads(runs: list[Run[Waiter]]) -> list[list[bytes]]:
-    return [[message.payload for message in run.proto.batch.messages] for run in runs]
+    batches = [MessageBatch.FromString(run.body) for run in runs]
+    return [[message.payload for message in batch.messages] for batch in batches]
 
 
 def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
@@ -44,17 +46,20 @@ def test_neighbours_that_agree_become_one_run_and_others_end_it() -> None:
     runs = lane.build_runs(ROOM, 10, no_refusal)
 
     assert payloads(runs) == [[b"a", b"b", b"c", b"d"], [b"e"], [b"f"]]
-    assert [run.proto.count for run in runs] == [4, 1, 1]
-    assert {(run.proto.lmq_name, run.proto.partition) for run in runs} == {("orders/a", 1)}
-    assert {run.proto.fairness_key for run in runs} == {"key"}
+    assert [run.count for run in runs] == [4, 1, 1]
+    protos = [lane.long_form(run) for run in runs]
+    assert {(proto.lmq_name, proto.partition) for proto in protos} == {("orders/a", 1)}
+    assert {proto.fairness_key for proto in protos} == {"key"}
+    assert [proto.delay_ms for proto in protos] == [0, 5, 0]
+    assert [proto.batch.SerializeToString() for proto in protos] == [run.body for run in runs]
 
 
 def test_a_run_ends_at_its_limits_and_a_frame_at_its_room() -> None:
     lane = lane_of(*(call(b"") for _ in range(limits.RUN_MESSAGES_MAX + 1)))
     large = lane_of(*(call(bytes(1_000_000)) for _ in range(5)))
 
-    counts = [run.proto.count for run in lane.build_runs(ROOM, 10, no_refusal)]
-    sizes = [run.proto.count for run in large.build_runs(ROOM, 10, no_refusal)]
+    counts = [run.count for run in lane.build_runs(ROOM, 10, no_refusal)]
+    sizes = [run.count for run in large.build_runs(ROOM, 10, no_refusal)]
 
     assert counts == [limits.RUN_MESSAGES_MAX, 1]
     assert sizes == [4], "the fifth goes with the next frame"
@@ -102,7 +107,21 @@ def test_a_number_of_the_users_own_makes_a_run_of_its_own() -> None:
     numbered = Call(Waiter(), RunOptions(sequence=7, alone=True), 0, b"n")
     lane = lane_of(numbered, Call(Waiter(), RunOptions(sequence=7, alone=True), 0, b"n"))
 
-    assert [run.proto.sequence for run in lane.build_runs(ROOM, 10, no_refusal)] == [7, 7]
+    assert [run.sequence for run in lane.build_runs(ROOM, 10, no_refusal)] == [7, 7]
+
+
+def test_a_lane_is_plain_while_none_of_its_runs_needs_more_than_columns() -> None:
+    """S2: the runs of a lane travel in one form, so that they stay in order."""
+    plain, mixed, keyed = (Lane[Waiter]("orders/a", 1, key) for key in ("", "", "key"))
+    plain.waiting.extend([call(b"a"), Call(Waiter(), RunOptions(alone=True), 0, b"b")])
+    mixed.waiting.extend([call(b"a"), call(b"b", delay_ms=5)])
+    keyed.waiting.append(call(b"a"))
+
+    for lane in (plain, mixed, keyed):
+        lane.build_runs(ROOM, 10, no_refusal)
+
+    assert [len(lane.runs) for lane in (plain, mixed, keyed)] == [2, 2, 1]
+    assert [lane.is_plain for lane in (plain, mixed, keyed)] == [True, False, False]
 
 
 def test_sequences_stay_within_the_window_that_storage_remembers() -> None:

@@ -612,6 +612,7 @@ class SessionRequest(_message.Message):
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     RENEWALS_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
+    RUN_ARRAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First frame only."""
@@ -664,6 +665,10 @@ class SessionRequest(_message.Message):
         all of a frame. Carried out with the settlements.
         """
 
+    @_builtins.property
+    def run_arrays(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.RunArray]:
+        """Runs to store, in columns. At most 10 000 in all of a frame. Carried out after `runs`."""
+
     def __init__(
         self,
         *,
@@ -679,10 +684,11 @@ class SessionRequest(_message.Message):
         hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
         renewals: _abc.Iterable[Global___Renewal] | None = ...,
         acks: _abc.Iterable[Global___Acks] | None = ...,
+        run_arrays: _abc.Iterable[_message_pb2.RunArray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credits", b"credits", "destroy_publishers", b"destroy_publishers", "hand_outs", b"hand_outs", "heartbeat", b"heartbeat", "hello", b"hello", "open_consumers", b"open_consumers", "open_publishers", b"open_publishers", "renewals", b"renewals", "runs", b"runs", "settlements", b"settlements", "syncs", b"syncs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credits", b"credits", "destroy_publishers", b"destroy_publishers", "hand_outs", b"hand_outs", "heartbeat", b"heartbeat", "hello", b"hello", "open_consumers", b"open_consumers", "open_publishers", b"open_publishers", "renewals", b"renewals", "run_arrays", b"run_arrays", "runs", b"runs", "settlements", b"settlements", "syncs", b"syncs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -765,6 +771,7 @@ class SessionResponse(_message.Message):
     HAND_OUTS_FIELD_NUMBER: _builtins.int
     RENEWED_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
+    PUBLISHED_ARRAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First frame only."""
@@ -821,6 +828,10 @@ class SessionResponse(_message.Message):
     def acked(self) -> _containers.RepeatedCompositeFieldContainer[Global___AcksResult]:
         """Results of acks."""
 
+    @_builtins.property
+    def published_arrays(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.ReceiptArray]:
+        """Results of runs that were sent in columns."""
+
     def __init__(
         self,
         *,
@@ -837,10 +848,11 @@ class SessionResponse(_message.Message):
         hand_outs: _abc.Iterable[Global___HandOuts] | None = ...,
         renewed: _abc.Iterable[Global___RenewalResult] | None = ...,
         acked: _abc.Iterable[Global___AcksResult] | None = ...,
+        published_arrays: _abc.Iterable[_message_pb2.ReceiptArray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "published_arrays", b"published_arrays", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -324,6 +324,7 @@ class Operation(_message.Message):
     PAUSE_QUEUE_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
     LEAVE_GROUP_FIELD_NUMBER: _builtins.int
+    APPENDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the broker, unique on the stream for its partition."""
     traceparent: _builtins.str
@@ -424,6 +425,10 @@ class Operation(_message.Message):
     def leave_group(self) -> Global___LeaveGroup:
         """Report that the broker has no consumer of a group any more."""
 
+    @_builtins.property
+    def appends(self) -> Global___AppendRuns:
+        """Store runs of many queues."""
+
     def __init__(
         self,
         *,
@@ -453,12 +458,13 @@ class Operation(_message.Message):
         pause_queue: Global___PauseQueue | None = ...,
         acks: Global___AckReservations | None = ...,
         leave_group: Global___LeaveGroup | None = ...,
+        appends: Global___AppendRuns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "confirm_ownership", b"confirm_ownership", "drop_outbox", b"drop_outbox", "drop_ownership", b"drop_ownership", "expire_due", b"expire_due", "kind", b"kind", "leave_group", b"leave_group", "materialize", b"materialize", "pause_queue", b"pause_queue", "place_group", b"place_group", "purge", b"purge", "recall", b"recall", "redrive", b"redrive", "remove_dead_letters", b"remove_dead_letters", "remove_group", b"remove_group", "remove_queue", b"remove_queue", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "take_ownership", b"take_ownership", "traceparent", b"traceparent", "unmaterialize", b"unmaterialize", "unschedule", b"unschedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue", "acks", "leave_group"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "take_ownership", "confirm_ownership", "drop_ownership", "place_group", "remove_group", "remove_queue", "purge", "unschedule", "action", "apply_topic", "redrive", "renew", "remove_dead_letters", "drop_outbox", "recall", "pause_queue", "acks", "leave_group", "appends"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -488,6 +494,7 @@ class OperationResult(_message.Message):
     PAUSE_QUEUE_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
     LEAVE_GROUP_FIELD_NUMBER: _builtins.int
+    APPENDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """The request id of the operation. 0: a standing reserve has handed out or ended, with the outcome
     `reserve`.
@@ -562,6 +569,10 @@ class OperationResult(_message.Message):
     def leave_group(self) -> Global___LeaveGroupResult:
         """Result of LeaveGroup."""
 
+    @_builtins.property
+    def appends(self) -> Global___AppendRunsResult:
+        """Result of AppendRuns."""
+
     def __init__(
         self,
         *,
@@ -583,12 +594,13 @@ class OperationResult(_message.Message):
         pause_queue: Global___PauseQueueResult | None = ...,
         acks: Global___AckReservationsResult | None = ...,
         leave_group: Global___LeaveGroupResult | None = ...,
+        appends: Global___AppendRunsResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group", "appends"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -842,6 +854,155 @@ class AppendResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppendResult: _TypeAlias = AppendResult  # noqa: Y015
+
+@_typing.final
+class AppendRuns(_message.Message):
+    """Stores runs of one topic, in columns of the same length: as Append does with each of them, for runs
+    without a fairness key, a delay, a time to live and a trace context. One that is refused does not
+    keep the others.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LMQ_NAMES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    BODIES_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_VERSION_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    """The producer of all of them. Default "": none."""
+    topic_version: _builtins.int
+    """Version of the topic that the broker checked the runs against."""
+    @_builtins.property
+    def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The queues. Created if they do not exist. 1 to 256."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages in each body."""
+
+    @_builtins.property
+    def bodies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Serialized MessageBatches."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequence of each run in the producer, from 1. 0: no idempotence."""
+
+    def __init__(
+        self,
+        *,
+        lmq_names: _abc.Iterable[_builtins.str] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        bodies: _abc.Iterable[_builtins.bytes] | None = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        producer_id: _builtins.str = ...,
+        topic_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "counts", b"counts", "lmq_names", b"lmq_names", "producer_id", b"producer_id", "sequences", b"sequences", "topic_version", b"topic_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendRuns: _TypeAlias = AppendRuns  # noqa: Y015
+
+@_typing.final
+class AppendRunsResult(_message.Message):
+    """What became of the runs, in columns in their order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    REPEATED_RUNS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Identities of the queues. 0 where the run was refused."""
+
+    @_builtins.property
+    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Offsets of the first messages. 0 where the run was refused or is scheduled."""
+
+    @_builtins.property
+    def repeated_runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepeatedRun]:
+        """Runs that were stored before."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedRun]:
+        """Runs that were refused."""
+
+    def __init__(
+        self,
+        *,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        repeated_runs: _abc.Iterable[Global___RepeatedRun] | None = ...,
+        refused: _abc.Iterable[Global___RefusedRun] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_offsets", b"first_offsets", "queue_ids", b"queue_ids", "refused", b"refused", "repeated_runs", b"repeated_runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendRunsResult: _TypeAlias = AppendRunsResult  # noqa: Y015
+
+@_typing.final
+class RepeatedRun(_message.Message):
+    """A run that was stored before under the same producer and sequence."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCHEDULE_ID_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Its place among those that were named, from 0."""
+    schedule_id: _builtins.int
+    """Identity of a scheduled run. 0 when not scheduled."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        schedule_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "schedule_id", b"schedule_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepeatedRun: _TypeAlias = RepeatedRun  # noqa: Y015
+
+@_typing.final
+class RefusedRun(_message.Message):
+    """A run that was not stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Its place among those that were named, from 0."""
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why: the errors of Append."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedRun: _TypeAlias = RefusedRun  # noqa: Y015
 
 @_typing.final
 class Reserve(_message.Message):

@@ -1,0 +1,295 @@
+"""Arrays of runs: what a client publishes in one frame goes to storage in one operation for each
+partition and topic.
+
+The short form of the publish that there is most of, a small run for each of many queues: it costs
+entries in columns, not an operation, a callback and a result for each run. A run that has to wait,
+for its topic or for a queue that is being unloaded, takes the path of a single run, and so do all
+runs while traces are recorded: a span belongs to one run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from google.protobuf.message import DecodeError
+
+from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.topic_cache import TopicCache
+from broker_svc.publish.publish_path import (
+    Attempt,
+    PublishPath,
+    check_partition,
+    check_run,
+    is_outdated,
+    published,
+    refused,
+)
+from broker_svc.publish.publishers import Publisher, PublisherCache
+from tidemark import limits
+from tidemark.api.broker.v1 import message_pb2
+from tidemark.api.storage.v1 import exchange_pb2
+from tidemark.bodies import is_one_payload
+from tidemark.clock import Clock
+from tidemark.errors import InvalidArgument, TidemarkError
+from tidemark.names import LmqName, is_lite, topic_of, validate_producer_id
+from tidemark.rpc.statuses import from_status
+from tidemark.telemetry import tracing_enabled
+from tidemark.topics import Topic
+
+OPERATION_BYTES_MAX: Final = 512 * 1024
+"""Bodies in one operation, unless one alone is larger: frames and commits take whole operations."""
+
+_Run = tuple[int, str, bytes, int, int, int]
+"""Request id, lmq_name, body, count, sequence and partition, as they come from the columns."""
+
+_Key = tuple[int, str]
+"""Partition and topic."""
+
+
+class Results(Protocol):
+    """Receives the results of an array: of each run once, with the bytes that it counted for."""
+
+    def published(self, result: message_pb2.PublishResult, size: int) -> None: ...
+
+    def stored(
+        self,
+        request_ids: Sequence[int],
+        queue_ids: Iterable[int],
+        first_offsets: Iterable[int],
+        publisher_ids: Iterable[int],
+        size: int,
+    ) -> None: ...
+
+
+class _Runs:
+    """Runs of one array for one partition and topic, until storage has answered."""
+
+    __slots__ = ("body_bytes", "link", "publishers", "runs", "topic")
+
+    def __init__(self, link: PartitionLink, topic: Topic) -> None:
+        self.link = link
+        self.topic = topic
+        self.runs: list[_Run] = []
+        self.publishers: list[Publisher] = []
+        self.body_bytes = 0
+
+    def has_room(self, body_bytes: int) -> bool:
+        fits = self.body_bytes + body_bytes <= OPERATION_BYTES_MAX
+        return fits and len(self.runs) < limits.APPENDS_PER_OPERATION_MAX
+
+    def add(self, run: _Run, publisher: Publisher) -> None:
+        self.runs.append(run)
+        self.publishers.append(publisher)
+        self.body_bytes += len(run[2])
+
+
+class _Array:
+    """One array of a client, and what all of its runs share."""
+
+    __slots__ = ("cache", "gathered", "now_ms", "producer_id", "results", "share_bytes", "traced")
+
+    def __init__(
+        self,
+        cache: PublisherCache,
+        producer_id: str,
+        results: Results,
+        share_bytes: int,
+        now_ms: int,
+    ) -> None:
+        self.cache = cache
+        self.producer_id = producer_id
+        self.results = results
+        self.share_bytes = share_bytes
+        """What each of its runs counts for, of what the client may leave unanswered."""
+        self.now_ms = now_ms
+        self.traced = tracing_enabled()
+        self.gathered: dict[_Key, _Runs] = {}
+        """Runs that wait for the next operation."""
+
+    def refuse(self, request_id: int, error: TidemarkError) -> None:
+        self.results.published(refused(request_id, error), self.share_bytes)
+
+
+class RunArrays:
+    """Publishes the arrays of all sessions of a broker."""
+
+    def __init__(
+        self,
+        publish_path: PublishPath,
+        links: Mapping[int, PartitionLink],
+        topics: TopicCache,
+        dispatcher: Dispatcher,
+        clock: Clock,
+    ) -> None:
+        self._publish_path = publish_path
+        self._links = links
+        self._topics = topics
+        self._dispatcher = dispatcher
+        self._clock = clock
+
+    def submit(
+        self,
+        runs: message_pb2.RunArray,
+        cache: PublisherCache,
+        producer_id: str,
+        results: Results,
+        share_bytes: int,
+    ) -> None:
+        """Publish an array; `results` gets the result of each run, after its commit."""
+        now_ms = self._clock.monotonic_ms()
+        array = _Array(cache, producer_id, results, share_bytes, now_ms)
+        for run in zip(
+            runs.request_ids,
+            runs.lmq_names,
+            runs.bodies,
+            runs.counts,
+            runs.sequences,
+            runs.partitions,
+            strict=True,
+        ):
+            try:
+                self._take(array, run)
+            except TidemarkError as error:
+                array.refuse(run[0], error)
+        self._send_all(array)
+
+    def _take(self, array: _Array, run: _Run) -> None:
+        _, lmq_name, body, count, sequence, partition = run
+        body_bytes = len(body)
+        if count != 1 or body_bytes > limits.MESSAGE_BYTES_MAX or not is_one_payload(body):
+            check_run(_single(run), array.producer_id)
+        elif sequence:
+            validate_producer_id(array.producer_id)
+        publisher = self._publisher(array, lmq_name)
+        key = partition, topic_of(lmq_name)
+        runs = array.gathered.get(key)
+        if publisher is not None and (runs is None or not runs.has_room(body_bytes)):
+            runs = self._begin(array, key)
+        if publisher is None or runs is None:
+            self._publish_alone(array, run)
+            return
+        check_partition(lmq_name, partition, publisher)
+        runs.add(run, publisher)
+
+    def _publisher(self, array: _Array, lmq_name: str) -> Publisher | None:
+        """The publisher of a queue; None if the run must be published alone."""
+        cache = array.cache
+        if array.traced or lmq_name in cache.opening:
+            return None
+        publisher = cache.find(lmq_name, array.now_ms)
+        if publisher is not None and is_lite(lmq_name) and not publisher.lease.failed:
+            return publisher
+        topic = self._topics.known(LmqName.parse(lmq_name).topic)
+        return None if topic is None else self._publish_path.publisher(lmq_name, topic, cache)
+
+    def _begin(self, array: _Array, key: _Key) -> _Runs | None:
+        """An operation for further runs; None if its topic is not known."""
+        self._send(array, key)
+        partition, topic_name = key
+        link, topic = self._links.get(partition), self._topics.known(topic_name)
+        if link is None or topic is None:
+            return None
+        link.check_serving()
+        runs = array.gathered[key] = _Runs(link, topic)
+        return runs
+
+    def _publish_alone(self, array: _Array, run: _Run) -> None:
+        self._send_all(array)  # an earlier run of the same queue may be among them
+        done = partial(array.results.published, size=array.share_bytes)
+        self._publish_path.submit(_single(run), array.cache, array.producer_id, done, run[2])
+
+    # --- to storage ----------------------------------------------------------------------------
+
+    def _send_all(self, array: _Array) -> None:
+        for key in list(array.gathered):
+            self._send(array, key)
+
+    def _send(self, array: _Array, key: _Key) -> None:
+        runs = array.gathered.pop(key, None)
+        if runs is None or not runs.runs:
+            return
+        _, lmq_names, bodies, counts, sequences, _ = zip(*runs.runs, strict=True)
+        operation = exchange_pb2.Operation()
+        appends = operation.appends
+        appends.lmq_names.extend(lmq_names)
+        appends.bodies.extend(bodies)
+        appends.counts.extend(counts)
+        appends.sequences.extend(sequences)
+        if any(sequences):
+            appends.producer_id = array.producer_id
+        appends.topic_version = runs.topic.version
+        for publisher in runs.publishers:
+            publisher.unanswered += 1
+        runs.link.ask(operation, partial(self._answered, array, runs), len(runs.runs))
+        partition, coming = key[0], self._dispatcher.on_append_queued
+        for lmq_name, count, body in zip(lmq_names, counts, bodies, strict=True):
+            coming((partition, lmq_name), count, len(body))
+
+    def _answered(
+        self, array: _Array, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError
+    ) -> None:
+        for publisher in runs.publishers:
+            publisher.unanswered -= 1
+            if publisher.lease.failed:
+                array.cache.destroy(publisher)
+        if isinstance(result, TidemarkError) or result.HasField("error"):
+            error = result if isinstance(result, TidemarkError) else from_status(result.error)
+            for run in runs.runs:
+                array.refuse(run[0], error)
+            return
+        appends = result.appends
+        if appends.refused or appends.repeated_runs:
+            self._answer_each(array, runs, appends)
+            return
+        self._publish_path.published.add(sum(run[3] for run in runs.runs), runs.topic.name)
+        array.results.stored(
+            [run[0] for run in runs.runs],
+            appends.queue_ids,
+            appends.first_offsets,
+            [publisher.publisher_id for publisher in runs.publishers],
+            array.share_bytes * len(runs.runs),
+        )
+
+    def _answer_each(
+        self, array: _Array, runs: _Runs, appends: exchange_pb2.AppendRunsResult
+    ) -> None:
+        """Some were refused or stored before: each run gets a result of its own."""
+        refusals = {each.index: each.error for each in appends.refused}
+        repeats = {each.index: each.schedule_id for each in appends.repeated_runs}
+        for index, (run, publisher) in enumerate(zip(runs.runs, runs.publishers, strict=True)):
+            error = refusals.get(index)
+            if error is None:
+                self._publish_path.published.add(run[3], runs.topic.name)
+                appended = exchange_pb2.AppendResult(
+                    queue_id=appends.queue_ids[index],
+                    first_offset=appends.first_offsets[index],
+                    schedule_id=repeats.get(index, 0),
+                    duplicate=index in repeats,
+                )
+                result = published(run[0], publisher, runs.link.partition, appended)
+                array.results.published(result, array.share_bytes)
+            elif is_outdated(error):
+                done = partial(array.results.published, size=array.share_bytes)
+                single = (_single(run), publisher, array.producer_id, array.cache, done, run[2])
+                self._publish_path.repeat(Attempt(*single), runs.link.partition)
+            else:
+                result = message_pb2.PublishResult(request_id=run[0], error=error)
+                array.results.published(result, array.share_bytes)
+
+
+def _single(run: _Run) -> message_pb2.PublishRun:
+    """The same run in the long form."""
+    request_id, lmq_name, body, count, sequence, partition = run
+    single = message_pb2.PublishRun(
+        request_id=request_id,
+        lmq_name=lmq_name,
+        count=count,
+        sequence=sequence,
+        partition=partition,
+    )
+    try:
+        single.batch.MergeFromString(body)
+    except DecodeError:
+        raise InvalidArgument("not a batch of messages", field="bodies") from None
+    return single
