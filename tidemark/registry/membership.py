@@ -8,7 +8,7 @@ serving. Versions only grow here, whatever the registry answers.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -20,6 +20,8 @@ from tidemark.errors import (
     MembershipStatic,
     RegistryUnavailable,
 )
+from tidemark.registry.changes import wake_on_changes
+from tidemark.registry.orders import drainable, gone, moved
 from tidemark.registry.protocol import VERSION_MAX, Assignment, Member, Registry, Timers, View
 from tidemark.registry.spread import Move, next_balancing_move, place
 
@@ -61,6 +63,7 @@ class Membership:
         self._timers = timers or Timers()
         self._randomness = randomness or random.Random()
         self._seen_version = 0
+        self._held: frozenset[int] = frozenset()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
         self._suspects: set[tuple[str, int]] = set()
@@ -75,7 +78,9 @@ class Membership:
 
     async def run(self) -> None:
         """Until cancelled, or until this member has left; raises MemberReplaced."""
-        listening = asyncio.create_task(self._listen())
+        listening = asyncio.create_task(
+            wake_on_changes(self._registry, self._wake, self._clock, self._timers.beat_ms)
+        )
         try:
             while not self._has_left:
                 await self.run_once()
@@ -105,6 +110,12 @@ class Membership:
         """Storage knows an assignment of this version: the next one must be newer."""
         if self._seen_version < version <= VERSION_MAX:
             self._seen_version = version
+            self._wake.set()
+
+    def hold(self, partitions: Collection[int]) -> None:
+        """This member has these open. Others wait until it has closed what moves to them."""
+        if self._held != (held := frozenset(partitions)):
+            self._held = held
             self._wake.set()
 
     def suspect(self, member_id: str) -> None:
@@ -151,18 +162,9 @@ class Membership:
         async with self._turn:
             for _ in range(_TRIES):
                 seen = await self._beat()
-                known = self.view.assignment
-                if member_id not in self.view.members:
-                    raise InvalidArgument(f"there is no member {member_id}")
-                if member_id in self.view.draining:
-                    raise InvalidArgument(f"{member_id} is drained: it takes no partitions")
-                if known.holders.get(partition) == member_id and partition in known.pinned:
-                    return known
-                proposal = Assignment(
-                    self._next_version(),
-                    {**known.holders, partition: member_id},
-                    known.pinned | {partition},
-                )
+                proposal = moved(self.view, partition, member_id, self._next_version())
+                if proposal is None:
+                    return self.view.assignment
                 if await self._propose(proposal, seen):
                     return proposal
         raise RegistryUnavailable("other members changed the assignment at the same time")
@@ -171,25 +173,12 @@ class Membership:
         """Assign all partitions of a member to the others; it takes none until it starts again."""
         async with self._turn:
             await self._beat()
-            member = self.view.members.get(member_id)
-            others = self.view.members.keys() - self.view.draining - {member_id}
-            if member is None:
-                raise InvalidArgument(f"there is no member {member_id}")
-            if not others:
-                raise InvalidArgument(f"no other member can take the partitions of {member_id}")
+            member = drainable(self.view, member_id)
             if not await self._registry.drain(member_id, member.incarnation):
-                raise InvalidArgument(f"{member_id} is gone, or has started again")
+                raise gone(member_id)
         await self.run_once()
 
     # --- inside --------------------------------------------------------------------------------
-
-    async def _listen(self) -> None:
-        """Beat at once when another member has changed something."""
-        while True:
-            with suppress(RegistryUnavailable):
-                async for _ in self._registry.changes():
-                    self._wake.set()
-            await self._clock.sleep_ms(self._timers.beat_ms)
 
     def _rest_ms(self) -> int:
         rest_ms = self._timers.beat_ms * (1 - _JITTER * self._randomness.random())
@@ -219,7 +208,7 @@ class Membership:
             await self._registry.suspect(member_id, incarnation)
 
     async def _beat(self) -> View:
-        seen = await self._registry.beat(self.member, self._seen_version)
+        seen = await self._registry.beat(self.member, self._seen_version, self._held)
         now_ms = self._clock.monotonic_ms()
         if self._first_beat_ms is None:
             self._first_beat_ms = now_ms
@@ -234,9 +223,11 @@ class Membership:
     def _follow(self, seen: View, now_ms: int) -> None:
         """Take over what the registry answers, except for what would go back."""
         own = self.member
-        members = {**seen.members, own.member_id: own}
+        members, held = {**seen.members, own.member_id: own}, seen.held
         if not seen.settled:
             # Others may not have reported yet to a registry that was away or was flushed.
+            late = self.view.members.keys() - members.keys()
+            held = {**{k: v for k, v in self.view.held.items() if k in late}, **held}
             members = {**self.view.members, **members}
         draining = seen.draining | (self.view.draining - seen.members.keys()) & members.keys()
         if members != self.view.members or draining != self.view.draining:
@@ -246,7 +237,7 @@ class Membership:
         if given.version > known.version:
             self._assigned_ms = now_ms
             known = given
-        self._show(View(members, known, draining, self._seen_version, seen.settled))
+        self._show(View(members, known, draining, self._seen_version, seen.settled, held))
 
     def _show(self, view: View) -> None:
         before, self.view = self.view, view
@@ -310,11 +301,11 @@ class Membership:
     async def _propose(self, proposal: Assignment, seen: View) -> bool:
         if not await self._registry.assign(proposal, seen.assignment.version):
             return False
-        moved = sum(
+        moves = sum(
             self.view.assignment.holders.get(number) != holder
             for number, holder in proposal.holders.items()
         )
-        _log.info("partitions assigned", extra={"version": proposal.version, "moved": moved})
+        _log.info("partitions assigned", extra={"version": proposal.version, "moved": moves})
         self._seen_version = proposal.version
         self._assigned_ms = self._clock.monotonic_ms()
         self._show(replace(self.view, assignment=proposal, seen_version=proposal.version))

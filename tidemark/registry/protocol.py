@@ -3,7 +3,7 @@
 Knows no implementation, and no kind of member.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -64,6 +64,9 @@ class View:
     settled: bool = False
     """Whether the registry has answered for a whole time to live, so that a member that is missing
     is gone, and not only late to report to a registry that was away or was flushed."""
+    held: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The partitions that members have reported to be open, by member; those without are missing.
+    Only members whose partitions must be closed before another one opens them report any."""
 
     def holder(self, partition: int) -> Member | None:
         """The member that is to hold the partition; None if it is not known."""
@@ -74,15 +77,26 @@ class View:
         holders = self.assignment.holders
         return frozenset(number for number, holder in holders.items() if holder == member_id)
 
+    def is_held_by_others(self, partition: int, member_id: str) -> bool:
+        """Whether another member that is alive has reported to have the partition open."""
+        return any(
+            partition in held and other != member_id and other in self.members
+            for other, held in self.held.items()
+        )
+
 
 class Registry(Protocol):
     """Where members find each other. Every method may raise RegistryUnavailable."""
 
-    async def beat(self, member: Member, seen_version: int) -> View:
-        """Join, or stay alive, and get the present view.
+    async def beat(self, member: Member, seen_version: int, held: Collection[int] = ()) -> View:
+        """Join, or stay alive, report the open partitions, and get the present view.
 
         Raises MemberReplaced if a later process with the same id has joined.
         """
+        ...
+
+    async def look(self) -> View:
+        """The present view, for a process that is no member. Changes nothing."""
         ...
 
     async def leave(self, member: Member) -> None:

@@ -8,7 +8,7 @@ it is never logged and is in no error.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from hashlib import sha1
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ class RedisRegistry:
         except _FAULTS as error:
             raise self._unavailable(error) from error
 
-    async def beat(self, member: Member, seen_version: int) -> View:
+    async def beat(self, member: Member, seen_version: int, held: Collection[int] = ()) -> View:
         joined_us, draining = self._joined.get(member, ("0", "0"))
         answer = await self._run(
             scripts.BEAT,
@@ -74,6 +74,7 @@ class RedisRegistry:
             draining,
             seen_version,
             self._timers.time_to_live_ms,
+            ",".join(map(str, sorted(held))),
         )
         try:
             status, *rest = [each.decode(errors="replace") for each in answer]
@@ -85,6 +86,16 @@ class RedisRegistry:
                 )
             joined_us, draining, settled, seen, version, picture, *members = rest
             self._joined[member] = joined_us, draining
+            return _view(version, picture, members, seen, settled)
+        except _FAULTS as error:
+            raise self._unavailable(error) from error
+
+    async def look(self) -> View:
+        answer = await self._run(scripts.LOOK, self._timers.time_to_live_ms)
+        try:
+            settled, seen, version, picture, *members = [
+                each.decode(errors="replace") for each in answer
+            ]
             return _view(version, picture, members, seen, settled)
         except _FAULTS as error:
             raise self._unavailable(error) from error
@@ -148,13 +159,16 @@ class RedisRegistry:
         return RegistryUnavailable(f"the registry failed: {str(error) or type(error).__name__}")
 
 
-def _view(version: str, picture: str, members: list[str], seen: str, settled: str) -> View:
+def _view(version: str, picture: str, members: Sequence[str], seen: str, settled: str) -> View:
     found = {}
     draining = set()
-    for member_id, address, incarnation, drains in zip(*[iter(members)] * 4, strict=True):
+    held: dict[str, frozenset[int]] = {}
+    for member_id, address, incarnation, drains, open_ in zip(*[iter(members)] * 5, strict=True):
         if not incarnation.isdecimal():
             continue  # garbage
         found[member_id] = Member(member_id, address, int(incarnation))
+        if numbers := frozenset(int(each) for each in open_.split(",") if each.isdecimal()):
+            held[member_id] = numbers
         if drains == "1":
             draining.add(member_id)
     return View(
@@ -163,6 +177,7 @@ def _view(version: str, picture: str, members: list[str], seen: str, settled: st
         frozenset(draining),
         int(seen),
         settled == "1",
+        held,
     )
 
 

@@ -1,7 +1,8 @@
 """The scripts of the Redis registry. Each runs as a whole, and takes its time from the server.
 
 Keys, all in one hash slot:
-    members     hash  member id -> JSON: address, incarnation, joined_us, draining
+    members     hash  member id -> JSON: address, incarnation, joined_us, draining, and in `held`
+                      the partitions that it has open, separated by commas
     beats       hash  member id -> server time of its last beat, in ms
     suspected   hash  member id -> server time at which it is gone without another beat, in ms
     assignment  hash  version; picture: JSON of holders and pinned partitions
@@ -34,6 +35,20 @@ local function decoded(stored)
 end
 local function found(members, id) return decoded(redis.call('HGET', members, id)) end
 local function stored(members, id, entry) redis.call('HSET', members, id, cjson.encode(entry)) end
+local function held_by(entry) return type(entry.held) == 'string' and entry.held or '' end
+-- When a member is gone without another beat.
+local function deadline_of(beats, suspected, id, time_to_live_ms)
+  local last_ms = math.min(number(redis.call('HGET', beats, id)), now_ms)
+  local suspected_ms = number(redis.call('HGET', suspected, id))
+  if suspected_ms > 0 then return math.min(last_ms + time_to_live_ms, suspected_ms) end
+  return last_ms + time_to_live_ms
+end
+local function append(answer, id, entry)
+  for _, part in ipairs({id, entry.address, entry.incarnation,
+                         entry.draining == true and '1' or '0', held_by(entry)}) do
+    answer[#answer + 1] = part
+  end
+end
 """
 
 BEAT: Final = (
@@ -42,7 +57,7 @@ BEAT: Final = (
 local members, beats, suspected, assignment, progress = unpack(KEYS)
 local channel, id, address, incarnation = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local joined_us, draining = number(ARGV[5]), ARGV[6] == '1'
-local seen_version, time_to_live_ms = number(ARGV[7]), number(ARGV[8])
+local seen_version, time_to_live_ms, held = number(ARGV[7]), number(ARGV[8]), ARGV[9]
 local changed = false
 
 local own = found(members, id)
@@ -53,11 +68,12 @@ end
 if not own then
   if joined_us == 0 then joined_us = now_us end
   own = {address = address, incarnation = incarnation, joined_us = text(joined_us),
-         draining = draining}
+         draining = draining, held = held}
   stored(members, id, own)
   changed = true
-elseif own.address ~= address then
+elseif own.address ~= address or held_by(own) ~= held then
   own.address = address
+  own.held = held
   stored(members, id, own)
   changed = true
 end
@@ -82,19 +98,11 @@ local answer = {'OK', own.joined_us, own.draining == true and '1' or '0', settle
 local everyone = redis.call('HGETALL', members)
 for at = 1, #everyone, 2 do
   local other, entry = everyone[at], decoded(everyone[at + 1])
-  local last_ms = number(redis.call('HGET', beats, other))
-  if last_ms > now_ms then  -- the clock of the server went back
-    last_ms = now_ms
+  if number(redis.call('HGET', beats, other)) > now_ms then  -- the clock of the server went back
     redis.call('HSET', beats, other, text(now_ms))
   end
-  local deadline_ms = last_ms + time_to_live_ms
-  local suspected_ms = number(redis.call('HGET', suspected, other))
-  if suspected_ms > 0 then deadline_ms = math.min(deadline_ms, suspected_ms) end
-  if entry and deadline_ms > now_ms then
-    for _, part in ipairs({other, entry.address, entry.incarnation,
-                           entry.draining == true and '1' or '0'}) do
-      answer[#answer + 1] = part
-    end
+  if entry and deadline_of(beats, suspected, other, time_to_live_ms) > now_ms then
+    append(answer, other, entry)
   else
     redis.call('HDEL', members, other)
     redis.call('HDEL', beats, other)
@@ -103,6 +111,30 @@ for at = 1, #everyone, 2 do
   end
 end
 if changed then redis.call('PUBLISH', channel, id) end
+return answer
+"""
+)
+
+LOOK: Final = (
+    _COMMON
+    + """
+local members, beats, suspected, assignment, progress = unpack(KEYS)
+local time_to_live_ms = number(ARGV[2])
+local beat_ms = number(redis.call('HGET', progress, 'beat_ms'))
+local since_ms = number(redis.call('HGET', progress, 'since_ms'))
+local settled = since_ms > 0 and now_ms - since_ms >= time_to_live_ms
+  and now_ms - beat_ms <= time_to_live_ms / 2
+local answer = {settled and '1' or '0',
+  text(number(redis.call('HGET', progress, 'seen_version'))),
+  text(number(redis.call('HGET', assignment, 'version'))),
+  redis.call('HGET', assignment, 'picture') or ''}
+local everyone = redis.call('HGETALL', members)
+for at = 1, #everyone, 2 do
+  local id, entry = everyone[at], decoded(everyone[at + 1])
+  if entry and deadline_of(beats, suspected, id, time_to_live_ms) > now_ms then
+    append(answer, id, entry)
+  end
+end
 return answer
 """
 )

@@ -5,7 +5,7 @@ partition. There is no failover: the partitions of a member that is gone wait fo
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from tidemark.errors import MembershipStatic
 from tidemark.registry.protocol import Assignment, Member, View
@@ -26,7 +26,10 @@ class StaticRegistry:
         by_id = {each.member_id: each for each in members}
         self.view = View(by_id, Assignment(1, in_turn(partitions, list(by_id))), settled=True)
 
-    async def beat(self, member: Member, seen_version: int) -> View:
+    async def beat(self, member: Member, seen_version: int, held: Collection[int] = ()) -> View:
+        return self.view
+
+    async def look(self) -> View:
         return self.view
 
     async def leave(self, member: Member) -> None:

@@ -52,6 +52,41 @@ async def test_members_see_each_other(cluster: Members) -> None:
     assert not view.settled
 
 
+async def test_members_see_what_others_have_open_and_a_visitor_sees_all_of_it(
+    cluster: Members,
+) -> None:
+    """S9: a visitor joins nothing, and a change of what is open is a notice."""
+    registry, other = cluster.registry(), cluster.registry()
+    await registry.beat(A, 0, {3, 10})
+    await other.beat(B, 7)
+
+    async with listening(other) as notices:
+        first = await other.look()
+        await registry.beat(A, 0, {10})
+        await notices.get()
+
+    assert first.members == {"a": A, "b": B}
+    assert first.held == {"a": {3, 10}}
+    assert first.seen_version == 7
+    second = await cluster.registry().look()
+    assert second.held == {"a": {10}}
+    assert not second.is_held_by_others(3, "b")
+    assert second.is_held_by_others(10, "b")
+    assert not second.is_held_by_others(10, "a")
+
+
+async def test_a_visitor_does_not_see_a_member_that_is_gone(cluster: Members) -> None:
+    """S9."""
+    registry, other = cluster.registry(), cluster.registry()
+    await registry.beat(A, 0, {1})
+    await other.beat(B, 0)
+
+    await cluster.lose("a")
+
+    view = await other.look()
+    assert (view.members, view.held) == ({"b": B}, {})
+
+
 async def test_a_member_without_beats_is_gone_and_comes_back_with_its_next(
     cluster: Members,
 ) -> None:
