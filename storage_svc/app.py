@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from storage_svc import key_figures, metrics
 from storage_svc.api.delegation_service import DelegationService
@@ -21,13 +22,17 @@ from storage_svc.engines.node_record import (
 )
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.node import StorageNode
+from storage_svc.placement.assigned import MEMBERS, AssignedPartitions
+from storage_svc.placement.clock_check import ClockCheck
 from storage_svc.placement.placement import Placement
 from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
-from tidemark.errors import DataDirectoryInUse
+from tidemark.errors import MemberReplaced
 from tidemark.limits import PARTITIONS_DEFAULT
+from tidemark.registry.membership import Membership
+from tidemark.registry.protocol import Member, Timers
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 _REOPEN_MS_MIN = 100
 _REOPEN_MS_MAX = 10_000
 
+DEFAULT_TIMERS = Timers()
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -45,11 +52,16 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def storage(
-    settings: StorageSettings, clock: Clock, wrap: Callable[[Engines], Engines] = lambda same: same
+    settings: StorageSettings,
+    clock: Clock,
+    wrap: Callable[[Engines], Engines] = lambda same: same,
+    timers: Timers = DEFAULT_TIMERS,
 ) -> AsyncIterator[RpcServer]:
     """A storage service that serves, until the block ends; `wrap` lets tests inject faults.
 
-    Leaving it raises DataDirectoryInUse if another node was found to run on a copy of its data.
+    `timers` are those of its membership in a registry. Leaving it raises DataDirectoryInUse if
+    another node was found to run on a copy of its data, MemberReplaced if another process has its
+    address, and what a setting is to blame for.
     """
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -59,22 +71,34 @@ async def storage(
         write_buffer_bytes=settings.write_buffer_bytes,
     )
     shared = _redis_engines(settings) if settings.engine == "redis" else None
+    wrapped = wrap(shared or engines)
     server = RpcServer(settings.listen, clock=clock)
-    async with ChannelPool() as channels:
-        node = StorageNode(settings, wrap(shared or engines), channels, clock)
-        record, placement = None, None
-        if len(settings.storage_addresses) > 1:
+    async with ChannelPool() as channels, AsyncExitStack() as stack:
+        node = StorageNode(
+            settings,
+            (lambda: wrap(_redis_engines(settings)))
+            if settings.shares_partitions
+            else (lambda: wrapped),
+            channels,
+            clock,
+        )
+        record, placement, assigned = None, None, None
+        if shared is None and len(settings.storage_addresses) > 1:
             record = NodeRecord(engines, settings.cluster_id, settings.partitions)
         partitions = node.partitions
-        service = StorageService(settings, partitions, server.stopping, clock)
+        leaving = asyncio.Event()
+        service = StorageService(settings, partitions, leaving, clock)
         server.add(add_StorageServiceServicer_to_server, service)
         server.add(add_DelegationServiceServicer_to_server, DelegationService(partitions))
         server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
         tasks: list[asyncio.Task[None]] = []
-        copied: list[DataDirectoryInUse] = []
+        handing_over: asyncio.Task[None] | None = None
+        failures: list[Exception] = []
         try:
             if shared is not None:
-                await _open_shared(node, shared, settings, clock)
+                await _count_shared(node, shared, settings, clock)
+                if not settings.shares_partitions:
+                    await node.open(range(partitions.count))
             elif record is None:
                 await _open_alone(node, engines, settings, clock)
             else:
@@ -93,14 +117,30 @@ async def storage(
                 service.placement = placement
             await server.start()
             metrics.offer(partitions.held.values())
+            address = settings.advertise or server.address
             _log.info("storage serves", extra={"address": server.address})
-            node.announce(settings.advertise or server.address)
+            node.announce(address)
             sampler = key_figures.sampler(partitions.held.values())
             tasks.append(asyncio.create_task(sampler.run(clock)))
             if placement is not None:
-                tasks.append(asyncio.create_task(_place(placement, server, copied)))
+                tasks.append(asyncio.create_task(_place(placement.run(), server, failures)))
+            if shared is not None and settings.shares_partitions:
+                membership = await stack.enter_async_context(
+                    _membership(settings, address, partitions.count, clock, timers)
+                )
+                assigned = AssignedPartitions(membership, node, partitions.held, clock)
+                service.assigned = assigned
+                clock_check = ClockCheck(partial(shared.time_ms, settings.cluster_id), clock)
+                clock_check.offer()
+                following = assigned.run(clock_check)
+                tasks.append(asyncio.create_task(_place(following, server, failures)))
+            handing_over = asyncio.create_task(_hand_over(server, assigned, leaving))
             yield server
         finally:
+            # Before calls are cancelled: brokers follow the partitions to other nodes.
+            if handing_over is not None:
+                server.stopping.set()
+                await handing_over
             await server.stop(0)
             for task in tasks:
                 task.cancel()
@@ -108,8 +148,35 @@ async def storage(
             await node.close()
             if record is not None:
                 await record.close()
-        if copied:
-            raise copied[0]
+        if failures:
+            raise failures[0]
+
+
+async def _hand_over(
+    server: RpcServer, assigned: AssignedPartitions | None, leaving: asyncio.Event
+) -> None:
+    """Exchanges end once other nodes hold the partitions, if there are any."""
+    await server.stopping.wait()
+    try:
+        if assigned is not None:
+            await assigned.hand_over()
+    finally:
+        leaving.set()
+
+
+@asynccontextmanager
+async def _membership(
+    settings: StorageSettings, address: str, partitions: int, clock: Clock, timers: Timers
+) -> AsyncIterator[Membership]:
+    """The part of this node among those that share the partitions, known by its address."""
+    from tidemark.registry.redis_registry import RedisRegistry
+
+    registry = RedisRegistry(settings.registry_url, settings.cluster_id, MEMBERS, timers)
+    try:
+        member = Member(address, address, random.getrandbits(63))
+        yield Membership(registry, member, partitions, clock, timers=timers)
+    finally:
+        await registry.close()
 
 
 async def _open_alone(
@@ -144,14 +211,14 @@ async def _count_alone(engines: RocksEngines, settings: StorageSettings, clock: 
     return await _until_open(read, settings, clock) or PARTITIONS_DEFAULT
 
 
-async def _open_shared(
+async def _count_shared(
     node: StorageNode, engines: "RedisEngines", settings: StorageSettings, clock: Clock
 ) -> None:
-    """Take all partitions of the cluster over."""
-    if not settings.partitions:
-        read = partial(engines.stored_partitions, settings.cluster_id)
-        node.set_count(await _until_open(read, settings, clock) or PARTITIONS_DEFAULT)
-    await node.open(range(node.partitions.count))
+    """The number of partitions of the stored data; raises ClusterMismatch if it is another one."""
+    read = partial(engines.stored_partitions, settings.cluster_id, settings.partitions)
+    if settings.shares_partitions or not settings.partitions:
+        stored = await _until_open(read, settings, clock)
+        node.set_count(stored or settings.partitions or PARTITIONS_DEFAULT)
 
 
 def _redis_engines(settings: StorageSettings) -> "RedisEngines":
@@ -184,12 +251,15 @@ async def _until_open(
         wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
 
 
-async def _place(placement: Placement, server: RpcServer, copied: list[DataDirectoryInUse]) -> None:
+async def _place(
+    placing: Coroutine[Any, Any, None], server: RpcServer, failures: list[Exception]
+) -> None:
+    """Place partitions, and end the process if it must not serve."""
     try:
-        await placement.run()
-    except DataDirectoryInUse as error:
+        await placing
+    except (MemberReplaced, *REFUSALS) as error:
         _log.error("this node must not serve: %s", error)
-        copied.append(error)
+        failures.append(error)
         await server.stop(0)
     except Exception:  # of any kind: it must be seen
         _log.exception("partitions are not placed")

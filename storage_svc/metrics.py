@@ -22,7 +22,7 @@ def offer(partitions: Collection[Partition]) -> None:
         name: str, description: str, read: Callable[[Partition], float], unit: str = ""
     ) -> None:
         def readings() -> Iterator[Reading]:
-            for partition in partitions:
+            for partition in list(partitions):  # some may be opened or closed meanwhile
                 yield read(partition), {"partition": partition.number}
 
         observe("gauge", name, description, readings, unit=unit)
@@ -35,7 +35,7 @@ def offer(partitions: Collection[Partition]) -> None:
         unit: str = "",
     ) -> None:
         def readings() -> Iterator[Reading]:
-            for partition in partitions:
+            for partition in list(partitions):
                 try:
                     yield read(partition.state), {"partition": partition.number}
                 except TidemarkError:

@@ -1,7 +1,7 @@
-"""The partitions of this process: opened, created, announced to lifecycle, and closed together."""
+"""The partitions of this process: opened, created, announced to lifecycle, and closed."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.lifecycle.announcer import Announcer
@@ -18,8 +18,14 @@ class StorageNode:
     """Owns the partitions. They are announced from `announce` on."""
 
     def __init__(
-        self, settings: StorageSettings, engines: Engines, channels: ChannelPool, clock: Clock
+        self,
+        settings: StorageSettings,
+        engines: Callable[[], Engines],
+        channels: ChannelPool,
+        clock: Clock,
     ) -> None:
+        """`engines` is called for each partition that is opened: those of a shared store remember
+        under which epoch they had it open, and take it back only if no other node has opened it."""
         self._settings = settings
         self._engines = engines
         self._channels = channels
@@ -27,16 +33,23 @@ class StorageNode:
         self._held: dict[int, Partition] = {}
         self._lost: set[int] = set()
         self._address = ""
-        self._announcing: list[asyncio.Task[None]] = []
+        self._announcing: dict[int, asyncio.Task[None]] = {}
         self.partitions = Partitions(self._held, settings.partitions)
 
     def set_count(self, partitions: int) -> None:
         """The number of partitions of the cluster, which `open` needs."""
         self.partitions.count = partitions
 
-    async def open(self, numbers: Collection[int]) -> None:
-        """Raises the first refusal, after all have ended: they share one database."""
-        opening = [self._partition(number) for number in numbers]
+    async def open(
+        self,
+        numbers: Collection[int],
+        on_taken_over: Callable[[int], None] = lambda _number: None,
+    ) -> None:
+        """Raises the first refusal, after all have ended: they share one database.
+
+        `on_taken_over` is called with the number of a partition that another node has opened since.
+        """
+        opening = [self._partition(number, on_taken_over) for number in numbers]
         try:
             outcomes = await asyncio.gather(
                 *(each.open() for each in opening), return_exceptions=True
@@ -52,6 +65,17 @@ class StorageNode:
 
     async def create(self, partition: int) -> None:
         await self.open([partition])
+
+    async def leave(self, partition: int) -> None:
+        """Close a partition that another node is to hold."""
+        if announcing := self._announcing.pop(partition, None):
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+        try:
+            await self._held[partition].leave()
+        finally:
+            # Only now: another node waits until it is not held here.
+            del self._held[partition]
 
     def report_lost(self, partition: int, detail: str) -> None:
         """Hold a partition without data, which only reports why."""
@@ -73,20 +97,23 @@ class StorageNode:
             self._announce(partition)
 
     async def close(self) -> None:
-        for task in self._announcing:
+        for task in self._announcing.values():
             task.cancel()
-        await asyncio.gather(*self._announcing, return_exceptions=True)
+        await asyncio.gather(*self._announcing.values(), return_exceptions=True)
         await asyncio.gather(*(partition.close() for partition in self._held.values()))
 
-    def _partition(self, number: int) -> Partition:
+    def _partition(
+        self, number: int, on_taken_over: Callable[[int], None] = lambda _number: None
+    ) -> Partition:
         settings = self._settings
         return Partition(
-            self._engines,
+            self._engines(),
             Identity(settings.cluster_id, number, self.partitions.count),
             self._clock,
             await_sweep=settings.await_sweep,
             disk_free_bytes_min=settings.disk_free_bytes_min,
             silence=_silence(settings),
+            on_taken_over=lambda: on_taken_over(number),
         )
 
     def _announce(self, partition: Partition) -> None:
@@ -98,7 +125,7 @@ class StorageNode:
                 self._address,
                 self._clock,
             )
-            self._announcing.append(asyncio.create_task(announcer.run()))
+            self._announcing[partition.number] = asyncio.create_task(announcer.run())
 
 
 def _silence(settings: StorageSettings) -> SilencePolicy:

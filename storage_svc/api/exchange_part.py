@@ -18,6 +18,7 @@ from storage_svc.operations.publish import AppendedRuns, AppendRuns
 from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
 from storage_svc.partition.partition import Partition
+from storage_svc.partition.partitions import not_held_here
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
 from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
@@ -100,10 +101,12 @@ class ExchangePart:
         )
 
     def failure(self) -> TidemarkError | None:
-        """Why the part cannot continue, if it is fenced.
+        """Why the part cannot continue: it is fenced, or another node is to hold the partition.
 
         Not asked while the partition reopens: operations get its faults as errors then.
         """
+        if self._partition.has_left:
+            return not_held_here(self.number)
         if self._partition.is_open:
             try:
                 self._partition.check_epoch(self.broker_epoch)

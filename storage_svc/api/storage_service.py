@@ -20,6 +20,7 @@ from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
+from storage_svc.placement.assigned import AssignedPartitions
 from storage_svc.placement.placement import Placement
 from storage_svc.reads import dead_letters, due_work, queues
 from storage_svc.reads.due_work import ScanKind
@@ -59,7 +60,9 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         clock: Clock,
     ) -> None:
         self.placement: Placement | None = None
-        """Of a node among others."""
+        """Of a node among others that keep their data in their directories."""
+        self.assigned: AssignedPartitions | None = None
+        """Of a node that shares the partitions of a store with others."""
         self._cluster_id = settings.cluster_id
         self._engine = settings.engine
         self._partitions = partitions
@@ -72,14 +75,21 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.DescribeStorageRequest, context: Context
     ) -> storage_pb2.DescribeStorageResponse:
         held = self._partitions.held
+        shared = self.assigned
+        members = () if shared is None else shared.view.members.values()
         return storage_pb2.DescribeStorageResponse(
             cluster_id=self._cluster_id,
             partitions=self._partitions.count,
             held=map(_partition_info, held.values()),
             format_version=FORMAT_VERSION,
             engine=self._engine,
-            node_id="" if self.placement is None else self.placement.node_id,
+            node_id=self._node_id(),
+            node_addresses=sorted(each.address for each in members),
         )
+
+    def _node_id(self) -> str:
+        placed = self.placement or self.assigned
+        return "" if placed is None else placed.node_id
 
     async def PlacePartitions(
         self, request: storage_pb2.PlacePartitionsRequest, context: Context
@@ -374,6 +384,7 @@ def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
     info.broker_id = state.claim.broker_id
     info.broker_address = state.claim.address
     info.broker_epoch = state.counters.broker_epoch
+    info.storage_epoch = state.engine.storage_epoch
     info.queues = state.counters.queues
     info.messages = state.counters.messages
     info.bytes = state.counters.body_bytes

@@ -41,9 +41,10 @@ def check_foreign(
     return found
 
 
-def read_partitions(where: str, stored: bytes, cluster_id: str) -> int:
-    """The number of partitions in the identity of one; refuses another format or cluster."""
-    return check_foreign(where, stored, _PARTITIONS_AT, cluster_id, 0)
+def read_partitions(where: str, stored: bytes, cluster_id: str, expected: int = 0) -> int:
+    """The number of partitions in the identity of one; refuses another format or cluster, and
+    another number than the expected one, unless that is 0."""
+    return check_foreign(where, stored, _PARTITIONS_AT, cluster_id, expected)
 
 
 def check_identity(where: str, stored: bytes, identity: Identity) -> None:

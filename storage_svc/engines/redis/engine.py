@@ -94,8 +94,11 @@ class RedisEngines:
         self._epochs[identity.partition] = mark.epoch
         return RedisEngine(identity, mark, server, self._server(identity), self.durability)
 
-    async def stored_partitions(self, cluster_id: str) -> int:
-        """The number of partitions of a cluster, as its first one has it; 0 for a new cluster."""
+    async def stored_partitions(self, cluster_id: str, expected: int = 0) -> int:
+        """The number of partitions of a cluster, as its first one has it; 0 for a new cluster.
+
+        Raises ClusterMismatch if it is not the expected one, unless that is 0.
+        """
         first = Identity(cluster_id, 0, 0)
         server = self._server(first)
         try:
@@ -107,7 +110,18 @@ class RedisEngines:
             raise ConnectionError(f"the server cannot be reached: {error}") from error
         finally:
             await server.close()
-        return 0 if stored is None else read_partitions("partition 0", stored, cluster_id)
+        return 0 if stored is None else read_partitions("partition 0", stored, cluster_id, expected)
+
+    async def time_ms(self, cluster_id: str) -> int:
+        """The clock of the server of the first partition; raises ConnectionError."""
+        server = self._server(Identity(cluster_id, 0, 0))
+        try:
+            ((seconds, micros),) = await server.ask((b"TIME",), within_ms=COMMIT_WITHIN_MS)
+        except AnswerLost as error:
+            raise ConnectionError(f"the server cannot be reached: {error}") from error
+        finally:
+            await server.close()
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def _server(self, identity: Identity) -> Server:
         return Server(MasterFinder(self._url, mark_key(identity)))

@@ -2141,6 +2141,7 @@ class PartitionInfo(_message.Message):
     LINK_DETAIL_FIELD_NUMBER: _builtins.int
     PAUSED_QUEUES_FIELD_NUMBER: _builtins.int
     PAUSED_TOPICS_FIELD_NUMBER: _builtins.int
+    STORAGE_EPOCH_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Its number, from 0."""
     state: Global___PartitionState.ValueType
@@ -2181,6 +2182,10 @@ class PartitionInfo(_message.Message):
     """Queues that are paused themselves."""
     paused_topics: _builtins.int
     """Topics that are paused, as the partition knows them: all of the cluster."""
+    storage_epoch: _builtins.int
+    """The storage epoch under which a node has it open on a store that nodes share: each opening
+    raises it. Default 0: it is not open, or the node has its data.
+    """
     @_builtins.property
     def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFault]:
         """Faults and alarms; it is serving if there are only alarms."""
@@ -2208,10 +2213,11 @@ class PartitionInfo(_message.Message):
         link_detail: _builtins.str = ...,
         paused_queues: _builtins.int = ...,
         paused_topics: _builtins.int = ...,
+        storage_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "link_detail", b"link_detail", "link_state", b"link_state", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "paused_queues", b"paused_queues", "paused_topics", b"paused_topics", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "broker_address", b"broker_address", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes", b"bytes", "commits", b"commits", "delivered", b"delivered", "faults", b"faults", "link_detail", b"link_detail", "link_state", b"link_state", "materialized_queues", b"materialized_queues", "messages", b"messages", "partition", b"partition", "paused_queues", b"paused_queues", "paused_topics", b"paused_topics", "published", b"published", "queues", b"queues", "reservations", b"reservations", "state", b"state", "storage_address", b"storage_address", "storage_epoch", b"storage_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2273,15 +2279,15 @@ class ClusterMember(_message.Message):
     kind: Global___MemberKind.ValueType
     """What it is."""
     id: _builtins.str
-    """Its id: of a broker from the settings, of a storage node from its data. Default "": a storage
-    node that does not answer, or is the only one.
+    """Its id: of a broker from the settings, of a storage node from its data, or its address on a
+    store that nodes share. Default "": a storage node that does not answer, or is the only one.
     """
     address: _builtins.str
     """Where it is reached, host:port."""
     error: _builtins.str
     """Why the called broker cannot use it. Default "": it answers."""
     draining: _builtins.bool
-    """Whether a broker is to hold no partitions, because it leaves or was drained."""
+    """Whether it is to hold no partitions, because it leaves or was drained."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Partitions that a broker has claimed, or that a storage node holds."""
@@ -2429,25 +2435,29 @@ Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: 
 
 @_typing.final
 class MovePartitionRequest(_message.Message):
-    """Moves a partition to a broker."""
+    """Moves a partition to a broker or to a storage node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTITION_FIELD_NUMBER: _builtins.int
     BROKER_ID_FIELD_NUMBER: _builtins.int
+    STORAGE_ID_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     broker_id: _builtins.str
-    """Id of the broker."""
+    """Id of the broker. Default "": it stays with its broker."""
+    storage_id: _builtins.str
+    """Id of the storage node; only without a broker. Default "": it stays with its node."""
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
         broker_id: _builtins.str = ...,
+        storage_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "partition", b"partition", "storage_id", b"storage_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2455,13 +2465,13 @@ Global___MovePartitionRequest: _TypeAlias = MovePartitionRequest  # noqa: Y015
 
 @_typing.final
 class MovePartitionResponse(_message.Message):
-    """The partition is assigned to the broker."""
+    """The partition is assigned to the member."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
     assignment_version: _builtins.int
-    """Version of the assignment."""
+    """Version of the assignment to members of that kind."""
     def __init__(
         self,
         *,
@@ -2477,13 +2487,13 @@ Global___MovePartitionResponse: _TypeAlias = MovePartitionResponse  # noqa: Y015
 
 @_typing.final
 class DrainMemberRequest(_message.Message):
-    """Drains a broker."""
+    """Drains a member."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     member_id: _builtins.str
-    """Id of the broker."""
+    """Id of the broker or storage node."""
     def __init__(
         self,
         *,
@@ -2499,13 +2509,13 @@ Global___DrainMemberRequest: _TypeAlias = DrainMemberRequest  # noqa: Y015
 
 @_typing.final
 class DrainMemberResponse(_message.Message):
-    """The partitions of the broker are assigned to others."""
+    """The partitions of the member are assigned to others."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ASSIGNMENT_VERSION_FIELD_NUMBER: _builtins.int
     assignment_version: _builtins.int
-    """Version of the assignment."""
+    """Version of the assignment to members of that kind: of storage nodes, the one before."""
     def __init__(
         self,
         *,

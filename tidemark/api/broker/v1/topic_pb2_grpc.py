@@ -392,17 +392,17 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def MovePartition(self, request, context):
-        """Assigns a partition to another broker, which then takes it over. It is not moved again for
-        balance while that broker is alive. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC,
-        REGISTRY_UNAVAILABLE.
+        """Assigns a partition to another broker, or to another storage node of a store that nodes share,
+        which then takes it over. It is not moved again for balance while that member is alive. Fails
+        with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainMember(self, request, context):
-        """Assigns all partitions of a broker to the others. It stays a member and takes no partitions
-        until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+        """Assigns all partitions of a broker, or of a storage node of a store that nodes share, to the
+        others. It stays a member and takes no partitions until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -111,13 +111,13 @@ class TopicServiceStub:
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_topic_pb2.DescribeClusterRequest, _topic_pb2.DescribeClusterResponse]
     """Describes the members of the cluster and what each holds, as the called broker knows them."""
     MovePartition: _aio.UnaryUnaryMultiCallable[_topic_pb2.MovePartitionRequest, _topic_pb2.MovePartitionResponse]
-    """Assigns a partition to another broker, which then takes it over. It is not moved again for
-    balance while that broker is alive. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC,
-    REGISTRY_UNAVAILABLE.
+    """Assigns a partition to another broker, or to another storage node of a store that nodes share,
+    which then takes it over. It is not moved again for balance while that member is alive. Fails
+    with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
     """
     DrainMember: _aio.UnaryUnaryMultiCallable[_topic_pb2.DrainMemberRequest, _topic_pb2.DrainMemberResponse]
-    """Assigns all partitions of a broker to the others. It stays a member and takes no partitions
-    until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+    """Assigns all partitions of a broker, or of a storage node of a store that nodes share, to the
+    others. It stays a member and takes no partitions until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
     """
     ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmPartitionTimeRequest, _topic_pb2.ConfirmPartitionTimeResponse]
     """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
@@ -357,9 +357,9 @@ class TopicServiceServicer:
         request: _topic_pb2.MovePartitionRequest,
         context: _aio.ServicerContext[_topic_pb2.MovePartitionRequest, _abc.Awaitable[_topic_pb2.MovePartitionResponse]],
     ) -> _abc.Awaitable[_topic_pb2.MovePartitionResponse]:
-        """Assigns a partition to another broker, which then takes it over. It is not moved again for
-        balance while that broker is alive. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC,
-        REGISTRY_UNAVAILABLE.
+        """Assigns a partition to another broker, or to another storage node of a store that nodes share,
+        which then takes it over. It is not moved again for balance while that member is alive. Fails
+        with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
         """
 
     def DrainMember(
@@ -367,8 +367,8 @@ class TopicServiceServicer:
         request: _topic_pb2.DrainMemberRequest,
         context: _aio.ServicerContext[_topic_pb2.DrainMemberRequest, _abc.Awaitable[_topic_pb2.DrainMemberResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DrainMemberResponse]:
-        """Assigns all partitions of a broker to the others. It stays a member and takes no partitions
-        until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+        """Assigns all partitions of a broker, or of a storage node of a store that nodes share, to the
+        others. It stays a member and takes no partitions until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
         """
 
     def ConfirmPartitionTime(

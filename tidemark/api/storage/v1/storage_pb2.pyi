@@ -95,6 +95,7 @@ class DescribeStorageResponse(_message.Message):
     FORMAT_VERSION_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    NODE_ADDRESSES_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """The cluster."""
     partitions: _builtins.int
@@ -104,10 +105,18 @@ class DescribeStorageResponse(_message.Message):
     engine: _builtins.str
     """The engine: `rocksdb` or `redis`."""
     node_id: _builtins.str
-    """Id of the node, stored with its data. Default "": the only node of its cluster."""
+    """Id of the node: stored with its data, or its address where nodes share a store through a
+    registry. Default "": the only node of its cluster.
+    """
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.PartitionInfo]:
         """The partitions of this process."""
+
+    @_builtins.property
+    def node_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of all nodes that share the store through a registry, this one included, as it knows
+        them. Default empty: nodes come from settings.
+        """
 
     def __init__(
         self,
@@ -118,10 +127,11 @@ class DescribeStorageResponse(_message.Message):
         format_version: _builtins.int = ...,
         engine: _builtins.str = ...,
         node_id: _builtins.str = ...,
+        node_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "engine", b"engine", "format_version", b"format_version", "held", b"held", "node_id", b"node_id", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "engine", b"engine", "format_version", b"format_version", "held", b"held", "node_addresses", b"node_addresses", "node_id", b"node_id", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
