@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import grpc
 
@@ -38,6 +39,8 @@ from broker_svc.links.holders import Holders
 from broker_svc.links.link_events import LinkEvents
 from broker_svc.links.partition_count import ask_partitions
 from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.storage_members import KIND as STORAGE_MEMBERS
+from broker_svc.links.storage_members import StorageMembers
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import PublishPath
@@ -54,6 +57,7 @@ from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
 from tidemark.registry.membership import Membership
+from tidemark.registry.observation import Observation
 from tidemark.registry.protocol import Member, Registry, Timers
 from tidemark.registry.static import StaticRegistry
 from tidemark.rpc.channel import open_channel
@@ -137,11 +141,23 @@ async def _running(
             await stack.enter_async_context(open_channel(address))
             for address in settings.storage_addresses
         ]
+        observation: Observation | None = None
+        if settings.registry_url:
+            storages = await stack.enter_async_context(
+                _redis(settings, STORAGE_MEMBERS, membership_timers)
+            )
+            observation = Observation(storages, clock, timers=membership_timers)
+            await observation.run_once()
         nodes = [
-            StorageNode(address, StorageServiceStub(channel))
+            StorageNode(
+                address,
+                StorageServiceStub(channel),
+                (lambda: None) if observation is None else partial(observation.suspect, address),
+            )
             for address, channel in zip(settings.storage_addresses, channels, strict=True)
         ]
         components, timers = build_components(settings, nodes, clock)
+        components.storage_nodes.members = observation
         stack.push_async_callback(components.holders.close)
         clients = UnaryClients(
             components.directory, components.settlements, components.subscriptions
@@ -170,7 +186,9 @@ async def _running(
                 link.address = address
             registry: Registry = static_registry(settings, address)
             if settings.registry_url:
-                registry = await stack.enter_async_context(_redis(settings, membership_timers))
+                registry = await stack.enter_async_context(
+                    _redis(settings, _MEMBERS, membership_timers)
+                )
             membership = Membership(
                 registry,
                 Member(settings.broker_id, address, components.assignments.incarnation),
@@ -193,9 +211,17 @@ async def _running(
                 report_links(server, service, components),
                 _sampler(settings, components, service, channels[0]).run(clock),
             ]
+            if observation is not None:
+                members = StorageMembers(
+                    observation,
+                    components.storage_nodes,
+                    partial(_look_again, links),
+                )
+                await members.follow()
+                link_tasks.append(asyncio.create_task(members.run()))
             tasks = [asyncio.create_task(each) for each in running]
             draining = asyncio.create_task(_drain(server, service, components.assignments))
-            link_tasks = [
+            link_tasks += [
                 *(asyncio.create_task(node.link.run()) for node in nodes),
                 *(asyncio.create_task(link.run()) for link in links),
             ]
@@ -221,14 +247,19 @@ def static_registry(settings: BrokerSettings, address: str) -> StaticRegistry:
 
 
 @asynccontextmanager
-async def _redis(settings: BrokerSettings, timers: Timers) -> AsyncIterator[Registry]:
+async def _redis(settings: BrokerSettings, kind: str, timers: Timers) -> AsyncIterator[Registry]:
     from tidemark.registry.redis_registry import RedisRegistry
 
-    registry = RedisRegistry(settings.registry_url, settings.cluster_id, _MEMBERS, timers)
+    registry = RedisRegistry(settings.registry_url, settings.cluster_id, kind, timers)
     try:
         yield registry
     finally:
         await registry.close()
+
+
+def _look_again(links: Sequence[PartitionLink]) -> None:
+    for link in links:
+        link.look_again()
 
 
 async def _take_part(

@@ -9,8 +9,14 @@ from typing import Final
 
 from broker_svc.components import BrokerComponents
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.errors import RegistryUnavailable, TidemarkError
+from tidemark.errors import (
+    InvalidArgument,
+    MembershipStatic,
+    RegistryUnavailable,
+    TidemarkError,
+)
 from tidemark.registry.membership import Membership
+from tidemark.registry.observation import Observation
 
 _ANSWER_MS_MAX: Final = 2_000
 
@@ -21,6 +27,8 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
     members = {each.member_id: each.address for each in holders.view.members.values()}
     members.setdefault(settings.broker_id, components.links[0].address)
     storages: list[topic_pb2.ClusterMember] = []
+    observed = components.storage_nodes.members
+    draining = frozenset() if observed is None else observed.view.draining
     brokers = {
         broker_id: topic_pb2.ClusterMember(
             kind=topic_pb2.MEMBER_KIND_BROKER,
@@ -37,6 +45,7 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
             storage.error = str(described)
             continue
         storage.id = described.node_id
+        storage.draining = described.node_id in draining
         for info in described.held:
             storage.partitions.append(info.partition)
             if info.broker_id in brokers:
@@ -57,16 +66,35 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
     )
 
 
-async def move(components: BrokerComponents, partition: int, broker_id: str) -> int:
-    """Assign a partition to another broker; returns the version of the assignment."""
-    return (await _membership(components).move(partition, broker_id)).version
+async def move(components: BrokerComponents, request: topic_pb2.MovePartitionRequest) -> int:
+    """Assign a partition to another member; returns the version of the assignment."""
+    partition = request.partition
+    if request.storage_id and request.broker_id:
+        raise InvalidArgument("name a broker or a storage node", field="storage_id")
+    if not request.storage_id:
+        return (await _membership(components).move(partition, request.broker_id)).version
+    if partition >= components.settings.partitions:
+        raise InvalidArgument(f"there is no partition {partition}", field="partition")
+    return (await _storages(components).move(partition, request.storage_id)).version
 
 
 async def drain(components: BrokerComponents, member_id: str) -> int:
-    """Assign all partitions of a broker to others; returns the version of the assignment."""
+    """Assign all partitions of a member to others; returns the version of the assignment."""
+    observed = components.storage_nodes.members
+    if observed is not None and member_id in observed.view.members:
+        await observed.drain(member_id)
+        return observed.view.assignment.version
     membership = _membership(components)
     await membership.drain(member_id)
     return membership.view.assignment.version
+
+
+def _storages(components: BrokerComponents) -> Observation:
+    """The storage nodes that share a store; raises MembershipStatic if there are none."""
+    observed = components.storage_nodes.members
+    if observed is None or not observed.view.members:
+        raise MembershipStatic("no registry assigns partitions to storage nodes")
+    return observed
 
 
 def _membership(components: BrokerComponents) -> Membership:

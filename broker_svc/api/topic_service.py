@@ -386,7 +386,10 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
             if not isinstance(described, TidemarkError):
                 for info in described.held:
                     info.storage_address = node.address
-                    infos.setdefault(info.partition, info)
+                    known = infos.get(info.partition)
+                    # On a shared store, one that is moving may be described twice.
+                    if known is None or info.storage_epoch > known.storage_epoch:
+                        infos[info.partition] = info
         for number, link in self._components.links.items():
             info = infos.setdefault(
                 number, topic_pb2.PartitionInfo(partition=number, state=_UNREACHABLE)
@@ -406,7 +409,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def MovePartition(
         self, request: topic_pb2.MovePartitionRequest, context: Context
     ) -> topic_pb2.MovePartitionResponse:
-        version = await cluster_members.move(self._components, request.partition, request.broker_id)
+        version = await cluster_members.move(self._components, request)
         return topic_pb2.MovePartitionResponse(assignment_version=version)
 
     async def DrainMember(

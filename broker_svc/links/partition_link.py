@@ -24,7 +24,6 @@ from tidemark.errors import (
     Fenced,
     NotOwner,
     PartitionFaulty,
-    PartitionNotFound,
     TidemarkError,
     Unavailable,
 )
@@ -35,7 +34,6 @@ from tidemark.telemetry import counter, current_traceparent
 
 _HELD_PER_PAGE: Final = 10_000
 _RECONNECT_MS_MIN: Final = 50
-_RECONNECT_MS_MAX: Final = 2_000
 _FAULTY: Final = (DataCorrupt, PartitionFaulty)
 
 _log = logging.getLogger(__name__)
@@ -134,6 +132,11 @@ class PartitionLink:
         elif self.state is not was:
             self._detail = "" if self.connected.is_set() else "being claimed"
         self._entered()
+
+    def look_again(self) -> None:
+        """Storage nodes have changed: a link that is down does not wait to look for its node."""
+        if not self.connected.is_set():
+            self._reassigned.set()
 
     @property
     def state(self) -> LinkState:
@@ -280,12 +283,11 @@ class PartitionLink:
                 _reconnects.add(1)
                 with suppress(TimeoutError):
                     await self._clock.wait_for(self._reassigned.wait(), wait_ms)
-                wait_ms = min(2 * wait_ms, _RECONNECT_MS_MAX)
+                wait_ms = min(2 * wait_ms, self._nodes.look_again_ms_max)
 
     def _lost(self, error: TidemarkError, *, claimed: bool) -> None:
         _log.info("link lost", extra={"partition": self.partition, "reason": error.reason})
-        if isinstance(error, PartitionNotFound):
-            self._nodes.forget(self.partition)
+        self._nodes.lost(self.partition, error)
         known = self.node is not None or self._nodes.is_any_away
         self.is_unreachable = not claimed and known and isinstance(error, Unavailable)
         self._holding.lost(faulty=isinstance(error, _FAULTY))

@@ -9,6 +9,7 @@ answer means is in `partition_link`.
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import grpc
@@ -53,8 +54,14 @@ class LinkPart(Protocol):
 class StorageNodeLink:
     """One storage node as this broker sees it. `run` serves its stream until cancelled."""
 
-    def __init__(self, storage: storage_pb2_grpc.StorageServiceStub) -> None:
+    def __init__(
+        self,
+        storage: storage_pb2_grpc.StorageServiceStub,
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_broken` is called when a stream has ended that this broker did not end."""
         self._storage = storage
+        self._on_broken = on_broken
         self._bound: dict[int, tuple[LinkPart, int]] = {}
         """The links that the stream carries, with their epochs."""
         self._binds: dict[int, int] = {}
@@ -66,6 +73,11 @@ class StorageNodeLink:
         """Set while the next frame has something to carry."""
         self.frames_sent = 0
         self.frames_received = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the link of any partition is bound."""
+        return bool(self._bound)
 
     # --- the links -----------------------------------------------------------------------------
 
@@ -112,8 +124,10 @@ class StorageNodeLink:
                 for response in frame.parts:
                     self._take(response)
             reason = Unavailable("storage ended the exchange")
+            self._on_broken()
         except TidemarkError as error:
             reason = error
+            self._on_broken()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -1,22 +1,31 @@
 """The storage nodes of the cluster, and which of them holds a partition, as this broker knows it.
 
 Where a partition is, the nodes are asked and never configured. What was found stays until its node
-answers that it does not hold the partition. A node that does not answer, or belongs to another
-cluster, concerns its own partitions only (C1).
+answers that it does not hold the partition, or on a store that nodes share also until it does not
+answer: then another node holds it soon. A node that does not answer, or belongs to another cluster,
+concerns its own partitions only (C1).
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
 from broker_svc.links.storage_node_link import StorageNodeLink
+from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
 from tidemark.errors import ClusterMismatch, PartitionNotFound, TidemarkError, Unavailable
+from tidemark.registry.observation import Observation
 from tidemark.settings import BrokerSettings
 
 ANSWER_MS_MAX: Final = 5_000
+_CALLS_MAX: Final = 3
+"""Of a call that finds its partition gone: it may move while it is being looked for."""
+_MOVING_MS: Final = 50
+_LOOK_AGAIN_MS_MAX: Final = 2_000
+_LOOK_AGAIN_SHARED_MS_MAX: Final = 250
+"""Another node opens a partition of a shared store soon, and asking the nodes is cheap."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +33,15 @@ _log = logging.getLogger(__name__)
 class StorageNode:
     """One storage node: its calls, and the exchange with it."""
 
-    def __init__(self, address: str, storage: storage_pb2_grpc.StorageServiceStub) -> None:
+    def __init__(
+        self,
+        address: str,
+        storage: storage_pb2_grpc.StorageServiceStub,
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
         self.address = address
         self.storage = storage
-        self.link = StorageNodeLink(storage)
+        self.link = StorageNodeLink(storage, on_broken)
         self.asking: asyncio.Task[storage_pb2.DescribeStorageResponse] | None = None
         self.why_not = ""
         """Why it is not usable; "" if it is, or was not asked yet."""
@@ -40,9 +54,16 @@ class StorageNodes:
         self, nodes: Sequence[StorageNode], settings: BrokerSettings, clock: Clock
     ) -> None:
         self.nodes = nodes
+        self.members: Observation | None = None
+        """The nodes in the registry, which assigns partitions of a shared store to them; None
+        without a registry."""
         self._settings = settings
         self._clock = clock
         self._holders: dict[int, StorageNode] = {}
+        self._epochs: dict[int, int] = {}
+        """The storage epochs under which those nodes have partitions of a shared store open."""
+        self._is_shared = False
+        """Whether nodes share a store, so that partitions move between them."""
         self._conflicts: dict[int, str] = {}
 
     def located(self, partition: int) -> StorageNode | None:
@@ -54,9 +75,26 @@ class StorageNodes:
         """Whether a node was not usable when it was last asked."""
         return any(node.why_not for node in self.nodes)
 
+    @property
+    def look_again_ms_max(self) -> int:
+        """The longest wait between two attempts to claim a partition that is down."""
+        return _LOOK_AGAIN_SHARED_MS_MAX if self._is_shared else _LOOK_AGAIN_MS_MAX
+
+    def set_nodes(self, nodes: Sequence[StorageNode]) -> None:
+        """The nodes have changed. Partitions that were found at one that is gone are looked for."""
+        self.nodes = nodes
+        for partition, holder in list(self._holders.items()):
+            if holder not in nodes:
+                self.forget(partition)
+
     def forget(self, partition: int) -> None:
         """Its node has answered that it does not hold the partition."""
         self._holders.pop(partition, None)
+
+    def lost(self, partition: int, error: TidemarkError) -> None:
+        """A call to the node of a partition has failed, or its part of the exchange has ended."""
+        if self._is_shared or isinstance(error, PartitionNotFound):
+            self.forget(partition)
 
     async def locate(self, partition: int) -> StorageNode:
         """The node that holds a partition; raises Unavailable if no node answers that it does, and
@@ -78,8 +116,13 @@ class StorageNodes:
         raise Unavailable("; ".join(reasons + away), partition=str(partition))
 
     async def storage(self, partition: int) -> storage_pb2_grpc.StorageServiceStub:
-        """The calls of the node that holds a partition; raises Unavailable."""
-        return (await self.locate(partition)).storage
+        """The unary calls of the node that holds a partition; raises Unavailable.
+
+        A call that finds the partition gone is made again where it is then.
+        """
+        await self.locate(partition)
+        calls = _HolderCalls(self, partition, self._clock)
+        return cast(storage_pb2_grpc.StorageServiceStub, calls)
 
     async def describe(
         self,
@@ -114,18 +157,56 @@ class StorageNodes:
                 f"it belongs to cluster {described.cluster_id!r} with {described.partitions} "
                 f"partitions, not to cluster {mine.cluster_id!r} with {mine.partitions}"
             )
+        self._is_shared = described.engine == "redis"
         for info in described.held:
-            self._found(info.partition, node)
+            self._found(info, node)
+        if self._is_shared:
+            held = {info.partition for info in described.held}
+            for partition in [k for k, v in self._holders.items() if v is node and k not in held]:
+                self.forget(partition)
         return described
 
-    def _found(self, partition: int, node: StorageNode) -> None:
+    def _found(self, info: topic_pb2.PartitionInfo, node: StorageNode) -> None:
+        partition = info.partition
         holder = self._holders.setdefault(partition, node)
-        if holder is not node and partition not in self._conflicts:
+        if self._is_shared:
+            if holder is node or info.storage_epoch > self._epochs.get(partition, 0):
+                self._holders[partition] = node
+                self._epochs[partition] = info.storage_epoch
+        elif holder is not node and partition not in self._conflicts:
             # The data of one is a copy: neither may be preferred in silence.
             self._conflicts[partition] = (
                 f"partition {partition} is held by {holder.address} and by {node.address}"
             )
             _log.error("two storage nodes hold a partition: %s", self._conflicts[partition])
+
+
+class _HolderCalls:
+    """The calls of whichever node holds a partition, in place of those of one node."""
+
+    def __init__(self, nodes: StorageNodes, partition: int, clock: Clock) -> None:
+        self._nodes = nodes
+        self._partition = partition
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Callable[[Any], Awaitable[Any]]:
+        async def call(request: Any) -> Any:
+            for _ in range(_CALLS_MAX):
+                node = await self._nodes.locate(self._partition)
+                try:
+                    return await getattr(node.storage, name)(request)
+                except PartitionNotFound as error:  # nothing was done
+                    self._nodes.lost(self._partition, error)
+                except Unavailable as error:
+                    self._nodes.lost(self._partition, error)
+                    raise
+                await self._clock.sleep_ms(_MOVING_MS)
+            raise Unavailable(
+                f"partition {self._partition} is moving between storage nodes",
+                partition=str(self._partition),
+            )
+
+        return call
 
 
 def _asked(node: StorageNode, task: "asyncio.Task[storage_pb2.DescribeStorageResponse]") -> None:
