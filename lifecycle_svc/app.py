@@ -42,6 +42,7 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
             record = recorder(RetentionServiceStub(storage), "lifecycle")
             tasks = [
                 asyncio.create_task(_discover(server, sweepers)),
+                asyncio.create_task(sweepers.follow_moves()),
                 asyncio.create_task(Sampler(partial(_figures, sweepers), record).run(clock)),
             ]
             yield server

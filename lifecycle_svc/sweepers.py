@@ -1,7 +1,8 @@
 """The sweepers of this replica: one per known partition, each in its own task.
 
 The replica asks every storage node for its partitions at startup; after that, storage announces
-each partition that it opens.
+each partition that it opens, to one replica. Where nodes share a store, the replica also asks where
+partitions are that it cannot sweep any more.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from lifecycle_svc.holders import Holders
-from lifecycle_svc.sweeper import Replica, Sweeper
+from lifecycle_svc.sweeper import Replica, Sweeper, SweeperState
 from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest, DescribeStorageResponse
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import Clock
@@ -25,6 +26,7 @@ from tidemark.settings import LifecycleSettings
 from tidemark.settings.variables import Address
 
 DISCOVER_AGAIN_MS = 500
+LOOK_AGAIN_MS = 2_000
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class Sweepers:
         self._addresses: dict[int, str] = {}
         self._openings: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._nodes = set(settings.storage_addresses)
+        """Addresses at which storage nodes can be asked."""
         self._discoveries: set[asyncio.Task[None]] = set()
         self._replaced: set[asyncio.Task[None]] = set()
         """Cancelled, and about to end."""
@@ -86,9 +90,7 @@ class Sweepers:
         addresses = self._settings.storage_addresses
         asked = [asyncio.Event() for _ in addresses]
         for address, tried in zip(addresses, asked, strict=True):
-            task = asyncio.create_task(self._discover(address, tried))
-            self._discoveries.add(task)
-            task.add_done_callback(self._discoveries.discard)
+            self._start_discovery(address, tried)
         await asyncio.wait(set(self._discoveries), return_when=asyncio.FIRST_COMPLETED)
         for tried in asked:
             await tried.wait()
@@ -96,10 +98,43 @@ class Sweepers:
 
     async def _discover(self, address: str, tried: asyncio.Event) -> None:
         described = await self._describe(address, tried)
+        others = set(described.node_addresses) - self._nodes
+        self._nodes |= others
         for held in described.held:
             if held.partition not in self._sweepers:  # else it was announced in the meantime
-                self.announce(held.partition, address)
+                self.announce(held.partition, _address_of(described, address))
+        for other in others:
+            self._start_discovery(other, asyncio.Event())
         tried.set()
+
+    def _start_discovery(self, address: str, tried: asyncio.Event) -> None:
+        task = asyncio.create_task(self._discover(address, tried))
+        self._discoveries.add(task)
+        task.add_done_callback(self._discoveries.discard)
+
+    async def follow_moves(self) -> None:
+        """Until cancelled: look for partitions that another node holds by now."""
+        while True:
+            await self._clock.sleep_ms(LOOK_AGAIN_MS)
+            await self.look_for_moved()
+
+    async def look_for_moved(self) -> None:
+        """Ask all nodes for the partitions whose last sweep has failed."""
+        lost = {each.partition for each in self if each.state is SweeperState.BACKING_OFF}
+        for address in sorted(self._nodes) if lost else ():
+            try:
+                described = await self._ask(address)
+            except (TidemarkError, TimeoutError):
+                continue
+            if self._why_not(described):
+                continue
+            self._nodes.update(described.node_addresses)
+            holder = _address_of(described, address)
+            for held in described.held:
+                # Without an epoch it is not open there, or does not move.
+                moved = held.storage_epoch and self._addresses.get(held.partition) != holder
+                if held.partition in lost and moved:
+                    self._start_sweeper(held.partition, holder)
 
     async def attempted(self) -> None:
         """Return once every partition was tried by the sweeper that it then has."""
@@ -109,12 +144,8 @@ class Sweepers:
     async def _describe(self, address: str, tried: asyncio.Event) -> DescribeStorageResponse:
         logged = ""
         while True:
-            storage = StorageServiceStub(await self._channels.to(address))
             try:
-                described = await self._clock.wait_for(
-                    storage.DescribeStorage(DescribeStorageRequest()),
-                    self._settings.sweep_timeout_ms,
-                )
+                described = await self._ask(address)
                 why = self._why_not(described)
                 if not why:
                     self._partitions = described.partitions
@@ -126,6 +157,12 @@ class Sweepers:
             logged = why
             tried.set()
             await self._clock.sleep_ms(DISCOVER_AGAIN_MS)
+
+    async def _ask(self, address: str) -> DescribeStorageResponse:
+        storage = StorageServiceStub(await self._channels.to(address))
+        return await self._clock.wait_for(
+            storage.DescribeStorage(DescribeStorageRequest()), self._settings.sweep_timeout_ms
+        )
 
     def _why_not(self, described: DescribeStorageResponse) -> str:
         """Why a storage node is not usable; empty if it is."""
@@ -172,3 +209,8 @@ class Sweepers:
             self._replaced.add(task)
             task.add_done_callback(self._replaced.discard)
             self._sweepers[partition].attempted.set()  # its successor is waited for instead
+
+
+def _address_of(described: DescribeStorageResponse, asked: str) -> str:
+    """The address of the node that has answered, which may be behind a load balancer."""
+    return described.node_id if described.node_addresses else asked

@@ -38,6 +38,7 @@ FIELDS: Final[dict[str, dict[str, tuple[int, Any, bool]]]] = {
     "DescribeStorageResponse": {
         "partitions": (2, _UINT32, False),
         "held": (3, "PartitionInfo", True),
+        "node_addresses": (7, _STRING, True),
     },
     "Timestamp": {"seconds": (1, _INT64, False), "nanos": (2, _INT32, False)},
     "ScanTableRequest": {

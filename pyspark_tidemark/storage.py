@@ -3,7 +3,7 @@
 Calls are not repeated: Spark repeats a task that failed.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -43,6 +43,8 @@ class Described(NamedTuple):
     address: str
     partitions: int
     held: list[int]
+    nodes: list[str] = []  # noqa: RUF012 - never changed
+    """Addresses of all nodes of its cluster, where they share a store."""
 
 
 class TableClient:
@@ -71,7 +73,8 @@ class TableClient:
         )
         with self._explained():
             found = call(messages.DescribeStorageRequest(), timeout=_CALL_TIMEOUT_S)
-        return Described(self._address, found.partitions, [each.partition for each in found.held])
+        held = [each.partition for each in found.held]
+        return Described(self._address, found.partitions, held, list(found.node_addresses))
 
     def scan(self, request: Any, timeout_s: float | None = None) -> "Iterator[pa.RecordBatch]":
         """The batches of one table of one partition, as they arrive; by default without limit."""
@@ -106,14 +109,43 @@ def addresses(option: str) -> list[str]:
 
 def find_partitions(storage: str) -> list[PartitionAddress]:
     """The address of every partition of the cluster; raises StorageError if one is missing."""
-    described = []
-    for address in addresses(storage):
+
+    def describe(address: str) -> Described:
         with TableClient(address) as client:
-            described.append(client.describe())
-    found, missing = locate(described)
+            return client.describe()
+
+    found, missing = locate(describe_all(addresses(storage), describe, StorageError))
     if missing or not found:
         raise StorageError(f"no storage service at {storage} holds partitions {missing}")
     return found
+
+
+def describe_all(
+    asked: Iterable[str], describe: Callable[[str], Described], fault: type[Exception]
+) -> list[Described]:
+    """The services at these addresses and those that they name.
+
+    One that fails with a `fault` is left out if the others hold all partitions: on a store that
+    nodes share, its partitions are elsewhere. Otherwise its fault is raised.
+    """
+    described: dict[str, Described] = {}
+    faults: dict[str, Exception] = {}
+    waiting = list(asked)
+    while waiting:
+        address = waiting.pop(0)
+        if address in described or address in faults:
+            continue
+        try:
+            found = described[address] = describe(address)
+        except fault as error:
+            faults[address] = error
+            continue
+        waiting += found.nodes
+    # The answer through a load balancer is that of a node which has its own address.
+    answers = [each for each in described.values() if not each.nodes or each.address in each.nodes]
+    if faults and (not answers or locate(answers)[1]):
+        raise next(iter(faults.values()))
+    return answers
 
 
 def locate(described: Iterable[Described]) -> tuple[list[PartitionAddress], list[int]]:

@@ -3,13 +3,13 @@
 Needs no Spark. The storage services are asked at the same time, one channel each.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from pyspark_tidemark.storage import Described, PartitionAddress
+from pyspark_tidemark.storage import Described, PartitionAddress, describe_all
 from spark_batch.storage_client import StorageClient, describe_service, located
 from tidemark.api.storage.v1.retention_pb2 import (
     NextDueRequest,
@@ -17,12 +17,15 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RetentionType,
     ScanTableName,
 )
+from tidemark.errors import Unavailable
 from tidemark.settings import RetentionSettings
 
 DAY_MS: Final = 86_400_000
 _CHANNELS_MAX: Final = 16
 _TYPE_PREFIX: Final = "RETENTION_TYPE_"
 _TABLE_PREFIX: Final = "SCAN_TABLE_NAME_"
+
+_Answer = tuple[Described, list[PartitionDue]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,15 @@ class DueWork:
 
 
 def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
-    """Ask storage what is due for retention types; raises if a storage service does not answer."""
+    """Ask storage what is due for retention types; raises if a partition is not found."""
     request = NextDueRequest(
         types=[RetentionType.Value(_TYPE_PREFIX + each.upper()) for each in types],
         inactive_queue_age_ms=DAY_MS * settings.partition_cleanup_days,
         old_records_age_ms=DAY_MS * settings.metrics_retention_days,
     )
-    services = settings.storage_addresses
-    with ThreadPoolExecutor(min(len(services), _CHANNELS_MAX)) as threads:
-        answers = list(threads.map(partial(_ask, request=request), services))
-    cluster = located(",".join(services), [described for described, _ in answers])
+    answers = _ask_all(settings.storage_addresses, request)
+    services = ",".join(settings.storage_addresses)
+    cluster = located(services, [described for described, _ in answers])
     held_by = {each.partition: each for each in cluster}
     by_type: dict[str, list[PartitionAddress]] = {}
     by_table: dict[str, list[PartitionAddress]] = {}
@@ -86,6 +88,28 @@ def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
     )
 
 
-def _ask(address: str, request: NextDueRequest) -> tuple[Described, list[PartitionDue]]:
-    with StorageClient(address) as client:
-        return describe_service(client, address), list(client.next_due(request).partitions)
+def _ask_all(services: Sequence[str], request: NextDueRequest) -> list[_Answer]:
+    """The services at these addresses, all at once, and then those that they name."""
+    with ThreadPoolExecutor(min(len(services), _CHANNELS_MAX)) as threads:
+        asked = zip(services, threads.map(partial(_ask, request=request), services), strict=True)
+        outcomes = dict(asked)
+
+    def describe(address: str) -> Described:
+        if address not in outcomes:
+            outcomes[address] = _ask(address, request)
+        outcome = outcomes[address]
+        if isinstance(outcome, Unavailable):
+            raise outcome
+        return outcome[0]
+
+    described = describe_all(services, describe, Unavailable)
+    answers = [outcomes[each.address] for each in described]
+    return [each for each in answers if isinstance(each, tuple)]
+
+
+def _ask(address: str, request: NextDueRequest) -> _Answer | Unavailable:
+    try:
+        with StorageClient(address) as client:
+            return describe_service(client, address), list(client.next_due(request).partitions)
+    except Unavailable as error:
+        return error

@@ -12,11 +12,17 @@ from typing import Any, Final, Self
 
 import grpc
 
-from pyspark_tidemark.storage import Described, PartitionAddress, addresses, locate
+from pyspark_tidemark.storage import (
+    Described,
+    PartitionAddress,
+    addresses,
+    describe_all,
+    locate,
+)
 from tidemark.api.storage.v1 import retention_pb2, storage_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
-from tidemark.errors import FormatNotSupported, PartitionNotFound
+from tidemark.errors import FormatNotSupported, PartitionNotFound, Unavailable
 from tidemark.limits import PAGE_SIZE_MAX
 from tidemark.rpc import from_rpc_error
 from tidemark.rpc.channel import OPTIONS
@@ -112,11 +118,12 @@ class StorageClient:
 
 def find_partitions(storage: str) -> list[PartitionAddress]:
     """The address of every partition of the cluster; raises if one is missing."""
-    services = []
-    for address in addresses(storage):
+
+    def describe(address: str) -> Described:
         with StorageClient(address) as client:
-            services.append(describe_service(client, address))
-    return located(storage, services)
+            return describe_service(client, address)
+
+    return located(storage, describe_all(addresses(storage), describe, Unavailable))
 
 
 def describe_service(client: StorageClient, address: str) -> Described:
@@ -127,7 +134,8 @@ def describe_service(client: StorageClient, address: str) -> Described:
             f"storage at {address} has format {described.format_version}, "
             f"these jobs support {FORMAT_VERSION}"
         )
-    return Described(address, described.partitions, [each.partition for each in described.held])
+    held = [each.partition for each in described.held]
+    return Described(address, described.partitions, held, list(described.node_addresses))
 
 
 def located(storage: str, services: Iterable[Described]) -> list[PartitionAddress]:
