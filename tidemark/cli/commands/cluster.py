@@ -37,6 +37,7 @@ async def cluster(call: Call, context: typer.Context) -> None:
                 "broker_address": each.broker_address,
                 "broker_epoch": each.broker_epoch,
                 "storage_address": each.storage_address,
+                "storage_epoch": each.storage_epoch,
             }
             for each in partitions
         ]
@@ -65,6 +66,7 @@ async def cluster(call: Call, context: typer.Context) -> None:
             _holder(described, each),
             str(each.broker_epoch),
             each.storage_address or "-",
+            str(each.storage_epoch or "-"),
         )
 
     call.out.rows(
@@ -87,6 +89,7 @@ async def cluster(call: Call, context: typer.Context) -> None:
             Column("BROKER", cut=True),
             Column("EPOCH", right=True),
             Column("STORAGE", cut=True),
+            Column("STORAGE EPOCH", right=True),
         ),
         partition,
     )
@@ -116,13 +119,23 @@ def _holder(described: "Cluster", partition: "Partition") -> str:
 async def move(
     call: Call,
     partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
-    broker: Annotated[str, typer.Argument(metavar="BROKER", help="Id of a broker.")],
+    member: Annotated[
+        str, typer.Argument(metavar="MEMBER", help="Id or address of a broker or storage node.")
+    ],
 ) -> None:
-    """Move a partition to another broker, which keeps it; refused while members are static."""
-    found = _find(await call.admin.list_members(), broker, "BROKER")
-    version = await call.admin.move_partition(partition, found.id)
+    """Move a partition to another member, which keeps it; refused while members are static."""
+    found = _find(await call.admin.list_members(), member)
+    if found.kind == "STORAGE":
+        _check_moves(found)
+        version = await call.admin.move_partition(partition, storage_id=found.id)
+    else:
+        version = await call.admin.move_partition(partition, found.id)
     call.out.result(
-        {"partition": partition, "broker_id": found.id, "assignment_version": version},
+        {
+            "partition": partition,
+            f"{found.kind.lower()}_id": found.id,
+            "assignment_version": version,
+        },
         f"Partition {partition} moves to {found.id} (assignment {version})",
     )
 
@@ -132,22 +145,32 @@ async def move(
 async def drain(
     call: Call,
     member: Annotated[
-        str, typer.Argument(metavar="MEMBER", help="Id of a broker or storage node.")
+        str, typer.Argument(metavar="MEMBER", help="Id or address of a broker or storage node.")
     ],
 ) -> None:
-    """Take all partitions from a broker until it starts again; refused while members are static."""
+    """Take all partitions from a member until it starts again; refused while members are static."""
     found = _find(await call.admin.list_members(), member)
     if found.kind == "STORAGE":
-        raise Refused(f"{member} has the only copy of its partitions, which do not move (rocksdb)")
+        _check_moves(found)
     version = await call.admin.drain_member(found.id)
+    others = "storage nodes" if found.kind == "STORAGE" else "brokers"
     call.out.result(
         {"member_id": found.id, "assignment_version": version},
-        f"{found.id} gives its partitions to the other brokers (assignment {version})",
+        f"{found.id} gives its partitions to the other {others} (assignment {version})",
     )
 
 
-def _find(members: "list[Member]", member: str, kind: str = "") -> "Member":
+def _check_moves(storage: "Member") -> None:
+    """Only nodes that share a store through a registry are known by their address."""
+    if storage.id != storage.address:
+        raise Refused(
+            f"the partitions of {storage.id or storage.address} do not move: they are in its data "
+            "directory (rocksdb), or no registry assigns them (redis)"
+        )
+
+
+def _find(members: "list[Member]", member: str) -> "Member":
     for each in members:
-        if member in (each.id, each.address) and kind in ("", each.kind):
+        if member in (each.id, each.address):
             return each
-    raise Refused(f"there is no {kind.lower() or 'member'} {member}")
+    raise Refused(f"there is no member {member}")

@@ -54,8 +54,9 @@ def up(
         typer.Option(
             envvar="TIDEMARK_REGISTRY_URL",
             metavar="URL",
-            show_default="brokers are static",
-            help="Redis or Valkey server in which brokers share the partitions, with failover.",
+            show_default="members are static",
+            help="Redis or Valkey server in which brokers, and with --engine redis also storage "
+            "nodes, share the partitions, with failover.",
         ),
     ] = "",
     storages: Annotated[
@@ -116,8 +117,11 @@ def up(
     if verbose and log_dir is not None:
         raise typer.BadParameter("--log-dir and --verbose cannot be combined")
 
-    if engine is Engine.REDIS and storages > 1:
-        raise typer.BadParameter("--engine redis and --storages cannot be combined")
+    if engine is Engine.REDIS and storages > 1 and not registry:
+        raise typer.BadParameter(
+            "--engine redis with several --storages needs --registry: the nodes share the "
+            "partitions through it"
+        )
 
     from tidemark.cli.supervisor import Options, following_ports, run
     from tidemark.settings.variables import RegistryUrl

@@ -26,20 +26,25 @@ class ClusterCalls(Calls):
         request = topic_pb2.DescribeClusterRequest()
         return _cluster(await self._repeat(lambda topics: topics.DescribeCluster, request))
 
-    async def move_partition(self, partition: int, broker_id: str) -> int:
-        """Assign a partition to another broker; returns the version of the assignment.
+    async def move_partition(
+        self, partition: int, broker_id: str = "", *, storage_id: str = ""
+    ) -> int:
+        """Assign a partition to another broker, or to another storage node of a store that nodes
+        share; returns the version of the assignment.
 
-        The broker takes it over within a moment, and keeps it while it is alive.
+        That member takes it over within a moment, and keeps it while it is alive.
         """
         request = topic_pb2.MovePartitionRequest(
             partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1),
             broker_id=check_str("broker_id", broker_id),
+            storage_id=check_str("storage_id", storage_id),
         )
         answer = await self._repeat(lambda topics: topics.MovePartition, request)
         return answer.assignment_version
 
     async def drain_member(self, member_id: str) -> int:
-        """Assign all partitions of a broker to the others; returns the version of the assignment.
+        """Assign all partitions of a broker, or of a storage node of a store that nodes share, to
+        the others; returns the version of the assignment.
 
         It takes no partitions until it starts again.
         """
@@ -97,6 +102,7 @@ def _partition(proto: topic_pb2.PartitionInfo) -> Partition:
         broker_address=proto.broker_address,
         broker_epoch=proto.broker_epoch,
         storage_address=proto.storage_address,
+        storage_epoch=proto.storage_epoch,
         queues=proto.queues,
         materialized_queues=proto.materialized_queues,
         messages=proto.messages,

@@ -203,6 +203,8 @@ class Partition:
     """Queues that are paused themselves."""
     paused_topics: int
     """Paused topics, as the partition knows them: all of the cluster."""
+    storage_epoch: int = 0
+    """Raised by each opening on a store that storage nodes share; 0 where a node has the data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,5 +26,5 @@ def test_several_storage_nodes_on_redis_are_refused(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, arguments)
 
     assert ended.exit_code == 2
-    assert "--engine redis and --storages cannot be combined" in ended.output
+    assert "--engine redis with several --storages needs --registry" in ended.output
     assert not (tmp_path / "data").exists()
