@@ -82,7 +82,7 @@ async def storage(
             channels,
             clock,
         )
-        record, placement, assigned = None, None, None
+        record, placement, assigned, clock_check = None, None, None, None
         if shared is None and len(settings.storage_addresses) > 1:
             record = NodeRecord(engines, settings.cluster_id, settings.partitions)
         partitions = node.partitions
@@ -116,7 +116,10 @@ async def storage(
                 )
                 service.placement = placement
             await server.start()
-            metrics.offer(partitions.held.values())
+            metrics.offer(
+                partitions.held.values(),
+                lambda: 0 if clock_check is None else clock_check.offset_ms,
+            )
             address = settings.advertise or server.address
             _log.info("storage serves", extra={"address": server.address})
             node.announce(address)
@@ -131,7 +134,6 @@ async def storage(
                 assigned = AssignedPartitions(membership, node, partitions.held, clock)
                 service.assigned = assigned
                 clock_check = ClockCheck(partial(shared.time_ms, settings.cluster_id), clock)
-                clock_check.offer()
                 following = assigned.run(clock_check)
                 tasks.append(asyncio.create_task(_place(following, server, failures)))
             handing_over = asyncio.create_task(_hand_over(server, assigned, leaving))

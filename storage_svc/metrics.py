@@ -15,7 +15,7 @@ from tidemark.telemetry import observe
 from tidemark.telemetry.metrics import Reading
 
 
-def offer(partitions: Collection[Partition]) -> None:
+def offer(partitions: Collection[Partition], clock_offset_ms: Callable[[], int]) -> None:
     """Offer the figures of these partitions, for as long as the process lives."""
 
     def of_partition(
@@ -43,6 +43,13 @@ def offer(partitions: Collection[Partition]) -> None:
 
         observe(kind, name, description, readings, unit=unit)
 
+    observe(
+        "gauge",
+        "tidemark.storage.clock_offset",
+        "How far the clock of this node is ahead of that of the servers of its engine",
+        lambda: [(clock_offset_ms() / 1000, {})],
+        unit="s",
+    )
     of_partition(
         "tidemark.storage.partition_serving",
         "1 while the partition serves, 0 while it starts or is faulty",

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tidemark.clock import Clock
-from tidemark.telemetry import observe
 
 OFFSET_MS_MAX: Final = 5_000
 CHECK_EVERY_MS: Final = 5_000
@@ -26,16 +25,6 @@ class ClockCheck:
         """How far the clock of this node was ahead of the engine's when it was last compared."""
         self._engine_time_ms = engine_time_ms
         self._clock = clock
-
-    def offer(self) -> None:
-        """Export the offset, for as long as the process lives."""
-        observe(
-            "gauge",
-            "tidemark.storage.clock_offset",
-            "How far the clock of this node is ahead of that of the servers of its engine",
-            lambda: [(self.offset_ms / 1000, {})],
-            unit="s",
-        )
 
     @property
     def is_off(self) -> bool:
