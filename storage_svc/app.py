@@ -82,7 +82,8 @@ async def storage(
             channels,
             clock,
         )
-        record, placement, assigned, clock_check = None, None, None, None
+        record, placement, assigned = None, None, None
+        clock_check: ClockCheck | None = None
         if shared is None and len(settings.storage_addresses) > 1:
             record = NodeRecord(engines, settings.cluster_id, settings.partitions)
         partitions = node.partitions
