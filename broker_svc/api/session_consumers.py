@@ -4,12 +4,13 @@ Owns what the client holds by delivery tag, and how much of it the client has re
 to its application (K1). It reserves nothing itself: that is the dispatcher's task.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from broker_svc.api.session_output import SessionOutput
 from broker_svc.components import BrokerComponents
-from broker_svc.consume.consumer import Consumer, Feed, Slices
+from broker_svc.consume.consumer import Consumer, Feed, HandedOut, Slices
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, fill_delivery
 from broker_svc.consume.hand_outs import HandOuts
 from broker_svc.exclusive.registry import Subscriber
@@ -57,6 +58,7 @@ class SessionConsumers:
             partial(self._refuse, opened.consumer_id),
             self._output.room,
             HandOuts() if opened.reports_hand_outs else None,
+            deliver_many=self._deliver_many if opened.takes_arrays else None,
         )
         self._consumers[opened.consumer_id] = consumer
         consumer.credit = min(opened.credit, limits.CREDIT_MAX)
@@ -105,6 +107,38 @@ class SessionConsumers:
             if held.place is not None:
                 held.ended = partial(self._ended, consumer.consumer_id)
                 self._components.given_notes.watch(self.deliveries, held)
+        self._output.wakeup.set()
+
+    def _deliver_many(self, consumer: Consumer, handed_out: Sequence[HandedOut]) -> None:
+        """Plain slices at their first delivery, in columns."""
+        now_ms = self._components.clock.monotonic_ms()
+        hand_outs, group = consumer.hand_outs, consumer.group
+        ended = None if hand_outs is None else partial(self._ended, consumer.consumer_id)
+        tags = []
+        soonest: HeldDelivery | None = None
+        for each in handed_out:
+            messages, visibility_ms = each.messages, each.visibility_ms
+            held = HeldDelivery(
+                each.reservation_id,
+                each.receipt,
+                each.feed.queue,
+                messages,
+                messages,
+                each.owner_epoch,
+                "",
+                group,
+                each.first_offset,
+                visibility_ms,
+                now_ms + visibility_ms,
+                None if hand_outs is None else hand_outs.place(messages, 0, last_attempt=False),
+            )
+            held.ended = ended
+            tags.append(self.deliveries.add(held))
+            if soonest is None or visibility_ms < soonest.visibility_ms:
+                soonest = held
+        self._output.add_deliveries(consumer.consumer_id, group, tags, handed_out)
+        if soonest is not None and hand_outs is not None:
+            self._components.given_notes.watch(self.deliveries, soonest)
         self._output.wakeup.set()
 
     def _ended(self, consumer_id: int, delivery_tag: int) -> None:

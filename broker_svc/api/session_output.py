@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from broker_svc.consume.consumer import Room
+from broker_svc.consume.consumer import HandedOut, Room
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -15,6 +15,9 @@ UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 DELIVERY_OVERHEAD_BYTES: Final = 256
 """What a delivery costs in addition to its bytes: many small ones add up."""
+
+ARRAY_DELIVERIES_MAX: Final = 1000
+"""Deliveries in one array: a standing reserve hands out 4 KiB at once, so it fits a frame."""
 
 
 class SessionOutput:
@@ -26,12 +29,45 @@ class SessionOutput:
         """Set when there is something to send, or when the session may have ended."""
         self.room = Room(UNSENT_BYTES_MAX)
         self._unsent_bytes = 0
+        self._array: message_pb2.DeliveryArray | None = None
+        """The array that further deliveries can join."""
 
     def add_delivery(self, body_bytes: int) -> message_pb2.Delivery:
         """Room for a delivery, to be filled."""
-        self._unsent_bytes += body_bytes + DELIVERY_OVERHEAD_BYTES
-        self.room.taken_bytes += body_bytes + DELIVERY_OVERHEAD_BYTES
+        self._take_room(body_bytes + DELIVERY_OVERHEAD_BYTES)
+        self._array = None  # deliveries of an array follow each other
         return self.frame.deliveries.add()
+
+    def add_deliveries(
+        self, consumer_id: int, group: str, tags: Sequence[int], handed_out: Sequence[HandedOut]
+    ) -> None:
+        """Plain deliveries of one consumer, in columns."""
+        array = self._array
+        if (
+            array is None
+            or array.consumer_id != consumer_id
+            or len(array.delivery_tags) + len(tags) > ARRAY_DELIVERIES_MAX
+        ):
+            array = self.frame.delivery_arrays.add(consumer_id=consumer_id, group=group)
+            self._array = array
+        feeds, _, receipts, first_offsets, counts, bodies, visibility_ms, times_ms, epochs = zip(
+            *handed_out, strict=True
+        )
+        array.delivery_tags.extend(tags)
+        array.receipts.extend(receipts)
+        array.lmq_names.extend([feed.lmq_name for feed in feeds])
+        array.first_offsets.extend(first_offsets)
+        array.counts.extend(counts)
+        array.bodies.extend(bodies)
+        array.visibility_ms.extend(visibility_ms)
+        array.publish_times_ms.extend(times_ms)
+        array.partitions.extend([feed.partition for feed in feeds])
+        array.epochs.extend(epochs)
+        self._take_room(sum(map(len, bodies)) + len(tags) * DELIVERY_OVERHEAD_BYTES)
+
+    def _take_room(self, size: int) -> None:
+        self._unsent_bytes += size
+        self.room.taken_bytes += size
 
     def add_receipts(
         self,
@@ -50,7 +86,7 @@ class SessionOutput:
 
     def take(self) -> tuple[broker_pb2.SessionResponse, int]:
         """What has gathered, and the bytes of room that it takes until it is sent."""
-        frame, self.frame = self.frame, broker_pb2.SessionResponse()
+        frame, self.frame, self._array = self.frame, broker_pb2.SessionResponse(), None
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
         return frame, unsent_bytes
 

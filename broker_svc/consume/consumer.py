@@ -6,7 +6,7 @@ Only values; the `dispatcher` decides which consumer gets what.
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker_svc.consume.hand_outs import HandOuts
 from broker_svc.idle.activity_leases import Lease
@@ -30,6 +30,23 @@ LIKELY_MESSAGE_BYTES: Final = 64
 Slices = Sequence[exchange_pb2.ReservedSlice]
 Refuse = Callable[[TidemarkError], None]
 Deliver = Callable[["Consumer", "Feed", Slices], None]
+
+
+class HandedOut(NamedTuple):
+    """A plain slice that a standing reserve has handed out, as it comes from the columns."""
+
+    feed: "Feed"
+    reservation_id: int
+    receipt: bytes
+    first_offset: int
+    messages: int
+    body: bytes
+    visibility_ms: int
+    publish_time_ms: int
+    owner_epoch: int
+
+
+DeliverMany = Callable[["Consumer", Sequence[HandedOut]], None]
 
 
 class Room:
@@ -129,6 +146,7 @@ class Consumer:
         hand_outs: HandOuts | None = None,
         *,
         may_stand: bool = True,
+        deliver_many: DeliverMany | None = None,
         on_moved: Callable[[], None] | None = None,
     ) -> None:
         self.consumer_id = consumer_id
@@ -154,6 +172,8 @@ class Consumer:
         """The activity lease of each subscribed queue."""
         self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()
         self.deliver = deliver
+        self.deliver_many = deliver_many
+        """None: its client takes single deliveries only."""
         self.refuse = refuse
         """Called with the reason if its group is refused for good."""
         self.room = room

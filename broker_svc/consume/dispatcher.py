@@ -20,6 +20,7 @@ from broker_svc.consume.consumer import (
     Consumer,
     Feed,
     FeedKey,
+    HandedOut,
     Room,
     Slices,
 )
@@ -341,6 +342,43 @@ class Dispatcher:
         elif consumer.room.is_unread:
             self.standing.recall_all(consumer)  # its client must read first
 
+    def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None:
+        """Standing reserves have handed out one plain slice each, and stand on."""
+        by_consumer: dict[Consumer, list[HandedOut]] = {}
+        for standing_id, left, *columns in zip(
+            hand_outs.standing_ids,
+            hand_outs.standing_messages,
+            hand_outs.reservation_ids,
+            hand_outs.receipts,
+            hand_outs.first_offsets,
+            hand_outs.counts,
+            hand_outs.bodies,
+            hand_outs.visibility_ms,
+            hand_outs.publish_times_ms,
+            hand_outs.owner_epochs,
+            strict=True,
+        ):
+            standing = self.standing.find(standing_id)
+            handed = None if standing is None else HandedOut(standing.feed, *columns)
+            if standing is None or handed is None or not self._takes(standing, handed):
+                self.handed_out(partition, _alone(standing_id, left, *columns))
+                continue
+            self.standing.used(standing, handed.messages)
+            self.delivered.add(handed.messages, handed.feed.lmq_name)
+            by_consumer.setdefault(standing.consumer, []).append(handed)
+        for consumer, handed_out in by_consumer.items():
+            assert consumer.deliver_many is not None, "checked above"
+            consumer.deliver_many(consumer, handed_out)
+            if consumer.room.is_unread:
+                self.standing.recall_all(consumer)  # its client must read first
+
+    def _takes(self, standing: StandingReserve, handed: HandedOut) -> bool:
+        """Whether a hand-out is delivered in columns."""
+        consumer, feed = standing.consumer, standing.feed
+        current = handed.owner_epoch == feed.owner_epoch
+        in_columns = current and consumer.deliver_many is not None
+        return in_columns and not self._is_lost(consumer, feed, ())
+
     def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:
         return (
             consumer.closed
@@ -413,3 +451,31 @@ def _reserve_operation(
     # A message that is larger is asked for again, with room for the largest.
     reserve.strict_bytes = feed.reserve_bytes < RESERVE_BYTES_MAX
     return operation
+
+
+def _alone(
+    standing_id: int,
+    left: int,
+    reservation_id: int,
+    receipt: bytes,
+    first_offset: int,
+    count: int,
+    body: bytes,
+    visibility_ms: int,
+    publish_time_ms: int,
+    owner_epoch: int,
+) -> exchange_pb2.ReserveResult:
+    """A hand-out that came in columns, in its long form."""
+    reserved = exchange_pb2.ReserveResult(standing_id=standing_id, standing_messages=left)
+    reserved.slices.add(
+        reservation_id=reservation_id,
+        receipt=receipt,
+        first_offset=first_offset,
+        count=count,
+        body=body,
+        delivery_count=1,
+        visibility_ms=visibility_ms,
+        publish_time_ms=publish_time_ms,
+        owner_epoch=owner_epoch,
+    )
+    return reserved

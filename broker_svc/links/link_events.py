@@ -43,6 +43,9 @@ class LinkEvents:
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None:
         self.dispatcher.handed_out(partition, reserved)
 
+    def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None:
+        self.dispatcher.handed_out_many(partition, hand_outs)
+
     def next_deadline(self, partition: int, in_ms: int | None) -> None:
         self.timers[partition].next_deadline(in_ms)
 

@@ -63,6 +63,7 @@ class Listener(Protocol):
     def before_frame_sent(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None: ...
+    def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
     def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
     def link_up(self, partition: int) -> None: ...
@@ -380,8 +381,8 @@ class PartitionLink:
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
         for result in frame.results:
-            if not result.request_id:  # of a standing reserve
-                self._handed_out(result.reserve)
+            if not result.request_id:  # of standing reserves
+                self._handed_out(result)
             elif not _is_of_fenced_broker(result):
                 self._unanswered.take(result)
         if frame.results:
@@ -421,10 +422,14 @@ class PartitionLink:
             in_ms = deadline.in_ms if deadline.HasField("in_ms") else None
             listener.next_deadline(self.partition, in_ms)
 
-    def _handed_out(self, reserved: exchange_pb2.ReserveResult) -> None:
+    def _handed_out(self, result: exchange_pb2.OperationResult) -> None:
         """In order with the results of reserves."""
-        if self._listener is not None:
-            pass_on(partial(self._listener.handed_out, self.partition), reserved)
+        if self._listener is None:
+            return
+        if result.HasField("hand_outs"):
+            pass_on(partial(self._listener.handed_out_many, self.partition), result.hand_outs)
+        else:
+            pass_on(partial(self._listener.handed_out, self.partition), result.reserve)
 
     def _drop_callers(self) -> None:
         was_connected = self.connected.is_set()

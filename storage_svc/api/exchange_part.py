@@ -17,6 +17,7 @@ from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.publish import AppendedRuns, AppendRuns
 from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
+from storage_svc.operations.standing import HandedOut, in_columns
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import not_held_here
 from tidemark.api.storage.v1 import exchange_pb2
@@ -30,8 +31,9 @@ RESULT_BYTES: Final = 512
 READY_BYTES: Final = 640
 EXPIRED_BYTES: Final = 16
 RUN_BYTES: Final = 32
+HAND_OUT_BYTES: Final = 128
 """Generous sizes of a slice without its body, of an error, of any other result, of events, and of a
-run in an array."""
+run and a hand-out in columns."""
 
 _Answered = tuple[int, ExchangeResult | TidemarkError]
 """A request id and its result."""
@@ -174,7 +176,7 @@ class ExchangePart:
     def _handed_out(self, results: Sequence[Reserved]) -> None:
         """Results of standing reserves: in order with those of operations."""
         if not self._closed:
-            self._keep((0, each) for each in results)
+            self._keep((0, each) for each in in_columns(results))
             self._changed()
 
     def _keep(self, results: Iterable[_Answered]) -> None:
@@ -257,6 +259,10 @@ def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
         for each in result.slices:
             size += SLICE_BYTES + len(each.body)
         return size
+    if isinstance(result, HandedOut):
+        return RESULT_BYTES + sum(
+            HAND_OUT_BYTES + len(each.slices[0].body) for each in result.results
+        )
     if isinstance(result, Renewed | Acked):
         return RESULT_BYTES + ERROR_BYTES * len(result.refused)
     if isinstance(result, AppendedRuns):

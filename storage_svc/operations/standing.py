@@ -5,13 +5,37 @@ another operation. A standing reserve ends once it leaves anything ready or has 
 and the broker gets one last result of it.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from storage_svc.operations.fields import group_name, queue_name
 from storage_svc.operations.operation import ExchangeDecoders
 from storage_svc.operations.reserve import Reserved, hand_out
 from storage_svc.partition.commit import CommitContext
 from tidemark.api.storage.v1 import exchange_pb2
+
+HAND_OUTS_PER_RESULT_MAX: Final = 256
+"""Hand-outs in one result: frames take whole results."""
+
+
+class HandedOut(NamedTuple):
+    """What standing reserves have handed out in one commit, in columns: a plain slice each."""
+
+    results: tuple[Reserved, ...]
+
+    def write_to(self, proto: exchange_pb2.OperationResult) -> None:
+        hand_outs = proto.hand_outs
+        slices = [each.slices[0] for each in self.results]
+        hand_outs.standing_ids.extend([each.standing_id for each in self.results])
+        hand_outs.standing_messages.extend([each.standing_messages for each in self.results])
+        hand_outs.reservation_ids.extend([each.reservation_id for each in slices])
+        hand_outs.receipts.extend([each.receipt for each in slices])
+        hand_outs.first_offsets.extend([each.first_offset for each in slices])
+        hand_outs.counts.extend([each.messages for each in slices])
+        hand_outs.bodies.extend([each.body for each in slices])
+        hand_outs.visibility_ms.extend([each.visibility_ms for each in slices])
+        hand_outs.publish_times_ms.extend([each.publish_time_ms for each in slices])
+        hand_outs.owner_epochs.extend([each.owner_epoch for each in slices])
 
 
 class Recalled(NamedTuple):
@@ -74,6 +98,28 @@ async def hand_out_standing(commit: CommitContext) -> list[Reserved]:
         for standing_id, ask_again in commit.ended_standing
     )
     return results
+
+
+def in_columns(results: Sequence[Reserved]) -> list[Reserved | HandedOut]:
+    """Results of standing reserves, with those together that have nothing but a plain slice.
+
+    Each is of another reserve, so that their order has no meaning.
+    """
+    plain = [each for each in results if _is_plain(each)]
+    arrays = [
+        HandedOut(tuple(plain[start : start + HAND_OUTS_PER_RESULT_MAX]))
+        for start in range(0, len(plain), HAND_OUTS_PER_RESULT_MAX)
+    ]
+    return [*arrays, *(each for each in results if not _is_plain(each))]
+
+
+def _is_plain(result: Reserved) -> bool:
+    if len(result.slices) != 1 or not result.standing_messages or result.more:
+        return False
+    (slice_,) = result.slices
+    return slice_.delivery_count == 1 and not (
+        slice_.attempt_count or slice_.fairness_key or slice_.traceparent or slice_.last_attempt
+    )
 
 
 OPERATIONS: ExchangeDecoders = {"recall": Recall.from_proto}

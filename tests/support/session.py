@@ -11,6 +11,7 @@ from tidemark.api.broker.v1 import subscription_pb2
 from tidemark.api.broker.v1.broker_pb2 import HandOuts
 from tidemark.api.broker.v1.message_pb2 import (
     Delivery,
+    DeliveryArray,
     Message,
     MessageBatch,
     PublishReceipt,
@@ -84,11 +85,24 @@ class Session(session.Session):
         self._outgoing.parts.destroy_publishers.append(publisher_id)
 
     def open_consumer(
-        self, group: str = "", *, credit: int = 0, visibility_ms: int = 0
+        self,
+        group: str = "",
+        *,
+        credit: int = 0,
+        visibility_ms: int = 0,
+        reports_hand_outs: bool = False,
+        takes_arrays: bool = False,
     ) -> "Consumer":
         """A consumer without queues; a failure to open it is reported in `errors`."""
         consumer = Consumer(self, self._last_consumer_id + 1, group)
-        self.open_taker(consumer, group, credit=credit, visibility_ms=visibility_ms)
+        self.open_taker(
+            consumer,
+            group,
+            credit=credit,
+            visibility_ms=visibility_ms,
+            reports_hand_outs=reports_hand_outs,
+            takes_arrays=takes_arrays,
+        )
         return consumer
 
     async def settle(
@@ -107,6 +121,8 @@ class Consumer:
         self.consumer_id = consumer_id
         self.group = group
         self._session = session
+        self.arrays = 0
+        """How many arrays of deliveries have arrived."""
         self._arrived: list[Delivery] = []
         self._wakeup = asyncio.Event()
         self._ended: TidemarkError | None = None
@@ -141,6 +157,40 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[list[Delivery]]:
         while True:
             yield await self.deliveries()
+
+    def take_array(self, deliveries: DeliveryArray) -> None:
+        """Deliveries in columns, kept as single ones."""
+        self.arrays += 1
+        for tag, receipt, lmq_name, offset, count, body, visible_ms, time_ms, number, epoch in zip(
+            deliveries.delivery_tags,
+            deliveries.receipts,
+            deliveries.lmq_names,
+            deliveries.first_offsets,
+            deliveries.counts,
+            deliveries.bodies,
+            deliveries.visibility_ms,
+            deliveries.publish_times_ms,
+            deliveries.partitions,
+            deliveries.epochs,
+            strict=True,
+        ):
+            self.take(
+                Delivery(
+                    consumer_id=deliveries.consumer_id,
+                    delivery_tag=tag,
+                    receipt=receipt,
+                    lmq_name=lmq_name,
+                    group=deliveries.group,
+                    first_offset=offset,
+                    count=count,
+                    batch=MessageBatch.FromString(body),
+                    delivery_count=1,
+                    visibility_ms=visible_ms,
+                    publish_time_ms=time_ms,
+                    partition=number,
+                    epoch=epoch,
+                )
+            )
 
     def take(self, delivery: Delivery) -> None:
         self._arrived.append(delivery)

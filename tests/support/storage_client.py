@@ -7,7 +7,7 @@ right answer is.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     ApplyTopic,
     Bind,
     ExchangeRequest,
+    HandOuts,
     Operation,
     OperationResult,
     PartitionOperations,
     PartitionResponse,
     Reserve,
+    ReservedSlice,
     ReserveResult,
     SettleAction,
     SettleReservation,
@@ -257,6 +259,9 @@ class ExchangeClient:
         for result in response.results:
             if result.request_id:
                 self._waiting.pop(result.request_id).set_result(result)
+            elif result.HasField("hand_outs"):
+                for reserve in _single_results(result.hand_outs):
+                    self.handed_out.put_nowait(reserve)
             else:
                 self.handed_out.put_nowait(result.reserve)
         for reservation_id in response.expired_reservation_ids:
@@ -282,6 +287,36 @@ class ExchangeClient:
                 waiting.set_exception(reason)
                 waiting.exception()  # looked at: it need not be awaited
         self._waiting.clear()
+
+
+def _single_results(hand_outs: HandOuts) -> Iterator[ReserveResult]:
+    """Hand-outs that came in columns, as results of single reserves."""
+    for standing_id, left, *rest in zip(
+        hand_outs.standing_ids,
+        hand_outs.standing_messages,
+        hand_outs.reservation_ids,
+        hand_outs.receipts,
+        hand_outs.first_offsets,
+        hand_outs.counts,
+        hand_outs.bodies,
+        hand_outs.visibility_ms,
+        hand_outs.publish_times_ms,
+        hand_outs.owner_epochs,
+        strict=True,
+    ):
+        reservation_id, receipt, offset, count, body, visible_ms, time_ms, owner_epoch = rest
+        slice_ = ReservedSlice(
+            reservation_id=reservation_id,
+            receipt=receipt,
+            first_offset=offset,
+            count=count,
+            body=body,
+            delivery_count=1,
+            visibility_ms=visible_ms,
+            publish_time_ms=time_ms,
+            owner_epoch=owner_epoch,
+        )
+        yield ReserveResult(slices=[slice_], standing_messages=left, standing_id=standing_id)
 
 
 def outcome_of(result: OperationResult) -> Any:

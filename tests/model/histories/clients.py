@@ -354,7 +354,9 @@ class SessionClient(Client):
             if place in self._connections:  # made twice
                 await session.abort()
                 return self._connections[place]
-            consumer = session.open_consumer(credit=self._credit, visibility_ms=self._visibility_ms)
+            consumer = session.open_consumer(
+                credit=self._credit, visibility_ms=self._visibility_ms, takes_arrays=True
+            )
             made = self._connections[place] = _Connection(session, consumer, since)
             made.listening.append(asyncio.create_task(self._deliveries(made)))
             made.listening.append(asyncio.create_task(self._notices(session)))

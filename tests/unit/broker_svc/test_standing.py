@@ -13,6 +13,7 @@ from broker_svc.links.partition_link import PartitionLink
 from tests.unit.broker_svc.test_partition_link import Offers, health, link
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
+    HandOuts,
     Operation,
     OperationResult,
     PartitionOperations,
@@ -36,6 +37,9 @@ class Passed(Offers):
 
     def handed_out(self, partition: int, reserved: ReserveResult) -> None:
         self._dispatcher.handed_out(partition, reserved)
+
+    def handed_out_many(self, partition: int, hand_outs: HandOuts) -> None:
+        self._dispatcher.handed_out_many(partition, hand_outs)
 
 
 class Waiting(NamedTuple):

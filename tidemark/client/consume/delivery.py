@@ -6,7 +6,7 @@ a message before the application reads it, and neither knows how settlements are
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from opentelemetry.trace import Span, SpanContext
 
@@ -42,6 +42,37 @@ class Settler(Protocol):
     ) -> message_pb2.SettleResult: ...
 
 
+class _Columns(NamedTuple):
+    """What deliveries in columns differ in."""
+
+    group: str
+    delivery_tag: int
+    receipt: bytes
+    lmq_name: str
+    first_offset: int
+    messages: int
+    body: bytes
+    visibility_ms: int
+    publish_time_ms: int
+    partition: int
+    epoch: int
+
+
+class PlainDelivery(_Columns):
+    """A delivery that came in columns. What it lacks of a `Delivery` is the same for all."""
+
+    __slots__ = ()
+
+    attempt_count = 0
+    fairness_key = ""
+    traceparent = ""
+    last_attempt = False
+
+    @property
+    def batch(self) -> message_pb2.MessageBatch:
+        return message_pb2.MessageBatch.FromString(self.body)
+
+
 class DeliveryBatch:
     """Messages of one queue that arrived together. Iterate over it for single deliveries.
 
@@ -53,6 +84,7 @@ class DeliveryBatch:
     __slots__ = (
         "_delivery",
         "_marks",
+        "_parsed",
         "_settler",
         "allowed",
         "arrived_ms",
@@ -72,13 +104,19 @@ class DeliveryBatch:
     )
 
     def __init__(
-        self, delivery: message_pb2.Delivery, settler: Settler, session_id: int, now_ms: int
+        self,
+        delivery: message_pb2.Delivery | PlainDelivery,
+        settler: Settler,
+        session_id: int,
+        now_ms: int,
     ) -> None:
-        self.count = delivery.count
+        self.count = count = (
+            delivery.messages if isinstance(delivery, PlainDelivery) else delivery.count
+        )
         """Number of messages that arrived."""
         self.first = 0
         """How many of them were handed out one by one before: the batch is the rest."""
-        self.end = delivery.count
+        self.end = count
         """The messages from here on went back before they were handed out."""
         self.handed_out = 0
         """How many of them the application was given."""
@@ -102,8 +140,9 @@ class DeliveryBatch:
         """The spans that handle messages, by their index, where those are traced."""
         self.session_id = session_id
         self._delivery = delivery
+        self._parsed: message_pb2.MessageBatch | None = None
         self._settler = settler
-        self._marks = Marks(delivery.count)
+        self._marks = Marks(count)
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -121,7 +160,7 @@ class DeliveryBatch:
 
     @property
     def payloads(self) -> list[bytes]:
-        payloads = [message.payload for message in self._delivery.batch.messages]
+        payloads = [message.payload for message in self._messages]
         return payloads if len(self) == self.count else payloads[self.first : self.end]
 
     @property
@@ -178,7 +217,13 @@ class DeliveryBatch:
         return self._delivery.delivery_tag
 
     def message(self, index: int) -> message_pb2.Message:
-        return self._delivery.batch.messages[index]
+        return self._messages[index]
+
+    @property
+    def _messages(self) -> Sequence[message_pb2.Message]:
+        if self._parsed is None:
+            self._parsed = self._delivery.batch
+        return self._parsed.messages
 
     def span(self) -> AbstractContextManager[Span]:
         """A span around the handling of the batch, linked to the span that published it."""

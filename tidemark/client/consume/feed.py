@@ -8,12 +8,13 @@ notified of queues that another client has taken meanwhile.
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Final, Protocol
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.credit import Credit
-from tidemark.client.consume.delivery import DeliveryBatch
+from tidemark.client.consume.delivery import DeliveryBatch, PlainDelivery
 from tidemark.client.consume.eviction import Eviction, EvictionReason
 from tidemark.client.consume.failed_acks import FailedAcks
 from tidemark.client.consume.hand_outs import HandOuts, Totals
@@ -233,6 +234,41 @@ class Feed(SessionPart):
             self._host.renew_sooner()
         self._host.arrived(self, batch)
 
+    def take_array(self, deliveries: message_pb2.DeliveryArray) -> None:
+        """Called by the session for deliveries in columns."""
+        session = self._session
+        assert session is not None, "deliveries come on a session"
+        now_ms = self._identity.clock.monotonic_ms()
+        session_id, group = session.welcome.session_id, deliveries.group
+        batches = [
+            DeliveryBatch(PlainDelivery(group, *columns), self.settlements, session_id, now_ms)
+            for columns in zip(
+                deliveries.delivery_tags,
+                deliveries.receipts,
+                deliveries.lmq_names,
+                deliveries.first_offsets,
+                deliveries.counts,
+                deliveries.bodies,
+                deliveries.visibility_ms,
+                deliveries.publish_times_ms,
+                deliveries.partitions,
+                deliveries.epochs,
+                strict=True,
+            )
+        ]
+        messages = 0
+        for batch in batches:
+            self.hand_outs.arrived(batch)
+            self._held[batch] = batch.count
+            messages += batch.count
+        self._unsettled += messages
+        self.credit.used(messages)
+        soonest = min(batches, key=attrgetter("visibility_ms"))
+        if self.renewals.watch(soonest, now_ms):
+            self._host.renew_sooner()
+        for batch in batches:
+            self._host.arrived(self, batch)
+
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
         """Called by the session: the broker has confirmed a report."""
         totals = Totals(report.messages, report.deliveries, report.first_attempts)
@@ -402,6 +438,7 @@ class Feed(SessionPart):
             credit=0 if self.paused else self._grant(),
             visibility_ms=self._visibility_ms,
             reports_hand_outs=True,
+            takes_arrays=True,
         )
         self._start_resync()
 

@@ -3,7 +3,7 @@
 Pure: it sends nothing and keeps no state.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from google.rpc.status_pb2 import Status
@@ -87,6 +87,25 @@ class Stored(NamedTuple):
             receipt.schedule_id,
             receipt.duplicate,
         )
+
+
+def deliveries_in_order(
+    frame: broker_pb2.SessionResponse,
+) -> Iterable[message_pb2.Delivery | message_pb2.DeliveryArray]:
+    """The deliveries of a frame in the order of their tags."""
+    if not frame.delivery_arrays:
+        return frame.deliveries
+    if not frame.deliveries:
+        return frame.delivery_arrays
+    parts: list[message_pb2.Delivery | message_pb2.DeliveryArray] = [*frame.deliveries]
+    parts += frame.delivery_arrays
+    return sorted(parts, key=lambda part: tags_of(part)[0])
+
+
+def tags_of(part: message_pb2.Delivery | message_pb2.DeliveryArray) -> Sequence[int]:
+    if isinstance(part, message_pb2.Delivery):
+        return (part.delivery_tag,)
+    return part.delivery_tags
 
 
 def receipt_of(result: message_pb2.PublishResult) -> PublishReceipt:

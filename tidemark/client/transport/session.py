@@ -27,8 +27,10 @@ from tidemark.client.transport.codec import (
     Stored,
     Target,
     check,
+    deliveries_in_order,
     fill_settlement,
     settlement_of,
+    tags_of,
 )
 from tidemark.client.transport.frames import Outgoing, PlainRun
 from tidemark.client.transport.notifier import Notifier
@@ -48,6 +50,7 @@ class Taker(Protocol):
     """Receives the deliveries of one consumer."""
 
     def take(self, delivery: message_pb2.Delivery) -> None: ...
+    def take_array(self, deliveries: message_pb2.DeliveryArray) -> None: ...
     def deliveries_ended(self, tags: set[int]) -> None: ...
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None: ...
     def end(self, error: TidemarkError) -> None: ...
@@ -197,6 +200,7 @@ class Session:
         credit: int = 0,
         visibility_ms: int = 0,
         reports_hand_outs: bool = False,
+        takes_arrays: bool = False,
     ) -> int:
         """A consumer without queues; returns its id. A failure to open it is in `errors`."""
         self._check_open()
@@ -209,6 +213,7 @@ class Session:
             credit=credit,
             visibility_ms=visibility_ms,
             reports_hand_outs=reports_hand_outs,
+            takes_arrays=takes_arrays,
         )
         return consumer_id
 
@@ -368,12 +373,14 @@ class Session:
             taker = self._consumers.get(report.consumer_id)
             if taker is not None:
                 taker.hand_outs_noted(report)
-        for delivery in frame.deliveries:
-            consumer = self._consumers.get(delivery.consumer_id)
-            if consumer is not None:
-                consumer.take(delivery)
-            elif not self._closing and self._ended is None:
-                self.settle_nowait(delivery.delivery_tag, Release())  # its consumer is closed
+        for part in deliveries_in_order(frame):
+            consumer = self._consumers.get(part.consumer_id)
+            if consumer is None:
+                self._release(tags_of(part))
+            elif isinstance(part, message_pb2.Delivery):
+                consumer.take(part)
+            else:
+                consumer.take_array(part)
         if frame.ended:
             self._take_ended(frame.ended)
         self.errors.extend(frame.errors)
@@ -381,6 +388,12 @@ class Session:
         self.go_aways.extend(frame.go_aways)
         if frame.errors or frame.settled or frame.unsubscribed or frame.go_aways:
             self.notified.notify_all()
+
+    def _release(self, tags: Iterable[int]) -> None:
+        """Give back what came for a consumer that is closed."""
+        if not self._closing and self._ended is None:
+            for tag in tags:
+                self.settle_nowait(tag, Release())
 
     def _take_receipts(self, receipts: message_pb2.ReceiptArray) -> None:
         answer = self._plain_publishes.answer

@@ -104,6 +104,7 @@ class OpenConsumer(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     VISIBILITY_MS_FIELD_NUMBER: _builtins.int
     REPORTS_HAND_OUTS_FIELD_NUMBER: _builtins.int
+    TAKES_ARRAYS_FIELD_NUMBER: _builtins.int
     consumer_id: _builtins.int
     """Number chosen by the client, from 1, unique on the session."""
     group: _builtins.str
@@ -119,6 +120,10 @@ class OpenConsumer(_message.Message):
     before it hands it out. An expiry or a disconnect then costs an attempt only for what was
     reported. Default false: everything that is delivered counts as given to the application.
     """
+    takes_arrays: _builtins.bool
+    """True: deliveries may come in columns, as SessionResponse.delivery_arrays. Default false: each is
+    a Delivery.
+    """
     def __init__(
         self,
         *,
@@ -127,10 +132,11 @@ class OpenConsumer(_message.Message):
         credit: _builtins.int = ...,
         visibility_ms: _builtins.int = ...,
         reports_hand_outs: _builtins.bool = ...,
+        takes_arrays: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "group", b"group", "reports_hand_outs", b"reports_hand_outs", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_id", b"consumer_id", "credit", b"credit", "group", b"group", "reports_hand_outs", b"reports_hand_outs", "takes_arrays", b"takes_arrays", "visibility_ms", b"visibility_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -772,6 +778,7 @@ class SessionResponse(_message.Message):
     RENEWED_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
     PUBLISHED_ARRAYS_FIELD_NUMBER: _builtins.int
+    DELIVERY_ARRAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First frame only."""
@@ -832,6 +839,12 @@ class SessionResponse(_message.Message):
     def published_arrays(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.ReceiptArray]:
         """Results of runs that were sent in columns."""
 
+    @_builtins.property
+    def delivery_arrays(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.DeliveryArray]:
+        """Messages in columns, for consumers that take arrays. The order of all deliveries of a frame is
+        that of their tags; those of an array follow each other in it.
+        """
+
     def __init__(
         self,
         *,
@@ -849,10 +862,11 @@ class SessionResponse(_message.Message):
         renewed: _abc.Iterable[Global___RenewalResult] | None = ...,
         acked: _abc.Iterable[Global___AcksResult] | None = ...,
         published_arrays: _abc.Iterable[_message_pb2.ReceiptArray] | None = ...,
+        delivery_arrays: _abc.Iterable[_message_pb2.DeliveryArray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "published_arrays", b"published_arrays", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "delivery_arrays", b"delivery_arrays", "ended", b"ended", "errors", b"errors", "go_aways", b"go_aways", "hand_outs", b"hand_outs", "published", b"published", "published_arrays", b"published_arrays", "publishers", b"publishers", "renewed", b"renewed", "settled", b"settled", "synced", b"synced", "unsubscribed", b"unsubscribed", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -461,6 +461,94 @@ class Delivery(_message.Message):
 Global___Delivery: _TypeAlias = Delivery  # noqa: Y015
 
 @_typing.final
+class DeliveryArray(_message.Message):
+    """Deliveries of one consumer in columns of the same length: the short form of Delivery, for first
+    deliveries with neither a fairness key nor a trace context. Only for consumers that take arrays.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    DELIVERY_TAGS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    LMQ_NAMES_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    BODIES_FIELD_NUMBER: _builtins.int
+    VISIBILITY_MS_FIELD_NUMBER: _builtins.int
+    PUBLISH_TIMES_MS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    consumer_id: _builtins.int
+    """The consumer of the session."""
+    group: _builtins.str
+    """The group that all of them are delivered to."""
+    @_builtins.property
+    def delivery_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.delivery_tag, growing."""
+
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As Delivery.receipt."""
+
+    @_builtins.property
+    def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As Delivery.lmq_name."""
+
+    @_builtins.property
+    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.first_offset."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.count."""
+
+    @_builtins.property
+    def bodies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The messages of each: a serialized MessageBatch."""
+
+    @_builtins.property
+    def visibility_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.visibility_ms."""
+
+    @_builtins.property
+    def publish_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.publish_time_ms."""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.partition."""
+
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Delivery.epoch."""
+
+    def __init__(
+        self,
+        *,
+        consumer_id: _builtins.int = ...,
+        group: _builtins.str = ...,
+        delivery_tags: _abc.Iterable[_builtins.int] | None = ...,
+        receipts: _abc.Iterable[_builtins.bytes] | None = ...,
+        lmq_names: _abc.Iterable[_builtins.str] | None = ...,
+        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        bodies: _abc.Iterable[_builtins.bytes] | None = ...,
+        visibility_ms: _abc.Iterable[_builtins.int] | None = ...,
+        publish_times_ms: _abc.Iterable[_builtins.int] | None = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "consumer_id", b"consumer_id", "counts", b"counts", "delivery_tags", b"delivery_tags", "epochs", b"epochs", "first_offsets", b"first_offsets", "group", b"group", "lmq_names", b"lmq_names", "partitions", b"partitions", "publish_times_ms", b"publish_times_ms", "receipts", b"receipts", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeliveryArray: _TypeAlias = DeliveryArray  # noqa: Y015
+
+@_typing.final
 class IndexRange(_message.Message):
     """Consecutive messages inside a delivery, counted from 0."""
 

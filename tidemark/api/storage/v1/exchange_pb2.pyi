@@ -495,9 +495,10 @@ class OperationResult(_message.Message):
     ACKS_FIELD_NUMBER: _builtins.int
     LEAVE_GROUP_FIELD_NUMBER: _builtins.int
     APPENDS_FIELD_NUMBER: _builtins.int
+    HAND_OUTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """The request id of the operation. 0: a standing reserve has handed out or ended, with the outcome
-    `reserve`.
+    """The request id of the operation. 0: standing reserves have handed out or ended, with the outcome
+    `reserve` or `hand_outs`.
     """
     @_builtins.property
     def error(self) -> _status_pb2.Status:
@@ -573,6 +574,10 @@ class OperationResult(_message.Message):
     def appends(self) -> Global___AppendRunsResult:
         """Result of AppendRuns."""
 
+    @_builtins.property
+    def hand_outs(self) -> Global___HandOuts:
+        """Hand-outs of many standing reserves."""
+
     def __init__(
         self,
         *,
@@ -595,12 +600,13 @@ class OperationResult(_message.Message):
         acks: Global___AckReservationsResult | None = ...,
         leave_group: Global___LeaveGroupResult | None = ...,
         appends: Global___AppendRunsResult | None = ...,
+        hand_outs: Global___HandOuts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "hand_outs", b"hand_outs", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "action", b"action", "append", b"append", "appends", b"appends", "apply_topic", b"apply_topic", "error", b"error", "expire_due", b"expire_due", "hand_outs", b"hand_outs", "leave_group", b"leave_group", "materialize", b"materialize", "outcome", b"outcome", "ownership", b"ownership", "pause_queue", b"pause_queue", "place_group", b"place_group", "recall", b"recall", "removed", b"removed", "renew", b"renew", "request_id", b"request_id", "reserve", b"reserve", "settle", b"settle", "unmaterialize", b"unmaterialize"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group", "appends"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["error", "materialize", "unmaterialize", "append", "reserve", "settle", "expire_due", "ownership", "place_group", "removed", "action", "apply_topic", "renew", "recall", "pause_queue", "acks", "leave_group", "appends", "hand_outs"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -1127,6 +1133,87 @@ class ReserveResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReserveResult: _TypeAlias = ReserveResult  # noqa: Y015
+
+@_typing.final
+class HandOuts(_message.Message):
+    """Hand-outs of standing reserves in columns of the same length: the short form of a ReserveResult, for
+    a reserve that stands on and has handed out one slice at its first delivery, with neither a fairness
+    key nor a trace context.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STANDING_IDS_FIELD_NUMBER: _builtins.int
+    STANDING_MESSAGES_FIELD_NUMBER: _builtins.int
+    RESERVATION_IDS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    BODIES_FIELD_NUMBER: _builtins.int
+    VISIBILITY_MS_FIELD_NUMBER: _builtins.int
+    PUBLISH_TIMES_MS_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def standing_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The standing reserves."""
+
+    @_builtins.property
+    def standing_messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many messages each of them may still hand out. At least 1."""
+
+    @_builtins.property
+    def reservation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As ReservedSlice.reservation_id."""
+
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As ReservedSlice.receipt."""
+
+    @_builtins.property
+    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As ReservedSlice.first_offset."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As ReservedSlice.count."""
+
+    @_builtins.property
+    def bodies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As ReservedSlice.body."""
+
+    @_builtins.property
+    def visibility_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As ReservedSlice.visibility_ms."""
+
+    @_builtins.property
+    def publish_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As ReservedSlice.publish_time_ms."""
+
+    @_builtins.property
+    def owner_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As ReservedSlice.owner_epoch."""
+
+    def __init__(
+        self,
+        *,
+        standing_ids: _abc.Iterable[_builtins.int] | None = ...,
+        standing_messages: _abc.Iterable[_builtins.int] | None = ...,
+        reservation_ids: _abc.Iterable[_builtins.int] | None = ...,
+        receipts: _abc.Iterable[_builtins.bytes] | None = ...,
+        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        bodies: _abc.Iterable[_builtins.bytes] | None = ...,
+        visibility_ms: _abc.Iterable[_builtins.int] | None = ...,
+        publish_times_ms: _abc.Iterable[_builtins.int] | None = ...,
+        owner_epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "counts", b"counts", "first_offsets", b"first_offsets", "owner_epochs", b"owner_epochs", "publish_times_ms", b"publish_times_ms", "receipts", b"receipts", "reservation_ids", b"reservation_ids", "standing_ids", b"standing_ids", "standing_messages", b"standing_messages", "visibility_ms", b"visibility_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOuts: _TypeAlias = HandOuts  # noqa: Y015
 
 @_typing.final
 class Recall(_message.Message):
