@@ -230,7 +230,8 @@ def _redis_engines(settings: StorageSettings) -> "RedisEngines":
     from storage_svc.engines.redis.checks import Durability
     from storage_svc.engines.redis.engine import RedisEngines
 
-    return RedisEngines(ServerUrl.parse(settings.redis_url), Durability(settings.redis_durability))
+    url = ServerUrl.parse(settings.redis_server_url)
+    return RedisEngines(url, Durability(settings.redis_durability))
 
 
 async def _until_open(

@@ -17,10 +17,11 @@ from tests.support.chart_rendering import (
     container,
     environment,
     helm,
+    pod_template,
     pods,
     render,
 )
-from tests.support.chart_value_sets import VALUE_SETS
+from tests.support.chart_value_sets import REDIS, VALUE_SETS
 from tidemark.rpc.health import LIVENESS, READINESS
 from tidemark.settings import SERVICES, BrokerSettings, StorageSettings
 
@@ -220,11 +221,12 @@ def test_two_brokers_run_at_once_during_an_update_only_with_a_registry() -> None
 def test_services_find_every_storage_node(values: Values) -> None:
     """S8: each node by the name of its pod, which is also what it advertises."""
     rendered = render(values)
-    (storage,) = (each for each in rendered.values() if each["kind"] == "StatefulSet")
+    storage = storage_of(rendered)
     name, spec = storage["metadata"]["name"], storage["spec"]
     port = container(spec["template"])["ports"][0]["containerPort"]
-    nodes = [f"{name}-{number}" for number in range(spec["replicas"])]
-    expected = [f"{node}.{spec['serviceName']}:{port}" for node in nodes]
+    named = spec["replicas"] if storage["kind"] == "StatefulSet" else 1
+    nodes = [f"{name}-{number}" for number in range(named)]
+    expected = [f"{node}.{spec.get('serviceName')}:{port}" for node in nodes]
 
     addresses = {
         key: environment(container(template))["TIDEMARK_STORAGE_ADDRESSES"].split(",")
@@ -240,6 +242,63 @@ def test_services_find_every_storage_node(values: Values) -> None:
         for node in nodes:
             settings = StorageSettings.from_environment(environment_of_pod(storage, node))
             assert settings.own_address in settings.storage_addresses
+
+
+def test_storage_on_a_shared_store_is_a_deployment_without_volumes() -> None:
+    """S5, S9: nothing of it has to survive, so any pod takes the place of another."""
+    rendered = render(REDIS)
+
+    storage = rendered[f"Deployment/{NAME}-storage"]
+    spec = storage["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["tmp"]
+    assert storage["spec"]["strategy"] == {"type": "Recreate"}
+    variables = environment(container(storage["spec"]["template"]))
+    assert variables["TIDEMARK_STORAGE_ADVERTISE"] == "$(POD_IP):7410"
+    assert variables["TIDEMARK_STORAGE_ADDRESSES"] == f"{NAME}-storage:7410"
+    assert not {f"StatefulSet/{NAME}-storage", f"Service/{NAME}-storage-pods"} & rendered.keys()
+    assert {
+        f"PodDisruptionBudget/{NAME}-storage",
+        f"NetworkPolicy/{NAME}-storage",
+        f"Service/{NAME}-storage",
+    } <= rendered.keys()
+
+
+def test_the_connection_of_the_store_comes_from_a_secret() -> None:
+    """S5, S9: the user and the password, or the whole URL; only storage gets them."""
+    beside, inside = render(REDIS), render(VALUE_SETS["redis from one secret"])
+
+    login = connection_of(beside, "tidemark-valkey")
+    whole = connection_of(inside, "valkey")
+
+    assert login == {"TIDEMARK_REDIS_USERNAME": "username", "TIDEMARK_REDIS_PASSWORD": "tidemark"}
+    assert whole == {"TIDEMARK_REDIS_URL": "url"}
+    for rendered in (beside, inside):
+        for key, template in pods(rendered):
+            names = {name for name in environment(container(template)) if "_REDIS_" in name}
+            assert bool(names) == (key == f"Deployment/{NAME}-storage"), key
+
+
+def test_of_the_secret_for_tls_only_the_named_files_are_mounted() -> None:
+    """S9: it may hold the key of the server as well."""
+    storage = render(VALUE_SETS["redis with certificates"])[f"Deployment/{NAME}-storage"]
+    template = storage["spec"]["template"]
+
+    (volume,) = (each for each in template["spec"]["volumes"] if "secret" in each)
+    (mount,) = (
+        each for each in container(template)["volumeMounts"] if each["name"] == volume["name"]
+    )
+
+    assert volume["secret"]["secretName"] == "valkey-tls"
+    files = {
+        item["key"]: f"{mount['mountPath']}/{item['path']}" for item in volume["secret"]["items"]
+    }
+    variables = environment(container(template))
+    assert files == {
+        "ca.crt": variables["TIDEMARK_REDIS_CA_FILE"],
+        "tls.crt": variables["TIDEMARK_REDIS_CERT_FILE"],
+        "tls.key": variables["TIDEMARK_REDIS_KEY_FILE"],
+    }
+    assert mount["readOnly"] is True
 
 
 def test_several_brokers_have_ids_and_addresses_of_their_own() -> None:
@@ -363,6 +422,26 @@ def environment_of_pod(owner: Manifest, name: str, ip: str = "10.0.0.1") -> dict
         variable: value.replace("$(POD_NAME)", name).replace("$(POD_IP)", ip)
         for variable, value in variables.items()
         if isinstance(value, str)
+    }
+
+
+def storage_of(rendered: Mapping[str, Manifest]) -> Manifest:
+    """The resource that makes the pods of storage."""
+    (found,) = (
+        manifest
+        for key, manifest in rendered.items()
+        if pod_template(manifest) is not None and key.endswith("-storage")
+    )
+    return found
+
+
+def connection_of(rendered: Mapping[str, Manifest], secret: str) -> dict[str, str]:
+    """The variables of storage that come from a Secret, with their keys in it."""
+    variables = environment(container(storage_of(rendered)["spec"]["template"]))
+    return {
+        name: value["secretKeyRef"]["key"]
+        for name, value in variables.items()
+        if isinstance(value, dict) and value.get("secretKeyRef", {}).get("name") == secret
     }
 
 

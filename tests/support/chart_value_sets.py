@@ -10,9 +10,32 @@ LOADS: dict[str, Values] = {
 }
 """The files that the chart brings for two loads."""
 
+REDIS: Values = yaml.safe_load((CHART / "values-redis.yaml").read_text(encoding="utf-8"))
+"""The file that the chart brings for storage beside a Valkey."""
+
+VALKEY: Values = yaml.safe_load((CHART / "examples" / "valkey.yaml").read_text(encoding="utf-8"))
+"""The values of that Valkey, for its own chart."""
+
 VALUE_SETS: dict[str, Values] = {
     "defaults": {},
     **LOADS,
+    "redis": REDIS,
+    "redis from one secret": {
+        "storage": {"engine": "redis", "redis": {"secret": {"name": "valkey"}}},
+        "retention": {"mode": "none"},
+    },
+    "redis with certificates": {
+        "ipFamily": "IPv6",
+        "storage": {
+            "engine": "redis",
+            "replicas": 0,
+            "redis": {
+                "url": "rediss+cluster://valkey-0:6379,valkey-1:6379",
+                "tls": {"secretName": "valkey-tls", "certKey": "tls.crt", "keyKey": "tls.key"},
+                "durability": "as-is",
+            },
+        },
+    },
     "cronjobs": {"retention": {"mode": "cronjobs"}},
     "foreign spark": {
         "retention": {"spark": {"master": "spark://spark-master:7077"}},

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from tidemark.settings.declaration import setting
 from tidemark.settings.service import (
@@ -16,10 +17,12 @@ from tidemark.settings.variables import (
     Address,
     Choice,
     Directory,
+    File,
     Integer,
     RedisUrl,
     SettingsError,
     Switch,
+    Text,
 )
 
 
@@ -53,6 +56,39 @@ class StorageSettings(ServiceSettings):
         secret=True,
         doc="Redis or Valkey servers of the engine `redis`: one, several Sentinels and the name of "
         "the master, or several servers of a cluster.",
+    )
+    redis_username: str = setting(
+        "TIDEMARK_REDIS_USERNAME",
+        Text(),
+        default="",
+        doc="ACL user of the engine `redis`, in place of one in `TIDEMARK_REDIS_URL`; empty: the "
+        "default user.",
+    )
+    redis_password: str = setting(
+        "TIDEMARK_REDIS_PASSWORD",
+        Text(),
+        default="",
+        secret=True,
+        doc="Password of that user, as it is: not encoded as in a URL.",
+    )
+    redis_ca_file: str = setting(
+        "TIDEMARK_REDIS_CA_FILE",
+        File(),
+        default="",
+        doc="Certificates of the authorities by which servers of the engine `redis` are verified; "
+        "empty: those of the system. For URLs that begin with `rediss`, like the next two.",
+    )
+    redis_cert_file: str = setting(
+        "TIDEMARK_REDIS_CERT_FILE",
+        File(),
+        default="",
+        doc="Client certificate for servers that ask for one.",
+    )
+    redis_key_file: str = setting(
+        "TIDEMARK_REDIS_KEY_FILE",
+        File(),
+        default="",
+        doc="Private key of the client certificate.",
     )
     redis_durability: str = setting(
         "TIDEMARK_REDIS_DURABILITY",
@@ -122,6 +158,7 @@ class StorageSettings(ServiceSettings):
         if self.engine == "redis" and not self.redis_url:
             raise SettingsError("TIDEMARK_REDIS_URL: must be set for TIDEMARK_STORAGE_ENGINE=redis")
         if self.engine == "redis":
+            self._check_redis_login()
             self._check_sharing()
         elif len(self.storage_addresses) > 1 and self.own_address not in self.storage_addresses:
             raise SettingsError(
@@ -146,6 +183,48 @@ class StorageSettings(ServiceSettings):
     def shares_partitions(self) -> bool:
         """Whether the registry assigns partitions to this node, and not its data."""
         return self.engine == "redis" and bool(self.registry_url)
+
+    def _check_redis_login(self) -> None:
+        parts = urlsplit(self.redis_url)
+        if self.redis_username and not self.redis_password:
+            raise SettingsError("TIDEMARK_REDIS_USERNAME: needs TIDEMARK_REDIS_PASSWORD")
+        if self.redis_password and "@" in parts.netloc:
+            raise SettingsError(
+                "TIDEMARK_REDIS_PASSWORD: must not be set, because TIDEMARK_REDIS_URL has a user "
+                "or a password as well"
+            )
+        if bool(self.redis_cert_file) != bool(self.redis_key_file):
+            raise SettingsError(
+                "TIDEMARK_REDIS_CERT_FILE and TIDEMARK_REDIS_KEY_FILE: must be set together"
+            )
+        if self._redis_files and not parts.scheme.startswith("rediss"):
+            raise SettingsError(
+                "TIDEMARK_REDIS_CA_FILE, TIDEMARK_REDIS_CERT_FILE: need a TIDEMARK_REDIS_URL that "
+                "begins with rediss"
+            )
+
+    @property
+    def redis_server_url(self) -> str:
+        """The URL with the user, the password and the files of the other settings in it."""
+        parts = urlsplit(self.redis_url)
+        netloc, query = parts.netloc, parts.query
+        if self.redis_password:
+            login = f"{quote(self.redis_username, safe='')}:{quote(self.redis_password, safe='')}"
+            netloc = f"{login}@{netloc}"
+        files = urlencode(self._redis_files)
+        return urlunsplit(
+            parts._replace(netloc=netloc, query="&".join(filter(None, (query, files))))
+        )
+
+    @property
+    def _redis_files(self) -> dict[str, str]:
+        """By the options of redis-py."""
+        named = {
+            "ssl_ca_certs": self.redis_ca_file,
+            "ssl_certfile": self.redis_cert_file,
+            "ssl_keyfile": self.redis_key_file,
+        }
+        return {option: file for option, file in named.items() if file}
 
     @property
     def own_address(self) -> str:

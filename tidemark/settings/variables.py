@@ -213,6 +213,18 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """Empty where there is none, which a Path cannot be."""
+
+    allowed: str = "the path of a file"
+
+    def parse(self, text: str) -> str:
+        if not text.isprintable():
+            raise ValueError(text)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Any text, for variables that other software defines and checks."""
 

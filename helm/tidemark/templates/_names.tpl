@@ -43,11 +43,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "tidemark.name" . }}:{{ .values.port }}
 {{- end }}
 
-{{/* Addresses of all storage nodes. Of several, each pod has its own, by the name that the headless
-     Service gives it. Takes the context of the chart. */}}
+{{/* "true" if storage has no volumes: any node can hold any partition. Takes the context of the chart. */}}
+{{- define "tidemark.storageIsShared" -}}
+{{- if eq .Values.storage.engine "redis" }}true{{ end -}}
+{{- end }}
+
+{{/* "true" if nodes of storage are called one by one, by the names of their pods. */}}
+{{- define "tidemark.storageIsNamed" -}}
+{{- if and (gt (int .Values.storage.replicas) 1) (not (include "tidemark.storageIsShared" .)) }}true{{ end -}}
+{{- end }}
+
+{{/* Addresses of all storage nodes. Of several with volumes, each pod has its own, by the name that the
+     headless Service gives it. Takes the context of the chart. */}}
 {{- define "tidemark.storageAddresses" -}}
 {{- $it := dict "root" . "component" "storage" "values" .Values.storage -}}
-{{- if gt (int .Values.storage.replicas) 1 -}}
+{{- if include "tidemark.storageIsNamed" . -}}
 {{- $addresses := list -}}
 {{- range $number := until (int .Values.storage.replicas) -}}
 {{- $pod := printf "%s-%d" (include "tidemark.name" $it) $number -}}

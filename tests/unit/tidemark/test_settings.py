@@ -170,6 +170,8 @@ def test_the_url_of_a_registry_is_taken(url: str) -> None:
         "rediss://:secret@host?ssl_cert_reqs=none",
         "redis://:secret@ho\x00st",
         "redis://:secret@[::1",
+        "redis+sentinel://:secret@host/main",
+        "redis+cluster://:secret@host",
     ],
 )
 def test_a_wrong_url_of_a_registry_is_refused_without_showing_it(url: str) -> None:
@@ -201,6 +203,68 @@ def test_a_broker_in_a_registry_needs_an_address_that_others_reach(listen: str) 
     with pytest.raises(SettingsError, match=r"^TIDEMARK_BROKER_ADVERTISE: must be set"):
         BrokerSettings.from_environment(environ)
     BrokerSettings.from_environment({**environ, "TIDEMARK_BROKER_ADVERTISE": "pod-1:7400"})
+
+
+REDIS = {"TIDEMARK_STORAGE_ENGINE": "redis", "TIDEMARK_REDIS_URL": "rediss://a:1,b/x?ssl_y=1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "url"),
+    [
+        ({}, "rediss://a:1,b/x?ssl_y=1"),
+        ({"TIDEMARK_REDIS_PASSWORD": "p@s/s:"}, "rediss://:p%40s%2Fs%3A@a:1,b/x?ssl_y=1"),
+        (
+            {"TIDEMARK_REDIS_USERNAME": "us er", "TIDEMARK_REDIS_PASSWORD": "secret"},
+            "rediss://us%20er:secret@a:1,b/x?ssl_y=1",
+        ),
+        (
+            {"TIDEMARK_REDIS_CA_FILE": "/a b/ca.crt"},
+            "rediss://a:1,b/x?ssl_y=1&ssl_ca_certs=%2Fa+b%2Fca.crt",
+        ),
+        (
+            {"TIDEMARK_REDIS_CERT_FILE": "tls.crt", "TIDEMARK_REDIS_KEY_FILE": "tls.key"},
+            "rediss://a:1,b/x?ssl_y=1&ssl_certfile=tls.crt&ssl_keyfile=tls.key",
+        ),
+    ],
+)
+def test_login_and_files_become_part_of_the_url_of_the_store(
+    environ: Mapping[str, str], url: str
+) -> None:
+    """S5, S9: as they are, from Secrets that other software writes."""
+    assert StorageSettings.from_environment({**REDIS, **environ}).redis_server_url == url
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({"TIDEMARK_REDIS_USERNAME": "user"}, "TIDEMARK_REDIS_USERNAME: needs"),
+        (
+            {"TIDEMARK_REDIS_URL": "redis://:secret@a", "TIDEMARK_REDIS_PASSWORD": "secret"},
+            "TIDEMARK_REDIS_PASSWORD: must not be set",
+        ),
+        ({"TIDEMARK_REDIS_CERT_FILE": "tls.crt"}, "must be set together"),
+        ({"TIDEMARK_REDIS_KEY_FILE": "tls.key"}, "must be set together"),
+        (
+            {"TIDEMARK_REDIS_URL": "redis://a", "TIDEMARK_REDIS_CA_FILE": "ca.crt"},
+            "need a TIDEMARK_REDIS_URL that begins with rediss",
+        ),
+    ],
+)
+def test_a_login_that_does_not_fit_the_url_of_the_store_is_refused(
+    environ: Mapping[str, str], why: str
+) -> None:
+    """S3, S9: without showing it."""
+    with pytest.raises(SettingsError, match=why) as caught:
+        StorageSettings.from_environment({**REDIS, **environ})
+
+    assert "secret" not in str(caught.value)
+
+
+def test_the_password_of_the_store_is_not_shown_with_the_settings() -> None:
+    """S9."""
+    settings = StorageSettings.from_environment({**REDIS, "TIDEMARK_REDIS_PASSWORD": "secret"})
+
+    assert "secret" not in repr(settings)
 
 
 def test_a_directory_with_unprintable_characters_is_refused() -> None:
