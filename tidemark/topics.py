@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from tidemark import limits
 from tidemark.errors import InvalidArgument
-from tidemark.names import validate_fairness_key, validate_topic
+from tidemark.names import is_lite, partition_of, validate_fairness_key, validate_topic
 
 
 class Subscription(StrEnum):
@@ -165,3 +165,13 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 def _refuse(name: str, why: str) -> None:
     raise InvalidArgument(why, field=name)
+
+
+def partitions_of(lmq_name: str, topic: Topic, cluster_partitions: int) -> tuple[int, ...]:
+    """The partitions that a queue lives in: a lite queue in one, a plain queue of a topic with
+    several partitions in that many, beginning with its own."""
+    first = partition_of(lmq_name, cluster_partitions)
+    if is_lite(lmq_name):
+        return (first,)
+    spanned = min(topic.settings.partitions, cluster_partitions)
+    return tuple((first + step) % cluster_partitions for step in range(spanned))

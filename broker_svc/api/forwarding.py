@@ -16,13 +16,13 @@ from broker_svc.api.broker_service import BrokerService
 from broker_svc.api.session_consumers import DEFAULT_GROUP
 from broker_svc.components import BrokerComponents
 from broker_svc.links.holders import FORWARDED, Holders, is_forwarded
-from broker_svc.links.placement import partitions_of
 from tidemark.api.broker.v1 import broker_pb2, broker_pb2_grpc, message_pb2, subscription_pb2
 from tidemark.errors import PublisherNotFound, TidemarkError
 from tidemark.names import LmqName
 from tidemark.receipts import Receipt
 from tidemark.rpc.deadline import remaining_ms
 from tidemark.rpc.statuses import to_status
+from tidemark.topics import partitions_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

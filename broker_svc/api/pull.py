@@ -13,11 +13,11 @@ from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
 from broker_svc.consume.deliveries import HeldDelivery, fill_delivery
 from broker_svc.exclusive.evictions import State
 from broker_svc.exclusive.subscriptions import ACTIVE
-from broker_svc.links.placement import partitions_of
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.errors import TidemarkError
 from tidemark.limits import RUN_BYTES_MAX
 from tidemark.names import LmqName
+from tidemark.topics import partitions_of
 
 UNSPECIFIED = subscription_pb2.SUBSCRIPTION_STATE_UNSPECIFIED
 _CONSUMER_ID = 0

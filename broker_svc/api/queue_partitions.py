@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from broker_svc.links.holders import Holders
-from broker_svc.links.placement import partitions_of
 from broker_svc.links.storage_nodes import StorageNodes
 from broker_svc.links.topic_cache import TopicCache
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
 from tidemark.errors import GroupNotFound, QueueNotFound
 from tidemark.names import LmqName
+from tidemark.topics import partitions_of
 
 R = TypeVar("R")
 

@@ -20,7 +20,6 @@ from broker_svc.exclusive.takeover import Transferring
 from broker_svc.idle.activity_leases import ActivityLeases, Lease
 from broker_svc.links.link_state import LinkState
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
 from tidemark import limits
 from tidemark.api.broker.v1 import subscription_pb2
@@ -36,7 +35,7 @@ from tidemark.errors import (
 from tidemark.names import LmqName
 from tidemark.rpc.statuses import to_status
 from tidemark.settings import BrokerSettings
-from tidemark.topics import Topic
+from tidemark.topics import Topic, partitions_of
 
 Entry: TypeAlias = subscription_pb2.SubscriptionEntry
 

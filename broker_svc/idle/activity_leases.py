@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from broker_svc.idle.tracking import TrackedQueue, Tracking
 from broker_svc.links.partition_link import PartitionLink
-from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.storage.v1 import exchange_pb2
@@ -24,7 +23,7 @@ from tidemark.errors import (
     Unavailable,
 )
 from tidemark.rpc.statuses import from_status
-from tidemark.topics import Topic
+from tidemark.topics import Topic, partitions_of
 
 
 class Lease:

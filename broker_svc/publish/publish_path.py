@@ -16,7 +16,6 @@ from opentelemetry.trace import Span
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.links.partition_link import PartitionLink, refusal_of
-from broker_svc.links.placement import partitions_of
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publishers import Publisher, PublisherCache, WaitingRun
 from tidemark import limits
@@ -37,7 +36,7 @@ from tidemark.names import LmqName, is_lite, topic_of, validate_fairness_key, va
 from tidemark.rpc.statuses import from_status, to_status
 from tidemark.telemetry import Tally, is_sampled, messaging, traceparent_of, tracer
 from tidemark.telemetry.messaging import Messages
-from tidemark.topics import Topic
+from tidemark.topics import Topic, partitions_of
 
 Done = Callable[[message_pb2.PublishResult], None]
 """Called exactly once for each run."""

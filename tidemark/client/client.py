@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import grpc
 
 from tidemark import limits
-from tidemark.api.broker.v1.message_pb2 import Ack, Nack
+from tidemark.api.broker.v1.message_pb2 import Ack, Nack, PublishResult, PublishRun
 from tidemark.client.admin.admin import Admin
 from tidemark.client.arguments import (
     Duration,
@@ -48,9 +48,9 @@ from tidemark.client.transport.routes import Routes
 from tidemark.client.transport.unary import UnaryClient
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import ClientClosed, InvalidArgument, NotOwner, TidemarkError
-from tidemark.names import partition_of, validate_client_id, validate_producer_id
+from tidemark.names import LmqName, partition_of, validate_client_id, validate_producer_id
 from tidemark.rpc.channel import open_channel
-from tidemark.topics import Topic, TopicSettings
+from tidemark.topics import Topic, TopicSettings, partitions_of
 
 DEFAULT_GROUP: Final = "default"
 MAX_LEASE_MS: Final = 3_600_000
@@ -58,6 +58,8 @@ MAX_LEASE_MS: Final = 3_600_000
 
 _FLUSH_TIMEOUT_MS: Final = 5_000
 _DESTROY_TIMEOUT_MS: Final = 5_000
+_FORWARD_TIMEOUT_MS: Final = 5_000
+"""Of a forwarded publish, which is repeated."""
 
 
 def connect(
@@ -161,6 +163,7 @@ class Client:
         self._publish_buffer = PublishBuffer(
             self._routes,
             self._identity,
+            self._publish_runs,
             timeout_ms=self._publish_timeout_ms,
             buffer_bytes_max=self._buffer_bytes_max,
         )
@@ -216,6 +219,10 @@ class Client:
             left_ms = deadline_ms - clock.monotonic_ms()
             home = await self._routes.home.ready(left_ms)
             first = partition_of(lmq_name, home.welcome.partitions)
+            if self._routes.forwards(first):  # the queue is opened by the first run
+                topic = await self.admin.get_topic(LmqName.parse(lmq_name).topic)
+                spanned = partitions_of(lmq_name, topic, home.welcome.partitions)
+                return self._publisher_of(lmq_name, [first] if self._numbered else spanned)
             route = self._routes.to_partition(first)
             try:
                 session = await route.ready(left_ms if route.home else NAMED_BROKER_MS)
@@ -224,22 +231,26 @@ class Client:
                 self._check_open()
                 if not is_transient(error) or left_ms <= 0:
                     raise
-                if isinstance(error, NotOwner) or not route.home:
+                learns = isinstance(error, NotOwner) or not route.home
+                if learns and not self._routes.forwards(first):
                     self._routes.follow(first, error.metadata.get("owner", ""))
                 await clock.sleep_ms(backoff.next_ms(error.retry_after_ms or 0))
                 continue
             # Sequences count per partition; and where no partition serves now, the first will.
             healthy = [] if self._numbered else list(opened.partitions)
-            shared = self._publishers.setdefault(lmq_name, BrokerPublishers())
-            shared.ids[first] = opened.publisher_id
-            return Publisher(
-                lmq_name,
-                healthy or [first],
-                self._publish_buffer,
-                shared,
-                self._destroy_publishers,
-                numbered=self._numbered,
-            )
+            publisher = self._publisher_of(lmq_name, healthy or [first])
+            self._publishers[lmq_name].ids[first] = opened.publisher_id
+            return publisher
+
+    def _publisher_of(self, lmq_name: str, partitions: Sequence[int]) -> Publisher:
+        return Publisher(
+            lmq_name,
+            partitions,
+            self._publish_buffer,
+            self._publishers.setdefault(lmq_name, BrokerPublishers()),
+            self._destroy_publishers,
+            numbered=self._numbered,
+        )
 
     async def _destroy_publishers(self, lmq_name: str) -> None:
         """Destroy the broker-side publishers of a queue; an unreachable one ends by timeout."""
@@ -247,7 +258,7 @@ class Client:
         if shared is None or self._state != "open":
             return
         for publisher_id, partition in {each: at for at, each in shared.ids.items()}.items():
-            client = self._unary_client(_DESTROY_TIMEOUT_MS, self._routes.to_partition(partition))
+            client = self._unary_client(_DESTROY_TIMEOUT_MS, self._routes.to_calls(partition))
             with suppress(TidemarkError):
                 await client.destroy_publisher(publisher_id)
 
@@ -381,7 +392,15 @@ class Client:
     def _channel_along(self, connection: Connection) -> grpc.aio.Channel:
         """A channel to the broker at the other end of a connection."""
         self._check_open()
-        address = connection.address
+        return self._channel_to(connection.address)
+
+    async def _publish_runs(self, runs: Sequence[PublishRun]) -> Sequence[PublishResult]:
+        """One unary call at home, which forwards the runs; also while the client is closed."""
+        channel = self._channel_to(self._routes.home.address)
+        client = UnaryClient(channel, self.client_id, timeout_ms=_FORWARD_TIMEOUT_MS)
+        return await client.publish_runs(runs, self._identity.producer_id)
+
+    def _channel_to(self, address: str) -> grpc.aio.Channel:
         channel = self._channels.get(address)
         if channel is None:
             channel = open_channel(address, credentials=self._identity.credentials)

@@ -13,10 +13,11 @@ from typing import Final, TypeAlias
 
 from tidemark import limits
 from tidemark.api.broker.v1.broker_pb2 import GoAway
-from tidemark.api.broker.v1.message_pb2 import MessageBatch
+from tidemark.api.broker.v1.message_pb2 import MessageBatch, PublishResult
 from tidemark.client.arguments import not_encoded
 from tidemark.client.publish import batching
 from tidemark.client.publish.batching import RunOptions, Sequences
+from tidemark.client.publish.forwarding import ForwardedCall, ForwardedCalls, Publish
 from tidemark.client.publish.messages import PublishReceipt
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Stored
@@ -58,8 +59,15 @@ class PublishBuffer:
     """Everything that a client publishes."""
 
     def __init__(
-        self, routes: Routes, identity: Identity, *, timeout_ms: int, buffer_bytes_max: int
+        self,
+        routes: Routes,
+        identity: Identity,
+        publish: Publish,
+        *,
+        timeout_ms: int,
+        buffer_bytes_max: int,
     ) -> None:
+        """`publish` is for runs whose holder cannot be reached from here."""
         self.error: TidemarkError | None = None
         """Why nothing can be published; None while it can."""
         self.traced = tracing_enabled()
@@ -76,6 +84,7 @@ class PublishBuffer:
         """Lanes with calls or runs in them."""
         self._partitions: dict[int, _Partition] = {}
         self._lane_parts: dict[Connection, LanePart] = {}
+        self._forwarded = ForwardedCalls(publish, identity.clock)
         self._ticking: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -138,6 +147,7 @@ class PublishBuffer:
                 part.resuming.cancel()
         if self._ticking is not None:
             self._ticking.cancel()
+        self._forwarded.close()
 
     def _add(self, call: Call, lmq_name: str, partition: int, fairness_key: str) -> None:
         key = (lmq_name, partition, fairness_key)
@@ -170,13 +180,28 @@ class PublishBuffer:
         if part.resuming is not None:
             part.parked.append(lane)
             return
-        lane_part = self.lane_part(self._routes.to_partition(lane.partition))
+        connection = self._routes.to_partition(lane.partition)
+        if self._routes.forwards(lane.partition):
+            if self._forwarded.knows_holder(lane.partition):
+                self._forward(lane)
+                return
+            connection = self._routes.home
+        lane_part = self.lane_part(connection)
         lane_part.lanes.append(lane)
         lane_part.connection.wake()
+
+    def _forward(self, lane: Lane) -> None:
+        call = ForwardedCall()
+        self.send(lane, call, _FRAME_BYTES, FRAME_RUNS)
+        self._forwarded.make(call)
 
     def rerouted(self, lane_part: "LanePart") -> None:
         """A connection is lost: its lanes go to the connections that serve their partitions now."""
         self._routes.lost(lane_part.connection)
+        self.unreachable(lane_part)
+
+    def unreachable(self, lane_part: "LanePart") -> None:
+        """The broker cannot be reached: home forwards the runs of its lanes."""
         lanes, lane_part.lanes = lane_part.lanes, deque()
         for lane in lanes:
             self.ready(lane)
@@ -205,7 +230,9 @@ class PublishBuffer:
         else:
             self.rerouted(lane_part)
 
-    def send(self, lane: Lane, session: Session, room_bytes: int, runs_max: int) -> int:
+    def send(
+        self, lane: Lane, sender: Session | ForwardedCall, room_bytes: int, runs_max: int
+    ) -> int:
         """Submit the runs of a lane, repeated ones before new ones; returns their bytes."""
         part = self._partition(lane.partition)
         if not lane.runs:
@@ -219,30 +246,33 @@ class PublishBuffer:
         if not lane.runs:
             self._drop(lane)
             return 0
-        plain, size = lane.is_plain, 0
+        forwarded, size = isinstance(sender, ForwardedCall), 0
+        session = sender if lane.is_plain and isinstance(sender, Session) else None
         for run in lane.runs:
             lane.unanswered += 1
             size += run.size
-            done = partial(self._answered, lane, run)
-            if plain:
+            done = partial(self._answered, lane, run, forwarded)
+            if session is not None:
                 columns = (lane.lmq_name, run.body, run.count, run.sequence, lane.partition)
                 session.send_plain_run(columns, done)
             else:
-                session.send_run(lane.long_form(run), done)
+                sender.send_run(lane.long_form(run), done)
         return size
 
-    def _answered(self, lane: Lane, run: Run, result: RunResult | TidemarkError) -> None:
+    def _answered(
+        self, lane: Lane, run: Run, forwarded: bool, result: RunResult | TidemarkError
+    ) -> None:
         lane.unanswered -= 1
         part = self._partition(lane.partition)
         if not isinstance(result, TidemarkError) and run in lane.runs:  # else it is repeated
-            if isinstance(result, Stored):
-                part.backoff.reset()
-                self._succeed(lane, run, part, result)
-            elif result.HasField("receipt"):
-                part.backoff.reset()
-                self._succeed(lane, run, part, Stored.of(result.receipt))
-            else:
+            if isinstance(result, PublishResult) and result.HasField("error"):
                 self._refused(lane, run, part, from_status(result.error))
+            else:
+                part.backoff.reset()
+                if not forwarded and self._routes.forwards(lane.partition):
+                    self._routes.follow(lane.partition, "")  # home holds it by now
+                stored = result if isinstance(result, Stored) else Stored.of(result.receipt)
+                self._succeed(lane, run, part, stored)
         if not lane.unanswered:
             if lane.idle:
                 self._drop(lane)
@@ -392,7 +422,7 @@ class LanePart(SessionPart):
         self._publish_buffer.rerouted(self)
 
     def unreachable(self, error: TidemarkError) -> None:
-        self._publish_buffer.rerouted(self)
+        self._publish_buffer.unreachable(self)
 
     def moved(self, go_away: GoAway) -> None:
         if go_away.HasField("partition"):

@@ -102,6 +102,8 @@ class Connection:
         self.session: Session | None = None
         self.error: TidemarkError = Unavailable("not connected yet")
         """Why there is no session."""
+        self.is_unreachable = False
+        """Whether the broker that another one named did not answer the last time it was tried."""
         self._addresses = list(addresses)
         self._identity = identity
         self._clock = identity.clock
@@ -201,6 +203,7 @@ class Connection:
             except TidemarkError as error:
                 self.error = error
                 if not self.home:
+                    self.is_unreachable = True
                     for part in list(self._parts):
                         part.unreachable(error)
             else:
@@ -235,7 +238,7 @@ class Connection:
     async def _use(self, session: Session) -> TidemarkError:
         session.prepare = self._prepare
         self.session = session
-        self.draining = False
+        self.draining = self.is_unreachable = False
         for part in list(self._parts):
             part.connected(session)
         self._changed.notify_all()

@@ -2,7 +2,8 @@
 
 Requests for a partition go to the home connection (any broker that the user named) until a broker
 names the holder of the partition (S8); when the connection to the holder is lost, they go home
-again.
+again. A holder that cannot be reached from here keeps its connection, which tries again, and home
+forwards to it meanwhile.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +47,22 @@ class Routes:
     def to_partition(self, partition: int) -> Connection:
         return self._moved.get(partition, self.home)
 
+    def forwards(self, partition: int) -> bool:
+        """Whether the holder cannot be reached from here: home forwards unary calls to it."""
+        holder = self._moved.get(partition)
+        return holder is not None and holder.is_unreachable
+
+    def to_calls(self, partition: int) -> Connection:
+        """The connection to the broker that takes unary calls for a partition."""
+        return self.home if self.forwards(partition) else self.to_partition(partition)
+
     def follow(self, partition: int, holder: str) -> None:
         """A broker named the holder of a partition; without a name, requests go home again."""
-        self._moved.pop(partition, None)
+        before = self._moved.pop(partition, None)
         if holder and holder != self.home.address:
             self._moved[partition] = self._at(holder)
+        if before is not None and before.is_unreachable:
+            self._end_unused(before)
         go_away = GoAway(partition=partition, address=holder)
         for connection in (self.home, *self._others):
             if holder and connection.address != holder:
@@ -64,10 +76,7 @@ class Routes:
         if connection.home:
             return
         self._moved = {k: v for k, v in self._moved.items() if v is not connection}
-        unused = connection in self._others and not connection.has_consumers
-        if unused and connection.session is None:
-            self._others.remove(connection)
-            connection.end()
+        self._end_unused(connection)
 
     def for_group(self, group: str, holder: str = "") -> Connection:
         """A connection without a subscription of that group: a sync covers its whole group."""
@@ -89,6 +98,12 @@ class Routes:
                 return
             self._others.remove(connection)
             await connection.close()
+
+    def _end_unused(self, connection: Connection) -> None:
+        unused = connection in self._others and not connection.has_consumers
+        if unused and connection.session is None and connection not in self._moved.values():
+            self._others.remove(connection)
+            connection.end()
 
     def _at(self, address: str) -> Connection:
         found = self._all_at(address)

@@ -48,6 +48,15 @@ class UnaryClient:
         response = await self._broker.Publish(request, timeout=self._timeout_s())
         return receipt_of(response.results[0])
 
+    async def publish_runs(
+        self, runs: Sequence[message_pb2.PublishRun], producer_id: str
+    ) -> Sequence[message_pb2.PublishResult]:
+        """Store runs of an idempotent producer; one result each, in order."""
+        request = broker_pb2.PublishRequest(
+            client_id=self._client_id, producer_id=producer_id, runs=runs
+        )
+        return (await self._broker.Publish(request, timeout=self._timeout_s())).results
+
     async def destroy_publisher(self, publisher_id: int) -> None:
         """Destroy a publisher of this broker by its id."""
         request = broker_pb2.DestroyPublisherRequest(publisher_id=publisher_id)
