@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from tests.support.repository import ROOT
+from tests.support.tls_proxy import HOST, make_certificate, tls_proxy
 from tests.support.valkey import Members, valkey
 from tidemark.errors import MemberReplaced, RegistryUnavailable
 from tidemark.registry import redis_registry
@@ -85,6 +86,24 @@ async def test_a_visitor_does_not_see_a_member_that_is_gone(cluster: Members) ->
 
     view = await other.look()
     assert (view.members, view.held) == ({"b": B}, {})
+
+
+async def test_members_meet_over_tls_at_a_server_that_they_trust(
+    cluster: Members, server_url: str, tmp_path: Path
+) -> None:
+    """S8: calls and notices go over TLS; a certificate that is not trusted is refused."""
+    certificate = make_certificate(tmp_path)
+    async with tls_proxy(HOST, int(server_url.rpartition(":")[2]), certificate) as port:
+        trusting = cluster.registry(f"rediss://{HOST}:{port}?ssl_ca_certs={certificate.cert}")
+        async with listening(trusting) as notices:
+            await cluster.registry().beat(B, 0)
+            await notices.get()
+            view = await trusting.beat(A, 0)
+
+        with pytest.raises(RegistryUnavailable, match="certificate"):
+            await cluster.registry(f"rediss://{HOST}:{port}").check()
+
+    assert view.members == {"a": A, "b": B}
 
 
 async def test_a_member_without_beats_is_gone_and_comes_back_with_its_next(
