@@ -1,14 +1,14 @@
 """The applier: executors send a plan to storage, call by call.
 
 A plan arrives in the order in which it was read, one storage partition after the other, and is not
-shuffled between machines. A task that dies can be run again: storage ignores what is already gone.
+shuffled between machines. A call carries what is due in several partitions of a service. A task
+that dies can be run again: storage ignores what is already gone.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -18,10 +18,12 @@ from spark_batch.passes.calls import RUNS_PER_ROW_MAX, Call, fold, pack
 from spark_batch.passes.failures import Failures
 from spark_batch.passes.retention_types import ABANDONED_GROUP
 from spark_batch.storage_client import PendingApply, StorageClient
+from tidemark.api.storage.v1.retention_pb2 import ApplyRetentionRequest
 from tidemark.errors import TidemarkError
+from tidemark.rpc import from_status
 
 CALLS_IN_PROGRESS_MAX: Final = 2
-"""Concurrent calls of one task, so that storage always has the next one."""
+"""Concurrent calls of one task to a storage service, so that it always has the next one."""
 
 OUTCOME: Final = StructType(
     [
@@ -65,47 +67,60 @@ def _apply(
     totals: _Totals = {}
     clients: dict[str, StorageClient] = {}
     rows_max = min(batch_size, RUNS_PER_ROW_MAX)
-    plan = chain.from_iterable(fold(batch, rows_max) for batch in batches)
-    in_progress: deque[tuple[Call, StorageClient, PendingApply]] = deque()
+    plan = (fold(batch, rows_max) for batch in batches)
+    in_progress: dict[str, deque[tuple[Call, PendingApply]]] = {}
     failed: set[int] = set()
 
-    def finish_next() -> None:
-        call, client, pending = in_progress.popleft()
+    def finish_next(address: str) -> None:
+        call, pending = in_progress[address].popleft()
         try:
-            _finish(call, client, pending, totals)
-        except TidemarkError as error:
-            failed.add(call.request.partition)
-            failures.add({call.request.partition: str(error)})
+            for partition, error in _finish(call, clients[address], pending, totals):
+                failed.add(partition)
+                failures.add({partition: error})
+        except TidemarkError as error:  # of the whole call
+            failed.update(call.partitions)
+            failures.add(dict.fromkeys(call.partitions, str(error)))
 
     with ExitStack() as opened:
-        for call in pack(plan, pass_id, batch_size):
-            if call.request.partition in failed:
-                continue
-            address = addresses[call.request.partition]
+        for call in pack(plan, addresses, pass_id, batch_size, failed):
+            address = call.address
             if address not in clients:
                 clients[address] = opened.enter_context(StorageClient(address, traceparent))
-            client = clients[address]
-            in_progress.append((call, client, client.apply(call.request)))
-            if len(in_progress) == CALLS_IN_PROGRESS_MAX:
-                finish_next()
-        while in_progress:
-            finish_next()
+                in_progress[address] = deque()
+            if len(in_progress[address]) == CALLS_IN_PROGRESS_MAX:
+                finish_next(address)
+            in_progress[address].append((call, clients[address].apply(call.request)))
+        for address, calls in in_progress.items():
+            while calls:
+                finish_next(address)
     if totals:
         rows = [(*key, *total) for key, total in totals.items()]
         columns = [list(column) for column in zip(*rows, strict=True)]
         yield pa.RecordBatch.from_pydict(dict(zip(OUTCOME.names, columns, strict=True)))
 
 
-def _finish(call: Call, client: StorageClient, pending: PendingApply, totals: _Totals) -> None:
-    """Wait for a call and add what it removed to the totals."""
-    total = totals.setdefault((call.topic, call.retention_type), [0, 0, 0, 0])
-    while True:
-        applied = pending()
-        groups = call.retention_type == ABANDONED_GROUP
-        total[0] += applied.groups if groups else applied.messages + applied.queues
-        total[1] += applied.bytes
-        total[2] += applied.stale
-        total[3] += 1
-        if not applied.more:
-            return
-        pending = client.apply(call.request)  # the rest of what is removed in portions
+def _finish(
+    call: Call, client: StorageClient, pending: PendingApply, totals: _Totals
+) -> Iterator[tuple[int, str]]:
+    """Wait for a call and add what it removed to the totals; returns partitions that refused it."""
+    for subject in call.subjects:
+        totals.setdefault(subject, [0, 0, 0, 0])
+    parts = list(zip(call.subjects, call.request.parts, strict=True))
+    while parts:
+        totals[parts[0][0]][3] += 1
+        rest = []
+        for (subject, part), applied in zip(parts, pending().parts, strict=True):
+            total = totals[subject]
+            groups = subject[1] == ABANDONED_GROUP
+            total[0] += applied.groups if groups else applied.messages + applied.queues
+            total[1] += applied.bytes
+            total[2] += applied.stale
+            if applied.HasField("error"):
+                yield part.partition, str(from_status(applied.error))
+            elif applied.more:  # it is removed in portions
+                rest.append((subject, part))
+        parts = rest
+        if parts:
+            again = ApplyRetentionRequest(pass_id=call.request.pass_id)
+            again.parts.extend(part for _, part in parts)
+            pending = client.apply(again)

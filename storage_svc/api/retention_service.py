@@ -1,14 +1,21 @@
 """The retention API: tables to plan from, bounded deletions, their history, and metrics."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 
+from storage_svc.api.retention_codec import (
+    TABLE_PREFIX,
+    add_applied,
+    read_parts,
+    read_type,
+    type_to_proto,
+)
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention import OF_PASSES, ApplyRetention
-from storage_svc.operations.retention_rules import RetentionRow
+from storage_svc.operations.retention import OF_PASSES, ApplyRetention, in_commits
 from storage_svc.operations.system_metrics import Measurement, RecordMetrics
 from storage_svc.partition.partitions import Partitions
 from storage_svc.pass_tally import PassTally
@@ -22,16 +29,15 @@ from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
 from tidemark.clock import Clock
 from tidemark.errors import BatchTooLarge, InvalidArgument, TidemarkError, Unavailable
 from tidemark.names import LmqName
+from tidemark.rpc.statuses import to_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_Part = tuple[ApplyRetention, retention_pb2.RetentionPartResult]
 
 BATCH_ROWS_MAX = 65_536
 BATCH_ROWS_DEFAULT = 8_192
 MEASUREMENTS_MAX = 1_000
 HOLD_MS_MAX = 600_000
-_TABLE_PREFIX = "SCAN_TABLE_NAME_"
-_TYPE_PREFIX = "RETENTION_TYPE_"
-_NO_TABLE = "unspecified"
 
 
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
@@ -56,7 +62,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             request.lmq_name,
             request.prefix,
             request.age_ms_min,
-            frozenset(map(_type, request.due_types)),
+            frozenset(map(read_type, request.due_types)),
         )
         if request.lmq_name:
             LmqName.parse(request.lmq_name)
@@ -72,28 +78,39 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         self, request: retention_pb2.ApplyRetentionRequest, context: Context
     ) -> retention_pb2.ApplyRetentionResponse:
         _check_name(request.pass_id, "pass_id")
-        if len(request.rows) > limits.RETENTION_ROWS_MAX:
-            raise BatchTooLarge(f"at most {limits.RETENTION_ROWS_MAX} rows a call")
-        if not request.rows:
-            raise InvalidArgument("there is nothing to apply", field="rows")
-        partition = self._partitions.get(request.partition)
-        operation = ApplyRetention(
-            request.pass_id, _type(request.type), tuple(map(_row, request.rows))
-        )
-        operation.check()
+        operations = read_parts(request)
+        places: dict[int, list[int]] = {}
+        for at, part in enumerate(request.parts):
+            places.setdefault(part.partition, []).append(at)
         response = retention_pb2.ApplyRetentionResponse()
-        # One after the other, so that other operations join the commits in between.
-        for part in operation.split():
-            applied = await partition.call(part)
-            if not applied.more:  # otherwise the call is repeated
-                self._tally.add(part.pass_id, sum(row.planned_rows for row in part.rows))
-            response.messages += applied.messages
-            response.bytes += applied.body_bytes
-            response.queues += applied.queues
-            response.stale += applied.stale
-            response.more |= applied.more
-            response.groups += applied.groups
+        for _ in operations:
+            response.parts.add()
+        # At the same time, so that the commits of several partitions share a sync.
+        async with asyncio.TaskGroup() as applying:
+            for number, some in places.items():
+                parts = [(operations[at], response.parts[at]) for at in some]
+                applying.create_task(self._apply(number, parts))
         return response
+
+    async def _apply(self, number: int, parts: Sequence[_Part]) -> None:
+        """Apply the parts of one partition, commit by commit, up to the first that is refused."""
+        at = 0
+        try:
+            partition = self._partitions.get(number)
+            # One after the other, so that other operations join the commits in between.
+            for some in in_commits([operation for operation, _ in parts]):
+                at = some[0][0]
+                answers = await partition.submit([operation for _, operation in some])
+                for (at, operation), applied in zip(some, answers, strict=True):
+                    if isinstance(applied, TidemarkError):
+                        raise applied
+                    add_applied(parts[at][1], applied)
+                    if not applied.more:  # otherwise the call is repeated
+                        rows = sum(row.planned_rows for row in operation.rows)
+                        self._tally.add(operation.pass_id, rows)
+        except TidemarkError as error:
+            for _, result in parts[at:]:
+                result.error.CopyFrom(to_status(error))
 
     async def GetPassProgress(
         self, request: retention_pb2.GetPassProgressRequest, context: Context
@@ -105,7 +122,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         self, request: retention_pb2.NextDueRequest, context: Context
     ) -> retention_pb2.NextDueResponse:
         rules = DueRules(
-            frozenset(map(_type, request.types)),
+            frozenset(map(read_type, request.types)),
             request.inactive_queue_age_ms,
             request.old_records_age_ms,
         )
@@ -121,9 +138,9 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
                 continue
             if found.due_in_ms is not None:
                 answer.due_in_ms = found.due_in_ms
-            answer.due_types.extend(map(_type_to_proto, found.types))
+            answer.due_types.extend(map(type_to_proto, found.types))
             answer.due_tables.extend(
-                retention_pb2.ScanTableName.Value(_TABLE_PREFIX + table.upper())
+                retention_pb2.ScanTableName.Value(TABLE_PREFIX + table.upper())
                 for table in found.tables
             )
         return response
@@ -136,7 +153,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         if request.lmq_name:
             LmqName.parse(request.lmq_name)
         wanted = HistoryFilter(
-            _type(request.type) if request.type else None,
+            read_type(request.type) if request.type else None,
             request.lmq_name,
             request.topic,
             request.pass_id,
@@ -156,7 +173,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
                 lmq_name=each.lmq_name,
                 messages=each.messages,
                 bytes=each.body_bytes,
-                type=_type_to_proto(RetentionType(each.row.type)),
+                type=type_to_proto(RetentionType(each.row.type)),
                 pass_id=each.row.pass_id,
             )
             added.execute_time.FromMilliseconds(each.row.executed_at_ms)
@@ -211,40 +228,6 @@ def _measurement(proto: retention_pb2.MetricRow) -> Measurement:
 
 def _table(proto: retention_pb2.ScanTableName.ValueType) -> TableName:
     try:
-        return TableName(retention_pb2.ScanTableName.Name(proto).removeprefix(_TABLE_PREFIX))
+        return TableName(retention_pb2.ScanTableName.Name(proto).removeprefix(TABLE_PREFIX))
     except ValueError:
         raise InvalidArgument("not a table that can be read", field="table") from None
-
-
-def _type(proto: retention_pb2.RetentionType.ValueType) -> RetentionType:
-    try:
-        return RetentionType[retention_pb2.RetentionType.Name(proto).removeprefix(_TYPE_PREFIX)]
-    except (KeyError, ValueError):
-        raise InvalidArgument("not a retention type", field="type") from None
-
-
-def _type_to_proto(kind: RetentionType) -> retention_pb2.RetentionType.ValueType:
-    return retention_pb2.RetentionType.Value(_TYPE_PREFIX + kind.name)
-
-
-def _row(proto: retention_pb2.RetentionRow) -> RetentionRow:
-    table = _NO_TABLE
-    if proto.table:  # most rows are about messages
-        try:
-            name = retention_pb2.ScanTableName.Name(proto.table)
-        except ValueError:
-            raise InvalidArgument("there is no such table", field="table") from None
-        table = name.removeprefix(_TABLE_PREFIX).lower()
-    messages = proto.range
-    return RetentionRow(
-        proto.queue_id,
-        proto.lmq_name,
-        proto.fairness_key,
-        messages.start,
-        messages.end,
-        proto.before_ms,
-        table,
-        proto.age_ms,
-        proto.group,
-        proto.planned_rows or 1,
-    )

@@ -24,6 +24,9 @@ from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, Row, T
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.engines.rocksdb_files import translated
 
+_SKIPPED_KEYS_MAX = 1_000
+"""Deleted keys that an iterator passes over before it gives up a read beside the writer."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -125,9 +128,10 @@ class NodeDatabase:
     def load_beside(self, prefix: bytes, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         """The same as `load` for many keys in ascending order, without filling the cache.
 
-        An iterator keeps the block that it stands in, so that neighbours are not decoded again. It
-        passes over deleted keys, which may be many: after the first key that is missing, the others
-        are loaded one by one.
+        An iterator keeps the block that it stands in, so that neighbours are not decoded again, and
+        needs no seek for a key that follows the last one. It passes over deleted keys, which may be
+        many: it gives up after some, and once a key is missing, or cannot be read, this one and the
+        others are loaded one by one.
         """
         if not keys:
             return []
@@ -135,16 +139,22 @@ class NodeDatabase:
         options: Any = ReadOptions()
         options.fill_cache(False)
         options.set_iterate_upper_bound(prefix + successor(max(keys)))
+        options.set_max_skippable_internal_keys(_SKIPPED_KEYS_MAX)
         values: list[bytes | None] = []
         iterator = family.iter(options)
+        neighbours = False
         try:
             for key in keys:
                 wanted = prefix + key
-                iterator.seek(wanted)
-                if iterator.key() != wanted:
-                    break
+                if neighbours:
+                    iterator.next()
+                    neighbours = iterator.key() == wanted
+                if not neighbours:
+                    iterator.seek(wanted)
+                    if iterator.key() != wanted:
+                        break
+                    neighbours = not values
                 values.append(iterator.value())
-            iterator.status()
         except Exception as error:
             raise translated(error, self.directory) from error
         finally:

@@ -6,6 +6,7 @@ commit. A pass may repeat itself: rows that are gone already count as stale, not
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from storage_svc.engines import run_rows
@@ -31,7 +32,7 @@ from storage_svc.operations.runs import waiting_spans
 from storage_svc.partition.commit import CommitContext
 from storage_svc.queue.run import Run
 from storage_svc.turns import give_way
-from tidemark.errors import InvalidArgument, RecordUnreadable
+from tidemark.errors import RecordUnreadable
 from tidemark.telemetry import counter
 from tidemark.topics import MaxWaitAction
 
@@ -42,16 +43,17 @@ GATHERED_ROWS_MAX = 500
 """The same for rows of consumption and history, each of which holds what a commit has settled or
 removed."""
 
-ROWS_PER_COMMIT_MAX = 32
-"""Planned rows that go into one commit: each may have to load a queue and remove many runs."""
+COMMIT_SHARES = 512
+"""Planned rows of one message that go into one commit; other rows have several shares of it."""
 
-SMALL_ROWS_PER_COMMIT_MAX = 256
-"""The same where every row has few messages."""
+ROW_SHARES = 16
+"""The shares of a row of which the queue may have to be loaded: one with more than a few messages,
+or one of a queue or a group."""
 
 SMALL_ROW_MESSAGES = 10
 
 RUNS_PER_ROW_MAX = 1_000
-"""Runs that one planned row removes. Rows share a commit up to as many messages."""
+"""Runs that one planned row removes, which is then all that its commit removes."""
 
 TURN_RUNS_MAX = 256
 """Runs that one turn of the event loop removes, about; a row is not cut."""
@@ -98,45 +100,14 @@ class ApplyRetention(NamedTuple):
     type: RetentionType
     rows: tuple[RetentionRow, ...]
 
-    def check(self) -> None:
-        """Refuse a call of which any row could not be applied."""
-        if self.type not in OF_PASSES:
-            raise InvalidArgument(f"{self.type.value} is not applied by a pass", field="type")
-        for row in self.rows:
-            if self.type is RetentionType.OLD_RECORDS:
-                if row.table not in RECORD_TABLES:
-                    raise InvalidArgument(f"{row.table!r} is not a table of records", field="table")
-            elif self.type is RetentionType.ABANDONED_GROUP and not row.group:
-                raise InvalidArgument("a row of groups has a group", field="group")
-            elif self.type in OF_MESSAGES and row.first_offset >= row.end_offset:
-                raise InvalidArgument("a row of messages has a range", field="range")
-            if self.type in OF_AGE and not row.age_ms:
-                raise InvalidArgument("a row of queues or records has an age", field="age_ms")
-
-    def split(self) -> Iterator["ApplyRetention"]:
-        """Parts that are not too much for one commit."""
-        step = 1 if self.type is RetentionType.OLD_RECORDS else ROWS_PER_COMMIT_MAX
-        small = all(row.end_offset - row.first_offset <= SMALL_ROW_MESSAGES for row in self.rows)
-        if self.type in OF_MESSAGES and small:
-            step = SMALL_ROWS_PER_COMMIT_MAX
-        part: list[RetentionRow] = []
-        runs = 0
-        for row in self.rows:
-            row_runs = _runs_at_most(row)
-            if part and (len(part) == step or runs + row_runs > RUNS_PER_ROW_MAX):
-                yield self._replace(rows=tuple(part))
-                part, runs = [], 0
-            part.append(row)
-            runs += row_runs
-        yield self._replace(rows=tuple(part))
-
     async def apply(self, commit: CommitContext) -> RetentionApplied:
         if commit.deletions_refused is not None:
             raise commit.deletions_refused
         totals: dict[str, Removal] = {}
         stale, left = 0, list(self.rows)
         if self.type in OF_MESSAGES:
-            totals, stale, left = await empty_cold_queues(commit, self.type, self.rows)
+            emptied = await empty_cold_queues(commit, self.type, self.rows)
+            totals, stale, left = emptied.removed, emptied.stale, emptied.left
         queues = groups = 0
         more = False
         headers = await self._read_ahead(commit, left)
@@ -184,6 +155,42 @@ class ApplyRetention(NamedTuple):
         keys = [row.first_key for row in rows]
         found = await commit.engine.load(Table.RUN_HEADERS, keys)
         return {key: value for key, value in zip(keys, found, strict=True) if value is not None}
+
+
+def in_commits(
+    operations: Sequence[ApplyRetention],
+) -> Iterator[list[tuple[int, ApplyRetention]]]:
+    """Cut operations so that no commit takes long; small ones share a commit.
+
+    Each part comes with the place of the operation that it belongs to.
+    """
+    together: list[tuple[int, ApplyRetention]] = []
+    left = COMMIT_SHARES
+    for place, operation in enumerate(operations):
+        rows, start = operation.rows, 0
+        for at, shares in enumerate(map(partial(_shares, operation.type), rows)):
+            if shares > left:
+                if start < at:
+                    together.append((place, operation._replace(rows=rows[start:at])))
+                if together:
+                    yield together
+                together, left, start = [], COMMIT_SHARES, at
+            left -= shares
+        together.append((place, operation._replace(rows=rows[start:])))
+    if together:
+        yield together
+
+
+def _shares(kind: RetentionType, row: RetentionRow) -> int:
+    """How much of a commit a row may take."""
+    if kind is RetentionType.OLD_RECORDS:
+        return COMMIT_SHARES
+    messages = row.end_offset - row.first_offset
+    if messages == 1:  # most rows
+        return 1
+    runs = min(messages, RUNS_PER_ROW_MAX)
+    shares = -(-COMMIT_SHARES * runs // RUNS_PER_ROW_MAX)
+    return shares if 0 < messages <= SMALL_ROW_MESSAGES else max(ROW_SHARES, shares)
 
 
 async def _runs(

@@ -216,9 +216,18 @@ class BatchJournal:
                     self.appended[queue_id].remove(run)
 
     def empty_cold_queue(
-        self, lmq_name: str, value: bytes, cold: ColdQueue, first_offset: int, run: PlainRun
+        self,
+        lmq_name: str,
+        key: bytes,
+        value: bytes,
+        cold: ColdQueue,
+        first_offset: int,
+        run: PlainRun,
     ) -> None:
-        """Delete the only run of a queue that is not loaded, by its rows alone."""
+        """Delete the only run of a queue that is not loaded, by its rows alone.
+
+        `key` and `value` are its row of the catalog.
+        """
         queue_id = cold.queue_id
         header, body = run_rows.plain_run_key(queue_id, first_offset), u64x2(queue_id, first_offset)
         batch = self.batch
@@ -234,7 +243,7 @@ class BatchJournal:
         self.ages.move(topic_of(lmq_name), queue_id, cold.bounds, after)
         run_end = first_offset + run.messages
         emptied = queue_rows.emptied_value(value, cold, idle_since_ms, run_end)
-        batch.put(Table.CATALOG, queue_rows.catalog_key(lmq_name), emptied)
+        batch.put(Table.CATALOG, key, emptied)
         self.emptied[lmq_name] = emptied
         self.changed_queues.add(queue_id)
         self.messages -= run.messages

@@ -66,6 +66,23 @@ async def test_a_reader_loads_keys_in_any_order_and_those_that_are_missing(engin
     assert nothing == []
 
 
+async def test_a_reader_loads_neighbours_on_both_sides_of_many_deleted_keys(engine: Engine) -> None:
+    """P3: rows in a row are read without a seek each, and deleted ones hide none behind them."""
+    keys = [u64(number) for number in range(3_000)]
+    await engine.commit(puts(Table.QUEUES, *((key, key) for key in keys)))
+    gone = Batch()
+    gone.delete_all(Table.QUEUES, keys[10:2_900])
+    await engine.commit(gone)
+    wanted = keys[:10] + keys[2_900:2_950]
+
+    with engine.reader() as reader:
+        around = await reader.load(Table.QUEUES, wanted)
+        through = await reader.load(Table.QUEUES, [*wanted[:5], keys[20], *wanted[5:], keys[1]])
+
+    assert around == wanted
+    assert through == [*wanted[:5], None, *wanted[5:], keys[1]]
+
+
 async def test_an_empty_value_is_a_value(engine: Engine) -> None:
     await engine.commit(puts(Table.DEADLINES, (b"key", b"")))
 

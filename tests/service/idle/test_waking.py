@@ -215,17 +215,18 @@ async def test_a_queue_with_a_waiting_consumer_is_not_inactive(
     """R3: the consumer would get no notice of a dead letter in the queue that takes its place."""
     consumer = await broker.waiting_consumer()
     found = await broker.topics.GetQueue(topic_pb2.GetQueueRequest(lmq_name=QUEUE))
-    inactive = retention_pb2.RetentionRow(
-        queue_id=found.queue.queue_id, lmq_name=QUEUE, before_ms=1 << 60, age_ms=1
+    inactive = retention_pb2.RetentionPart(
+        partition=0,
+        type=retention_pb2.RETENTION_TYPE_INACTIVE_QUEUE,
+        age_ms=1,
+        queue_ids=[found.queue.queue_id],
+        lmq_names=[QUEUE],
+        before_ms=[1 << 60],
     )
 
     async with open_channel(stored.address) as channel:
         applied = await RetentionServiceStub(channel).ApplyRetention(
-            retention_pb2.ApplyRetentionRequest(
-                pass_id="pass-1",
-                type=retention_pb2.RETENTION_TYPE_INACTIVE_QUEUE,
-                rows=[inactive],
-            )
+            retention_pb2.ApplyRetentionRequest(pass_id="pass-1", parts=[inactive])
         )
     entry = action_pb2.OutboxEntry(
         sequence=1,
@@ -239,7 +240,7 @@ async def test_a_queue_with_a_waiting_consumer_is_not_inactive(
     await broker.components.links[QUEUE_PARTITION].call(exchange_pb2.Operation(action=action))
 
     assert await got(consumer) == b"a"
-    assert (applied.queues, applied.stale) == (0, 1)
+    assert [(each.queues, each.stale) for each in applied.parts] == [(0, 1)]
 
 
 async def test_a_lease_on_a_queue_that_was_deleted_loads_it_again(broker: IdleBroker) -> None:

@@ -8,7 +8,15 @@ import pytest
 from storage_svc.partition import erasures
 from tests.support.counted_reads import count_reads
 from tests.support.local_broker import until
-from tests.support.retention_calls import apply, history, settled, table
+from tests.support.retention_calls import (
+    Planned,
+    apply,
+    apply_parts,
+    history,
+    part_of,
+    settled,
+    table,
+)
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -24,9 +32,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_ABANDONED_GROUP,
     RETENTION_TYPE_COMPLETED,
     SCAN_TABLE_NAME_GROUPS,
-    ApplyRetentionRequest,
     NextDueRequest,
-    RetentionRow,
 )
 from tidemark.clock import ManualClock
 
@@ -63,7 +69,7 @@ async def remove(storage: RunningStorage, groups: Sequence[dict[str, Any]] | Non
     """Apply a plan of these groups, or of all that are due."""
     planned = await due_groups(storage) if groups is None else groups
     rows = [
-        RetentionRow(
+        Planned(
             queue_id=row["queue_id"],
             lmq_name=row["lmq_name"],
             group=row["group"],
@@ -71,10 +77,8 @@ async def remove(storage: RunningStorage, groups: Sequence[dict[str, Any]] | Non
         )
         for row in planned
     ]
-    request = ApplyRetentionRequest(
-        pass_id="pass-1", type=RETENTION_TYPE_ABANDONED_GROUP, rows=rows
-    )
-    return await storage.retention.ApplyRetention(request)
+    (applied,) = await apply_parts(storage.retention, part_of(RETENTION_TYPE_ABANDONED_GROUP, rows))
+    return applied
 
 
 async def groups_of(storage: RunningStorage, lmq_name: str) -> list[str]:
@@ -365,4 +369,4 @@ async def test_nothing_due_reads_nothing_however_many_groups_there_are(
 async def test_a_row_without_a_group_is_refused(storage: RunningStorage) -> None:
     """S3."""
     with pytest.raises(errors.InvalidArgument):
-        await apply(storage, RETENTION_TYPE_ABANDONED_GROUP, RetentionRow(queue_id=1))
+        await apply(storage, RETENTION_TYPE_ABANDONED_GROUP, Planned(queue_id=1))

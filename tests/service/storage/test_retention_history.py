@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.retention_calls import apply, history, run
+from tests.support.retention_calls import Planned, apply, history, run
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -25,7 +25,6 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_TIME_TO_LIVE,
     SCAN_TABLE_NAME_HISTORY,
     ListRetentionHistoryRequest,
-    RetentionRow,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_DEAD_DEADLINES
 from tidemark.clock import ManualClock
@@ -125,7 +124,7 @@ async def test_a_commit_writes_one_row_per_topic_type_and_pass(
         if not token:
             break
     assert listed == [names[:7], names[7:14], names[14:]]
-    row = RetentionRow(table=SCAN_TABLE_NAME_HISTORY, age_ms=1)
+    row = Planned(table=SCAN_TABLE_NAME_HISTORY, age_ms=1)
     await clock.advance_ms(1000)
     assert await apply(storage, RETENTION_TYPE_OLD_RECORDS, row) == (20, 0, 0)
     assert [each[:2] for each in await history(storage)] == [("history", 20)]

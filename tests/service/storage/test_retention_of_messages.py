@@ -4,15 +4,26 @@ from typing import Any
 
 import pytest
 
-from tests.support.retention_calls import UNKNOWN_TABLE, apply, history, run, settled, table
+from tests.support.retention_calls import (
+    UNKNOWN_TABLE,
+    apply,
+    apply_parts,
+    history,
+    part_of,
+    run,
+    settled,
+    table,
+)
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
     append,
+    apply_topic,
     operation,
     reserve,
     settle,
 )
+from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
@@ -23,19 +34,23 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     RemoveQueue,
 )
 from tidemark.api.storage.v1.retention_pb2 import (
+    RETENTION_TYPE_ABANDONED_GROUP,
     RETENTION_TYPE_COMPLETED,
     RETENTION_TYPE_EXPIRED,
+    RETENTION_TYPE_INACTIVE_QUEUE,
     RETENTION_TYPE_MAX_WAIT_TIME_EVICTION,
+    RETENTION_TYPE_OLD_RECORDS,
     RETENTION_TYPE_PURGE,
     RETENTION_TYPE_UNSPECIFIED,
+    SCAN_TABLE_NAME_HISTORY,
     SCAN_TABLE_NAME_QUEUES,
     SCAN_TABLE_NAME_RUNS,
-    ApplyRetentionRequest,
-    RetentionRow,
+    RetentionPart,
     RetentionType,
 )
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
 from tidemark.clock import ManualClock
+from tidemark.rpc import from_status
 
 
 async def test_expired_messages_leave_once_they_are_old_enough(
@@ -206,7 +221,7 @@ async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
     assert await history(storage) == [("kept", 3, RETENTION_TYPE_EXPIRED, "pass-1")]
 
 
-@pytest.mark.parametrize(("queues", "messages"), [(65, 11), (513, 1)])
+@pytest.mark.parametrize(("queues", "messages"), [(65, 11), (1025, 1)])
 async def test_a_call_with_many_rows_is_done_in_several_commits(
     storage: RunningStorage,
     exchange: ExchangeClient,
@@ -249,43 +264,115 @@ async def test_queues_that_were_loaded_to_be_cleaned_are_unloaded(
 
 
 UNKNOWN_TYPE = RetentionType.ValueType(99)
+PART: dict[str, Any] = {
+    "type": RETENTION_TYPE_EXPIRED,
+    "queue_ids": [1],
+    "lmq_names": ["kept"],
+    "first_offsets": [0],
+    "end_offsets": [1],
+}
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    "fields",
     [
-        ({"pass_id": ""}, "INVALID_ARGUMENT"),
-        ({"pass_id": "p" * (limits.PRODUCER_ID_BYTES_MAX + 1)}, "INVALID_ARGUMENT"),
-        ({"type": RETENTION_TYPE_UNSPECIFIED}, "INVALID_ARGUMENT"),
-        pytest.param({"type": UNKNOWN_TYPE}, "INVALID_ARGUMENT"),
-        pytest.param({"rows": [RetentionRow(table=UNKNOWN_TABLE)]}, "INVALID_ARGUMENT"),
-        pytest.param(
-            {"type": RETENTION_TYPE_PURGE, "rows": [RetentionRow(queue_id=1)]},
-            "INVALID_ARGUMENT",
-        ),
-        pytest.param(
-            {"rows": []},
-            "INVALID_ARGUMENT",
-        ),
-        ({"rows": [RetentionRow(queue_id=1)]}, "INVALID_ARGUMENT"),
-        ({"rows": [run(1)] * 10_001}, "BATCH_TOO_LARGE"),
-        ({"partition": 1}, "PARTITION_NOT_FOUND"),
+        {"type": RETENTION_TYPE_UNSPECIFIED},
+        {"type": UNKNOWN_TYPE},
+        {"type": RETENTION_TYPE_PURGE},
+        {"type": RETENTION_TYPE_OLD_RECORDS, "age_ms": 1},
+        {"type": RETENTION_TYPE_OLD_RECORDS, "age_ms": 1, "table": UNKNOWN_TABLE},
+        {"type": RETENTION_TYPE_OLD_RECORDS, "table": SCAN_TABLE_NAME_HISTORY},
+        {"type": RETENTION_TYPE_INACTIVE_QUEUE, "before_ms": [1]},
+        {"type": RETENTION_TYPE_INACTIVE_QUEUE, "age_ms": 1},
+        {"type": RETENTION_TYPE_ABANDONED_GROUP, "before_ms": [1]},
+        {"type": RETENTION_TYPE_ABANDONED_GROUP, "before_ms": [1], "groups": [""]},
+        {"queue_ids": []},
+        {"queue_ids": [1, 2]},
+        {"lmq_names": []},
+        {"first_offsets": []},
+        {"first_offsets": [1]},
+        {"end_offsets": []},
+        {"end_offsets": [1, 2]},
+        {"fairness_keys": ["a", "b"]},
+        {"planned_rows": [1, 1]},
+        {"before_ms": [1, 1]},
+        {"groups": ["a", "b"]},
     ],
 )
-async def test_a_plan_that_cannot_be_is_refused(
-    storage: RunningStorage, fields: dict[str, Any], reason: str
+async def test_a_part_that_cannot_be_is_refused(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock, fields: dict[str, Any]
 ) -> None:
-    plan: dict[str, Any] = {
-        "pass_id": "p" * limits.PRODUCER_ID_BYTES_MAX,
-        "type": RETENTION_TYPE_EXPIRED,
-        "rows": [run(1)] * 10_000,
-    }
-    assert (await storage.retention.ApplyRetention(ApplyRetentionRequest(**plan))).stale == 10_000
+    """S3, R9: and with it the whole call; nothing is deleted."""
+    await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
+    await exchange.ask(append("kept", b"x"))
+    await clock.advance_ms(1000)
+    wrong = RetentionPart(**{**PART, **fields})
 
-    with pytest.raises(errors.TidemarkError) as refused:
-        await storage.retention.ApplyRetention(ApplyRetentionRequest(**{**plan, **fields}))
+    with pytest.raises(errors.InvalidArgument):
+        await apply_parts(storage.retention, RetentionPart(**PART), wrong)
 
-    assert refused.value.reason == reason
+    assert (await storage.queue("kept")).queue.messages == 1
+
+
+async def test_a_call_is_bounded_and_names_its_pass(storage: RunningStorage) -> None:
+    """S3: the rows of all parts count, and those of the same kind share commits."""
+    many = part_of(RETENTION_TYPE_EXPIRED, [run(1)] * 5_000)
+    longest = "p" * limits.PRODUCER_ID_BYTES_MAX
+    stub = storage.retention
+    commits = (await storage.info()).commits
+
+    applied = await apply_parts(stub, many, many, pass_id=longest)
+    with pytest.raises(errors.BatchTooLarge):
+        await apply_parts(stub, many, many, RetentionPart(**PART))
+    for pass_id in ("", longest + "p"):
+        with pytest.raises(errors.InvalidArgument):
+            await apply_parts(stub, many, pass_id=pass_id)
+    with pytest.raises(errors.InvalidArgument):
+        await apply_parts(stub)
+
+    assert [each.stale for each in applied] == [5_000, 5_000]
+    assert (await storage.info()).commits == commits
+
+
+async def test_one_call_carries_parts_of_several_partitions_topics_and_types(
+    start_storage: StartStorage, clock: ManualClock
+) -> None:
+    """R7, R9: each has its own result, small ones share a commit, and one that is not held here
+    does not stop the others."""
+    storage = await start_storage(partitions=2)
+    topics = [
+        await storage.create_topic("kept", retention_enabled=True, retention_seconds=1),
+        await storage.create_topic("wait", max_wait_time_seconds=1),
+    ]
+    parts = []
+    async with storage.exchange(0) as first, storage.exchange(1) as second:
+        for topic in topics:
+            await apply_topic(second, topic)
+        for number, exchange in enumerate((first, second)):
+            kept = await exchange.ask(append("kept", b"1", b"2"))
+            wait = await exchange.ask(append("wait", b"3"))
+            expired = run(kept.queue_id, 0, 2, "kept")
+            waited = run(wait.queue_id, 0, 1, "wait")
+            parts += [
+                part_of(RETENTION_TYPE_EXPIRED, [expired, expired], number),
+                part_of(RETENTION_TYPE_MAX_WAIT_TIME_EVICTION, [waited], number),
+            ]
+        await clock.advance_ms(1000)
+        commits = (await storage.info()).commits
+
+        missing = RetentionPart(**{**PART, "partition": 7})
+        *applied, refused = await apply_parts(storage.retention, *parts, missing)
+
+    assert [(each.messages, each.stale) for each in applied] == [(2, 1), (1, 0)] * 2
+    assert not any(each.HasField("error") for each in applied)
+    assert from_status(refused.error).reason == "PARTITION_NOT_FOUND"
+    assert (await storage.info()).commits == commits + 1
+    assert sorted(each[:2] for each in await history(storage)) == [
+        ("kept", 2),
+        ("kept", 2),
+        ("wait", 1),
+        ("wait", 1),
+    ]
 
 
 async def wait_with_nine_of_ten_settled(

@@ -2,7 +2,17 @@
 
 import pytest
 
-from tests.support.retention_calls import FOREVER_MS, apply, figure, history, settled, table
+from tests.support.retention_calls import (
+    FOREVER_MS,
+    Planned,
+    apply,
+    apply_parts,
+    figure,
+    history,
+    part_of,
+    settled,
+    table,
+)
 from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation
 from tidemark import errors
 from tidemark.api.storage.v1.exchange_pb2 import Materialize, Purge, TakeOwnership
@@ -14,9 +24,7 @@ from tidemark.api.storage.v1.retention_pb2 import (
     SCAN_TABLE_NAME_QUEUES,
     SCAN_TABLE_NAME_RUNS,
     SCAN_TABLE_NAME_SYSTEM_METRICS,
-    ApplyRetentionRequest,
     RecordMetricsRequest,
-    RetentionRow,
 )
 from tidemark.clock import ManualClock
 
@@ -32,7 +40,7 @@ async def test_an_inactive_queue_is_removed_unless_something_happened_since(
     await settled(exchange, "jobs/idle")
     await settled(exchange, "jobs/used")
     planned = [
-        RetentionRow(
+        Planned(
             queue_id=row["queue_id"],
             lmq_name=row["lmq_name"],
             before_ms=int(row["last_activity"].timestamp() * 1000),
@@ -59,7 +67,7 @@ async def test_a_queue_with_messages_is_never_inactive(
     full = await exchange.ask(append("jobs/full", b"x"))
     waiting = await exchange.ask(append("jobs/waiting", b"x", delay_ms=1000))
     rows = [
-        RetentionRow(queue_id=each.queue_id, lmq_name="jobs", before_ms=FOREVER_MS, age_ms=1)
+        Planned(queue_id=each.queue_id, lmq_name="jobs", before_ms=FOREVER_MS, age_ms=1)
         for each in (full, waiting)
     ]
 
@@ -76,7 +84,7 @@ async def test_old_records_leave_by_their_time(
     await clock.advance_ms(1000)
     await exchange.ask(append("jobs", b"y"))
     await settled(exchange, "jobs")
-    row = RetentionRow(table=SCAN_TABLE_NAME_MESSAGES_CONSUMED, age_ms=clock.wall_ms() - old_ms)
+    row = Planned(table=SCAN_TABLE_NAME_MESSAGES_CONSUMED, age_ms=clock.wall_ms() - old_ms)
 
     applied = await apply(storage, RETENTION_TYPE_OLD_RECORDS, row)
     repeated = await apply(storage, RETENTION_TYPE_OLD_RECORDS, row)
@@ -96,7 +104,7 @@ async def test_old_history_leaves_too(
     await exchange.ask(append("jobs", b"x"))
     await exchange.ask(operation(purge=Purge(lmq_name="jobs")))
     await clock.advance_ms(1000)
-    row = RetentionRow(table=SCAN_TABLE_NAME_HISTORY, age_ms=1)
+    row = Planned(table=SCAN_TABLE_NAME_HISTORY, age_ms=1)
 
     assert await apply(storage, RETENTION_TYPE_OLD_RECORDS, row) == (1, 0, 0)
     assert await history(storage) == [("history", 1, RETENTION_TYPE_OLD_RECORDS, "pass-1")]
@@ -111,10 +119,10 @@ async def test_more_old_records_than_one_commit_takes_are_told_of(
         await storage.retention.RecordMetrics(RecordMetricsRequest(rows=figures))
     await storage.retention.RecordMetrics(RecordMetricsRequest(rows=figures[:1]))
     await clock.advance_ms(1)
-    row = RetentionRow(table=SCAN_TABLE_NAME_SYSTEM_METRICS, age_ms=1)
-    plan = ApplyRetentionRequest(pass_id="p", type=RETENTION_TYPE_OLD_RECORDS, rows=[row])
+    row = Planned(table=SCAN_TABLE_NAME_SYSTEM_METRICS, age_ms=1)
+    part = part_of(RETENTION_TYPE_OLD_RECORDS, [row])
 
-    applied = [await storage.retention.ApplyRetention(plan) for _ in range(2)]
+    applied = [(await apply_parts(storage.retention, part))[0] for _ in range(2)]
 
     assert [(each.messages, each.more) for each in applied] == [(2000, True), (1, False)]
     assert await table(storage, SCAN_TABLE_NAME_SYSTEM_METRICS) == []
@@ -127,7 +135,7 @@ async def test_a_refused_call_changes_nothing(
     await exchange.ask(append("jobs", b"x"))
     await settled(exchange, "jobs")
     rows = [
-        RetentionRow(table=name, before_ms=FOREVER_MS)
+        Planned(table=name, age_ms=1)
         for name in (SCAN_TABLE_NAME_MESSAGES_CONSUMED, SCAN_TABLE_NAME_RUNS)
     ]
 
@@ -137,10 +145,8 @@ async def test_a_refused_call_changes_nothing(
     assert len(await table(storage, SCAN_TABLE_NAME_MESSAGES_CONSUMED)) == 1
 
 
-def inactive(queue_id: int, age_ms: int = 1) -> RetentionRow:
-    return RetentionRow(
-        queue_id=queue_id, lmq_name="jobs/idle", before_ms=FOREVER_MS, age_ms=age_ms
-    )
+def inactive(queue_id: int, age_ms: int = 1) -> Planned:
+    return Planned(queue_id=queue_id, lmq_name="jobs/idle", before_ms=FOREVER_MS, age_ms=age_ms)
 
 
 @pytest.mark.parametrize("returns", [True, False])
@@ -194,10 +200,10 @@ async def test_the_clock_of_storage_decides_what_is_old(
     await settled(exchange, "jobs/idle")
     await clock.advance_ms(CLIENT_TIMEOUT_MS)
     ahead_ms = clock.wall_ms() + 100 * DAY_MS
-    queue = RetentionRow(
+    queue = Planned(
         queue_id=idle.queue_id, lmq_name="jobs/idle", before_ms=ahead_ms, age_ms=7 * DAY_MS
     )
-    records = RetentionRow(
+    records = Planned(
         table=SCAN_TABLE_NAME_MESSAGES_CONSUMED, before_ms=ahead_ms, age_ms=90 * DAY_MS
     )
 

@@ -23,56 +23,58 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
-from tidemark.api.storage.v1 import action_pb2 as tidemark_dot_api_dot_storage_dot_v1_dot_action__pb2
+from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'tidemark/api/storage/v1/retention.proto\x12\x17tidemark.api.storage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$tidemark/api/storage/v1/action.proto\"\xe2\x02\n\x10ScanTableRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x35\n\x05table\x18\x02 \x01(\x0e\x32&.tidemark.api.storage.v1.ScanTableName\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\r\n\x05topic\x18\x04 \x01(\t\x12.\n\nafter_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x62\x65\x66ore_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nbatch_rows\x18\x07 \x01(\r\x12\x10\n\x08lmq_name\x18\x08 \x01(\t\x12\x0e\n\x06prefix\x18\t \x01(\t\x12\x12\n\nage_ms_min\x18\n \x01(\x04\x12\x39\n\tdue_types\x18\x0b \x03(\x0e\x32&.tidemark.api.storage.v1.RetentionType\"0\n\x11ScanTableResponse\x12\r\n\x05\x61rrow\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\"\x82\x01\n\x0eNextDueRequest\x12\x35\n\x05types\x18\x01 \x03(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x1d\n\x15inactive_queue_age_ms\x18\x02 \x01(\x04\x12\x1a\n\x12old_records_age_ms\x18\x03 \x01(\x04\"\xcd\x01\n\x0cPartitionDue\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x16\n\tdue_in_ms\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x39\n\tdue_types\x18\x03 \x03(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12:\n\ndue_tables\x18\x04 \x03(\x0e\x32&.tidemark.api.storage.v1.ScanTableName\x12\r\n\x05\x65rror\x18\x05 \x01(\tB\x0c\n\n_due_in_ms\"L\n\x0fNextDueResponse\x12\x39\n\npartitions\x18\x01 \x03(\x0b\x32%.tidemark.api.storage.v1.PartitionDue\"\xfc\x01\n\x0cRetentionRow\x12\x10\n\x08queue_id\x18\x01 \x01(\x04\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x33\n\x05range\x18\x03 \x01(\x0b\x32$.tidemark.api.storage.v1.OffsetRange\x12\x11\n\tbefore_ms\x18\x04 \x01(\x04\x12\x35\n\x05table\x18\x05 \x01(\x0e\x32&.tidemark.api.storage.v1.ScanTableName\x12\x14\n\x0c\x66\x61irness_key\x18\x06 \x01(\t\x12\x0e\n\x06\x61ge_ms\x18\x07 \x01(\x04\x12\r\n\x05group\x18\x08 \x01(\t\x12\x14\n\x0cplanned_rows\x18\t \x01(\r\"\xa6\x01\n\x15\x41pplyRetentionRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x0f\n\x07pass_id\x18\x02 \x01(\t\x12\x34\n\x04type\x18\x03 \x01(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x33\n\x04rows\x18\x04 \x03(\x0b\x32%.tidemark.api.storage.v1.RetentionRow\"v\n\x16\x41pplyRetentionResponse\x12\x10\n\x08messages\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06queues\x18\x03 \x01(\x04\x12\r\n\x05stale\x18\x04 \x01(\x04\x12\x0c\n\x04more\x18\x05 \x01(\x08\x12\x0e\n\x06groups\x18\x06 \x01(\x04\")\n\x16GetPassProgressRequest\x12\x0f\n\x07pass_id\x18\x01 \x01(\t\"\'\n\x17GetPassProgressResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"\xd4\x01\n\x13RetentionHistoryRow\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x34\n\x04type\x18\x05 \x01(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x30\n\x0c\x65xecute_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07pass_id\x18\x07 \x01(\t\"\xd2\x01\n\x1bListRetentionHistoryRequest\x12\x16\n\tpartition\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x34\n\x04type\x18\x04 \x01(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x10\n\x08lmq_name\x18\x05 \x01(\t\x12\r\n\x05topic\x18\x06 \x01(\t\x12\x0f\n\x07pass_id\x18\x07 \x01(\tB\x0c\n\n_partition\"s\n\x1cListRetentionHistoryResponse\x12:\n\x04rows\x18\x01 \x03(\x0b\x32,.tidemark.api.storage.v1.RetentionHistoryRow\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"r\n\tMetricRow\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x01(\x04\x12\x0b\n\x03min\x18\x04 \x01(\x01\x12\x0b\n\x03max\x18\x05 \x01(\x01\x12\x0c\n\x04mean\x18\x06 \x01(\x01\x12\x0c\n\x04last\x18\x07 \x01(\x01\"H\n\x14RecordMetricsRequest\x12\x30\n\x04rows\x18\x01 \x03(\x0b\x32\".tidemark.api.storage.v1.MetricRow\"\x17\n\x15RecordMetricsResponse\"6\n\x13HoldScheduleRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0f\n\x07hold_ms\x18\x02 \x01(\x04\"H\n\x14HoldScheduleResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x12\n\nends_in_ms\x18\x03 \x01(\x04*\xea\x01\n\rScanTableName\x12\x1f\n\x1bSCAN_TABLE_NAME_UNSPECIFIED\x10\x00\x12\x18\n\x14SCAN_TABLE_NAME_RUNS\x10\x01\x12\x1a\n\x16SCAN_TABLE_NAME_GROUPS\x10\x02\x12\x1a\n\x16SCAN_TABLE_NAME_QUEUES\x10\x03\x12\x1b\n\x17SCAN_TABLE_NAME_HISTORY\x10\x04\x12%\n!SCAN_TABLE_NAME_MESSAGES_CONSUMED\x10\x05\x12\"\n\x1eSCAN_TABLE_NAME_SYSTEM_METRICS\x10\x06*\xdd\x02\n\rRetentionType\x12\x1e\n\x1aRETENTION_TYPE_UNSPECIFIED\x10\x00\x12\x1a\n\x16RETENTION_TYPE_EXPIRED\x10\x01\x12\x1c\n\x18RETENTION_TYPE_COMPLETED\x10\x02\x12)\n%RETENTION_TYPE_MAX_WAIT_TIME_EVICTION\x10\x03\x12!\n\x1dRETENTION_TYPE_INACTIVE_QUEUE\x10\x04\x12\x1e\n\x1aRETENTION_TYPE_OLD_RECORDS\x10\x05\x12\x1f\n\x1bRETENTION_TYPE_TIME_TO_LIVE\x10\x06\x12%\n!RETENTION_TYPE_ATTEMPTS_EXHAUSTED\x10\x07\x12\x18\n\x14RETENTION_TYPE_PURGE\x10\x08\x12\"\n\x1eRETENTION_TYPE_ABANDONED_GROUP\x10\t2\xa2\x06\n\x10RetentionService\x12\x64\n\tScanTable\x12).tidemark.api.storage.v1.ScanTableRequest\x1a*.tidemark.api.storage.v1.ScanTableResponse0\x01\x12q\n\x0e\x41pplyRetention\x12..tidemark.api.storage.v1.ApplyRetentionRequest\x1a/.tidemark.api.storage.v1.ApplyRetentionResponse\x12t\n\x0fGetPassProgress\x12/.tidemark.api.storage.v1.GetPassProgressRequest\x1a\x30.tidemark.api.storage.v1.GetPassProgressResponse\x12\\\n\x07NextDue\x12\'.tidemark.api.storage.v1.NextDueRequest\x1a(.tidemark.api.storage.v1.NextDueResponse\x12\x83\x01\n\x14ListRetentionHistory\x12\x34.tidemark.api.storage.v1.ListRetentionHistoryRequest\x1a\x35.tidemark.api.storage.v1.ListRetentionHistoryResponse\x12n\n\rRecordMetrics\x12-.tidemark.api.storage.v1.RecordMetricsRequest\x1a..tidemark.api.storage.v1.RecordMetricsResponse\x12k\n\x0cHoldSchedule\x12,.tidemark.api.storage.v1.HoldScheduleRequest\x1a-.tidemark.api.storage.v1.HoldScheduleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'tidemark/api/storage/v1/retention.proto\x12\x17tidemark.api.storage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\"\xe2\x02\n\x10ScanTableRequest\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x35\n\x05table\x18\x02 \x01(\x0e\x32&.tidemark.api.storage.v1.ScanTableName\x12\x0f\n\x07\x63olumns\x18\x03 \x03(\t\x12\r\n\x05topic\x18\x04 \x01(\t\x12.\n\nafter_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x62\x65\x66ore_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nbatch_rows\x18\x07 \x01(\r\x12\x10\n\x08lmq_name\x18\x08 \x01(\t\x12\x0e\n\x06prefix\x18\t \x01(\t\x12\x12\n\nage_ms_min\x18\n \x01(\x04\x12\x39\n\tdue_types\x18\x0b \x03(\x0e\x32&.tidemark.api.storage.v1.RetentionType\"0\n\x11ScanTableResponse\x12\r\n\x05\x61rrow\x18\x01 \x01(\x0c\x12\x0c\n\x04rows\x18\x02 \x01(\r\"\x82\x01\n\x0eNextDueRequest\x12\x35\n\x05types\x18\x01 \x03(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x1d\n\x15inactive_queue_age_ms\x18\x02 \x01(\x04\x12\x1a\n\x12old_records_age_ms\x18\x03 \x01(\x04\"\xcd\x01\n\x0cPartitionDue\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x16\n\tdue_in_ms\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x39\n\tdue_types\x18\x03 \x03(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12:\n\ndue_tables\x18\x04 \x03(\x0e\x32&.tidemark.api.storage.v1.ScanTableName\x12\r\n\x05\x65rror\x18\x05 \x01(\tB\x0c\n\n_due_in_ms\"L\n\x0fNextDueResponse\x12\x39\n\npartitions\x18\x01 \x03(\x0b\x32%.tidemark.api.storage.v1.PartitionDue\"\xc1\x02\n\rRetentionPart\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x34\n\x04type\x18\x02 \x01(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x35\n\x05table\x18\x03 \x01(\x0e\x32&.tidemark.api.storage.v1.ScanTableName\x12\x0e\n\x06\x61ge_ms\x18\x04 \x01(\x04\x12\x11\n\tqueue_ids\x18\x05 \x03(\x04\x12\x11\n\tlmq_names\x18\x06 \x03(\t\x12\x15\n\rfirst_offsets\x18\x07 \x03(\x04\x12\x13\n\x0b\x65nd_offsets\x18\x08 \x03(\x04\x12\x15\n\rfairness_keys\x18\t \x03(\t\x12\x11\n\tbefore_ms\x18\n \x03(\x04\x12\x0e\n\x06groups\x18\x0b \x03(\t\x12\x14\n\x0cplanned_rows\x18\x0c \x03(\r\"_\n\x15\x41pplyRetentionRequest\x12\x0f\n\x07pass_id\x18\x01 \x01(\t\x12\x35\n\x05parts\x18\x02 \x03(\x0b\x32&.tidemark.api.storage.v1.RetentionPart\"\x96\x01\n\x13RetentionPartResult\x12\x10\n\x08messages\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06queues\x18\x03 \x01(\x04\x12\r\n\x05stale\x18\x04 \x01(\x04\x12\x0c\n\x04more\x18\x05 \x01(\x08\x12\x0e\n\x06groups\x18\x06 \x01(\x04\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.google.rpc.Status\"U\n\x16\x41pplyRetentionResponse\x12;\n\x05parts\x18\x01 \x03(\x0b\x32,.tidemark.api.storage.v1.RetentionPartResult\")\n\x16GetPassProgressRequest\x12\x0f\n\x07pass_id\x18\x01 \x01(\t\"\'\n\x17GetPassProgressResponse\x12\x0c\n\x04rows\x18\x01 \x01(\x04\"\xd4\x01\n\x13RetentionHistoryRow\x12\x11\n\tpartition\x18\x01 \x01(\r\x12\x10\n\x08lmq_name\x18\x02 \x01(\t\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x34\n\x04type\x18\x05 \x01(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x30\n\x0c\x65xecute_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07pass_id\x18\x07 \x01(\t\"\xd2\x01\n\x1bListRetentionHistoryRequest\x12\x16\n\tpartition\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x34\n\x04type\x18\x04 \x01(\x0e\x32&.tidemark.api.storage.v1.RetentionType\x12\x10\n\x08lmq_name\x18\x05 \x01(\t\x12\r\n\x05topic\x18\x06 \x01(\t\x12\x0f\n\x07pass_id\x18\x07 \x01(\tB\x0c\n\n_partition\"s\n\x1cListRetentionHistoryResponse\x12:\n\x04rows\x18\x01 \x03(\x0b\x32,.tidemark.api.storage.v1.RetentionHistoryRow\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"r\n\tMetricRow\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07samples\x18\x03 \x01(\x04\x12\x0b\n\x03min\x18\x04 \x01(\x01\x12\x0b\n\x03max\x18\x05 \x01(\x01\x12\x0c\n\x04mean\x18\x06 \x01(\x01\x12\x0c\n\x04last\x18\x07 \x01(\x01\"H\n\x14RecordMetricsRequest\x12\x30\n\x04rows\x18\x01 \x03(\x0b\x32\".tidemark.api.storage.v1.MetricRow\"\x17\n\x15RecordMetricsResponse\"6\n\x13HoldScheduleRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\x12\x0f\n\x07hold_ms\x18\x02 \x01(\x04\"H\n\x14HoldScheduleResponse\x12\x0c\n\x04held\x18\x01 \x01(\x08\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x12\n\nends_in_ms\x18\x03 \x01(\x04*\xea\x01\n\rScanTableName\x12\x1f\n\x1bSCAN_TABLE_NAME_UNSPECIFIED\x10\x00\x12\x18\n\x14SCAN_TABLE_NAME_RUNS\x10\x01\x12\x1a\n\x16SCAN_TABLE_NAME_GROUPS\x10\x02\x12\x1a\n\x16SCAN_TABLE_NAME_QUEUES\x10\x03\x12\x1b\n\x17SCAN_TABLE_NAME_HISTORY\x10\x04\x12%\n!SCAN_TABLE_NAME_MESSAGES_CONSUMED\x10\x05\x12\"\n\x1eSCAN_TABLE_NAME_SYSTEM_METRICS\x10\x06*\xdd\x02\n\rRetentionType\x12\x1e\n\x1aRETENTION_TYPE_UNSPECIFIED\x10\x00\x12\x1a\n\x16RETENTION_TYPE_EXPIRED\x10\x01\x12\x1c\n\x18RETENTION_TYPE_COMPLETED\x10\x02\x12)\n%RETENTION_TYPE_MAX_WAIT_TIME_EVICTION\x10\x03\x12!\n\x1dRETENTION_TYPE_INACTIVE_QUEUE\x10\x04\x12\x1e\n\x1aRETENTION_TYPE_OLD_RECORDS\x10\x05\x12\x1f\n\x1bRETENTION_TYPE_TIME_TO_LIVE\x10\x06\x12%\n!RETENTION_TYPE_ATTEMPTS_EXHAUSTED\x10\x07\x12\x18\n\x14RETENTION_TYPE_PURGE\x10\x08\x12\"\n\x1eRETENTION_TYPE_ABANDONED_GROUP\x10\t2\xa2\x06\n\x10RetentionService\x12\x64\n\tScanTable\x12).tidemark.api.storage.v1.ScanTableRequest\x1a*.tidemark.api.storage.v1.ScanTableResponse0\x01\x12q\n\x0e\x41pplyRetention\x12..tidemark.api.storage.v1.ApplyRetentionRequest\x1a/.tidemark.api.storage.v1.ApplyRetentionResponse\x12t\n\x0fGetPassProgress\x12/.tidemark.api.storage.v1.GetPassProgressRequest\x1a\x30.tidemark.api.storage.v1.GetPassProgressResponse\x12\\\n\x07NextDue\x12\'.tidemark.api.storage.v1.NextDueRequest\x1a(.tidemark.api.storage.v1.NextDueResponse\x12\x83\x01\n\x14ListRetentionHistory\x12\x34.tidemark.api.storage.v1.ListRetentionHistoryRequest\x1a\x35.tidemark.api.storage.v1.ListRetentionHistoryResponse\x12n\n\rRecordMetrics\x12-.tidemark.api.storage.v1.RecordMetricsRequest\x1a..tidemark.api.storage.v1.RecordMetricsResponse\x12k\n\x0cHoldSchedule\x12,.tidemark.api.storage.v1.HoldScheduleRequest\x1a-.tidemark.api.storage.v1.HoldScheduleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemark.api.storage.v1.retention_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCANTABLENAME']._serialized_start=2484
-  _globals['_SCANTABLENAME']._serialized_end=2718
-  _globals['_RETENTIONTYPE']._serialized_start=2721
-  _globals['_RETENTIONTYPE']._serialized_end=3070
-  _globals['_SCANTABLEREQUEST']._serialized_start=140
-  _globals['_SCANTABLEREQUEST']._serialized_end=494
-  _globals['_SCANTABLERESPONSE']._serialized_start=496
-  _globals['_SCANTABLERESPONSE']._serialized_end=544
-  _globals['_NEXTDUEREQUEST']._serialized_start=547
-  _globals['_NEXTDUEREQUEST']._serialized_end=677
-  _globals['_PARTITIONDUE']._serialized_start=680
-  _globals['_PARTITIONDUE']._serialized_end=885
-  _globals['_NEXTDUERESPONSE']._serialized_start=887
-  _globals['_NEXTDUERESPONSE']._serialized_end=963
-  _globals['_RETENTIONROW']._serialized_start=966
-  _globals['_RETENTIONROW']._serialized_end=1218
-  _globals['_APPLYRETENTIONREQUEST']._serialized_start=1221
-  _globals['_APPLYRETENTIONREQUEST']._serialized_end=1387
-  _globals['_APPLYRETENTIONRESPONSE']._serialized_start=1389
-  _globals['_APPLYRETENTIONRESPONSE']._serialized_end=1507
-  _globals['_GETPASSPROGRESSREQUEST']._serialized_start=1509
-  _globals['_GETPASSPROGRESSREQUEST']._serialized_end=1550
-  _globals['_GETPASSPROGRESSRESPONSE']._serialized_start=1552
-  _globals['_GETPASSPROGRESSRESPONSE']._serialized_end=1591
-  _globals['_RETENTIONHISTORYROW']._serialized_start=1594
-  _globals['_RETENTIONHISTORYROW']._serialized_end=1806
-  _globals['_LISTRETENTIONHISTORYREQUEST']._serialized_start=1809
-  _globals['_LISTRETENTIONHISTORYREQUEST']._serialized_end=2019
-  _globals['_LISTRETENTIONHISTORYRESPONSE']._serialized_start=2021
-  _globals['_LISTRETENTIONHISTORYRESPONSE']._serialized_end=2136
-  _globals['_METRICROW']._serialized_start=2138
-  _globals['_METRICROW']._serialized_end=2252
-  _globals['_RECORDMETRICSREQUEST']._serialized_start=2254
-  _globals['_RECORDMETRICSREQUEST']._serialized_end=2326
-  _globals['_RECORDMETRICSRESPONSE']._serialized_start=2328
-  _globals['_RECORDMETRICSRESPONSE']._serialized_end=2351
-  _globals['_HOLDSCHEDULEREQUEST']._serialized_start=2353
-  _globals['_HOLDSCHEDULEREQUEST']._serialized_end=2407
-  _globals['_HOLDSCHEDULERESPONSE']._serialized_start=2409
-  _globals['_HOLDSCHEDULERESPONSE']._serialized_end=2481
-  _globals['_RETENTIONSERVICE']._serialized_start=3073
-  _globals['_RETENTIONSERVICE']._serialized_end=3875
+  _globals['_SCANTABLENAME']._serialized_start=2588
+  _globals['_SCANTABLENAME']._serialized_end=2822
+  _globals['_RETENTIONTYPE']._serialized_start=2825
+  _globals['_RETENTIONTYPE']._serialized_end=3174
+  _globals['_SCANTABLEREQUEST']._serialized_start=127
+  _globals['_SCANTABLEREQUEST']._serialized_end=481
+  _globals['_SCANTABLERESPONSE']._serialized_start=483
+  _globals['_SCANTABLERESPONSE']._serialized_end=531
+  _globals['_NEXTDUEREQUEST']._serialized_start=534
+  _globals['_NEXTDUEREQUEST']._serialized_end=664
+  _globals['_PARTITIONDUE']._serialized_start=667
+  _globals['_PARTITIONDUE']._serialized_end=872
+  _globals['_NEXTDUERESPONSE']._serialized_start=874
+  _globals['_NEXTDUERESPONSE']._serialized_end=950
+  _globals['_RETENTIONPART']._serialized_start=953
+  _globals['_RETENTIONPART']._serialized_end=1274
+  _globals['_APPLYRETENTIONREQUEST']._serialized_start=1276
+  _globals['_APPLYRETENTIONREQUEST']._serialized_end=1371
+  _globals['_RETENTIONPARTRESULT']._serialized_start=1374
+  _globals['_RETENTIONPARTRESULT']._serialized_end=1524
+  _globals['_APPLYRETENTIONRESPONSE']._serialized_start=1526
+  _globals['_APPLYRETENTIONRESPONSE']._serialized_end=1611
+  _globals['_GETPASSPROGRESSREQUEST']._serialized_start=1613
+  _globals['_GETPASSPROGRESSREQUEST']._serialized_end=1654
+  _globals['_GETPASSPROGRESSRESPONSE']._serialized_start=1656
+  _globals['_GETPASSPROGRESSRESPONSE']._serialized_end=1695
+  _globals['_RETENTIONHISTORYROW']._serialized_start=1698
+  _globals['_RETENTIONHISTORYROW']._serialized_end=1910
+  _globals['_LISTRETENTIONHISTORYREQUEST']._serialized_start=1913
+  _globals['_LISTRETENTIONHISTORYREQUEST']._serialized_end=2123
+  _globals['_LISTRETENTIONHISTORYRESPONSE']._serialized_start=2125
+  _globals['_LISTRETENTIONHISTORYRESPONSE']._serialized_end=2240
+  _globals['_METRICROW']._serialized_start=2242
+  _globals['_METRICROW']._serialized_end=2356
+  _globals['_RECORDMETRICSREQUEST']._serialized_start=2358
+  _globals['_RECORDMETRICSREQUEST']._serialized_end=2430
+  _globals['_RECORDMETRICSRESPONSE']._serialized_start=2432
+  _globals['_RECORDMETRICSRESPONSE']._serialized_end=2455
+  _globals['_HOLDSCHEDULEREQUEST']._serialized_start=2457
+  _globals['_HOLDSCHEDULEREQUEST']._serialized_end=2511
+  _globals['_HOLDSCHEDULERESPONSE']._serialized_start=2513
+  _globals['_HOLDSCHEDULERESPONSE']._serialized_end=2585
+  _globals['_RETENTIONSERVICE']._serialized_start=3177
+  _globals['_RETENTIONSERVICE']._serialized_end=3979
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from tidemark.api.storage.v1 import action_pb2 as _action_pb2
+from google.rpc import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -320,107 +320,130 @@ class NextDueResponse(_message.Message):
 Global___NextDueResponse: _TypeAlias = NextDueResponse  # noqa: Y015
 
 @_typing.final
-class RetentionRow(_message.Message):
-    """One planned deletion, with the state that it expects."""
+class RetentionPart(_message.Message):
+    """Planned deletions of one partition and type, with the state that they expect. They are columns: the
+    elements at the same place of each belong to one row. A column that the type does not need is
+    empty.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    QUEUE_ID_FIELD_NUMBER: _builtins.int
-    LMQ_NAME_FIELD_NUMBER: _builtins.int
-    RANGE_FIELD_NUMBER: _builtins.int
-    BEFORE_MS_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
     TABLE_FIELD_NUMBER: _builtins.int
-    FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     AGE_MS_FIELD_NUMBER: _builtins.int
-    GROUP_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    LMQ_NAMES_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    END_OFFSETS_FIELD_NUMBER: _builtins.int
+    FAIRNESS_KEYS_FIELD_NUMBER: _builtins.int
+    BEFORE_MS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     PLANNED_ROWS_FIELD_NUMBER: _builtins.int
-    queue_id: _builtins.int
-    """The queue's identity; another queue under the same name is not touched. 0 for old records."""
-    lmq_name: _builtins.str
-    """The queue's name, for the history."""
-    before_ms: _builtins.int
-    """Inactive queues and abandoned groups: the last activity or use when it was read, Unix
-    milliseconds; a no-op if there was a later one. Otherwise unset.
-    """
+    partition: _builtins.int
+    """The partition."""
+    type: Global___RetentionType.ValueType
+    """Their type."""
     table: Global___ScanTableName.ValueType
-    """Old records: the table. Otherwise unspecified."""
-    fairness_key: _builtins.str
-    """The fairness key of the run."""
+    """Old records: the table, which is the only row. Otherwise unspecified."""
     age_ms: _builtins.int
     """Inactive queues and old records: the age from which they are removed, in milliseconds by the
     time of the partition. 1 or more. Unset for messages and groups, whose age is a setting of their
     topic.
     """
-    group: _builtins.str
-    """Abandoned groups: the group. Otherwise ""."""
-    planned_rows: _builtins.int
-    """Rows of the plan that this one stands for, for the progress of the pass. Default 0: 1."""
     @_builtins.property
-    def range(self) -> _action_pb2.OffsetRange:
-        """The messages: at most 1 000 whole runs of one fairness key, each checked and removed on its
-        own. Unset for queues and old records.
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The queues' identities; another queue under the same name is not touched. Empty for old records."""
+
+    @_builtins.property
+    def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The queues' names, for the history. Empty for old records."""
+
+    @_builtins.property
+    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages: the first offset of at most 1 000 whole runs of one fairness key, each checked and
+        removed on its own.
         """
 
-    def __init__(
-        self,
-        *,
-        queue_id: _builtins.int = ...,
-        lmq_name: _builtins.str = ...,
-        range: _action_pb2.OffsetRange | None = ...,
-        before_ms: _builtins.int = ...,
-        table: Global___ScanTableName.ValueType = ...,
-        fairness_key: _builtins.str = ...,
-        age_ms: _builtins.int = ...,
-        group: _builtins.str = ...,
-        planned_rows: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["range", b"range"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "fairness_key", b"fairness_key", "group", b"group", "lmq_name", b"lmq_name", "planned_rows", b"planned_rows", "queue_id", b"queue_id", "range", b"range", "table", b"table"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RetentionRow: _TypeAlias = RetentionRow  # noqa: Y015
-
-@_typing.final
-class ApplyRetentionRequest(_message.Message):
-    """Applies planned deletions, in bounded commits."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PARTITION_FIELD_NUMBER: _builtins.int
-    PASS_ID_FIELD_NUMBER: _builtins.int
-    TYPE_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    partition: _builtins.int
-    """The partition."""
-    pass_id: _builtins.str
-    """The pass that planned them. Required."""
-    type: Global___RetentionType.ValueType
-    """Their type."""
     @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionRow]:
-        """The rows. 1 to 10 000."""
+    def end_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages: the offset behind the last of these runs."""
+
+    @_builtins.property
+    def fairness_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Messages: the fairness key of the runs. Default empty: none has one."""
+
+    @_builtins.property
+    def before_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Inactive queues and abandoned groups: the last activity or use when it was read, Unix
+        milliseconds; a no-op if there was a later one.
+        """
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Abandoned groups: the groups."""
+
+    @_builtins.property
+    def planned_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rows of the plan that each row stands for, for the progress of the pass. Default empty: 1."""
 
     def __init__(
         self,
         *,
         partition: _builtins.int = ...,
-        pass_id: _builtins.str = ...,
         type: Global___RetentionType.ValueType = ...,
-        rows: _abc.Iterable[Global___RetentionRow] | None = ...,
+        table: Global___ScanTableName.ValueType = ...,
+        age_ms: _builtins.int = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        lmq_names: _abc.Iterable[_builtins.str] | None = ...,
+        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        end_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        fairness_keys: _abc.Iterable[_builtins.str] | None = ...,
+        before_ms: _abc.Iterable[_builtins.int] | None = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+        planned_rows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "pass_id", b"pass_id", "rows", b"rows", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "before_ms", b"before_ms", "end_offsets", b"end_offsets", "fairness_keys", b"fairness_keys", "first_offsets", b"first_offsets", "groups", b"groups", "lmq_names", b"lmq_names", "partition", b"partition", "planned_rows", b"planned_rows", "queue_ids", b"queue_ids", "table", b"table", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionPart: _TypeAlias = RetentionPart  # noqa: Y015
+
+@_typing.final
+class ApplyRetentionRequest(_message.Message):
+    """Applies planned deletions, in bounded commits. Parts of several partitions are applied at the same
+    time.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASS_ID_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    pass_id: _builtins.str
+    """The pass that planned them. Required."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionPart]:
+        """The parts. Together 1 to 10 000 rows."""
+
+    def __init__(
+        self,
+        *,
+        pass_id: _builtins.str = ...,
+        parts: _abc.Iterable[Global___RetentionPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "pass_id", b"pass_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyRetentionRequest: _TypeAlias = ApplyRetentionRequest  # noqa: Y015
 
 @_typing.final
-class ApplyRetentionResponse(_message.Message):
-    """What was deleted."""
+class RetentionPartResult(_message.Message):
+    """What was deleted of one part."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -430,6 +453,7 @@ class ApplyRetentionResponse(_message.Message):
     STALE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
     """Messages, or rows of old records. For abandoned groups, what only they kept, as far as it leaves
     at once: large queues drop it in later commits.
@@ -441,9 +465,15 @@ class ApplyRetentionResponse(_message.Message):
     stale: _builtins.int
     """Planned rows of which nothing was due any longer."""
     more: _builtins.bool
-    """True if old records are left that the same rows would remove."""
+    """True if old records are left that the same part would remove."""
     groups: _builtins.int
     """Groups."""
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why the rest of the part was not applied: PARTITION_NOT_FOUND, PARTITION_FAULTY and others. Unset
+        if all of it was.
+        """
+
     def __init__(
         self,
         *,
@@ -453,10 +483,35 @@ class ApplyRetentionResponse(_message.Message):
         stale: _builtins.int = ...,
         more: _builtins.bool = ...,
         groups: _builtins.int = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "groups", b"groups", "messages", b"messages", "more", b"more", "queues", b"queues", "stale", b"stale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetentionPartResult: _TypeAlias = RetentionPartResult  # noqa: Y015
+
+@_typing.final
+class ApplyRetentionResponse(_message.Message):
+    """What was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionPartResult]:
+        """A result per part, in their order."""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___RetentionPartResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "groups", b"groups", "messages", b"messages", "more", b"more", "queues", b"queues", "stale", b"stale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,8 +86,9 @@ class RetentionServiceServicer:
 
     def ApplyRetention(self, request, context):
         """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
-        history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
-        PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+        history row. Repeating a row of the same pass is a no-op. A partition that refuses has an error in
+        the results of its parts, and the others are cleaned. Fails with BATCH_TOO_LARGE,
+        INVALID_ARGUMENT, and has then changed nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

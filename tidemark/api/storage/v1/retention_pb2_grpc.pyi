@@ -21,8 +21,9 @@ class RetentionServiceStub:
     """
     ApplyRetention: _aio.UnaryUnaryMultiCallable[_retention_pb2.ApplyRetentionRequest, _retention_pb2.ApplyRetentionResponse]
     """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
-    history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
-    PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+    history row. Repeating a row of the same pass is a no-op. A partition that refuses has an error in
+    the results of its parts, and the others are cleaned. Fails with BATCH_TOO_LARGE,
+    INVALID_ARGUMENT, and has then changed nothing.
     """
     GetPassProgress: _aio.UnaryUnaryMultiCallable[_retention_pb2.GetPassProgressRequest, _retention_pb2.GetPassProgressResponse]
     """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
@@ -64,8 +65,9 @@ class RetentionServiceServicer:
         context: _aio.ServicerContext[_retention_pb2.ApplyRetentionRequest, _abc.Awaitable[_retention_pb2.ApplyRetentionResponse]],
     ) -> _abc.Awaitable[_retention_pb2.ApplyRetentionResponse]:
         """Deletes planned rows. Each is checked again in the commit that deletes it and writes its
-        history row. Repeating a row of the same pass is a no-op. Fails with PARTITION_NOT_FOUND,
-        PARTITION_FAULTY, BATCH_TOO_LARGE, INVALID_ARGUMENT.
+        history row. Repeating a row of the same pass is a no-op. A partition that refuses has an error in
+        the results of its parts, and the others are cleaned. Fails with BATCH_TOO_LARGE,
+        INVALID_ARGUMENT, and has then changed nothing.
         """
 
     def GetPassProgress(
