@@ -38,6 +38,15 @@ class RetryPlace(StrEnum):
     """Behind what is ready."""
 
 
+class ConsumptionRecords(StrEnum):
+    """Whether each settled range leaves a consumption record."""
+
+    DEFAULT = "default"
+    """On, unless the engine of storage keeps its rows in the memory of a server."""
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
     """The settings of a topic. A limit of 0 is off."""
@@ -57,7 +66,7 @@ class TopicSettings:
     queue_bytes_max: int = 0
     fairness_weights: Mapping[str, int] = field(default_factory=dict)
     default_ttl_ms: int = 0
-    consumption_records_disabled: bool = False
+    consumption_records: ConsumptionRecords = ConsumptionRecords.DEFAULT
     retry_delay_ms: int = 0
     retry_delay_ms_max: int = 0
     retry_multiplier: float = 1.0

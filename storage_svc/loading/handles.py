@@ -11,11 +11,16 @@ from itertools import chain, islice
 from storage_svc.engines import queue_rows
 from storage_svc.engines.engine import Engine, Table
 from storage_svc.engines.keys import u64
-from storage_svc.loading.recovery import ignore_orphan, recover_queue, report_orphan
+from storage_svc.loading.recovery import (
+    ignore_orphan,
+    recover_queue,
+    report_orphan,
+    rules_of,
+)
 from storage_svc.partition.erasures import Erasures
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.queue import QueueState
-from storage_svc.queue.record import Journal, QueueRecord, Rules
+from storage_svc.queue.record import Journal, QueueRecord
 from storage_svc.queue.settled import SettledBudget
 from storage_svc.turns import release
 from tidemark.errors import QueueNotFound
@@ -113,7 +118,7 @@ class Handles:
 
     def create(self, record: QueueRecord, topic: Topic, now_ms: int) -> Handle:
         """The handle of a queue that the current commit creates."""
-        state = QueueState(record, Rules.of(topic), self._budget)
+        state = QueueState(record, rules_of(self._engine, topic), self._budget)
         return self._add(record.lmq_name, Handle(state, topic, now_ms))
 
     def loaded_name(self, queue_id: int) -> str | None:
@@ -186,7 +191,7 @@ class Handles:
         for lmq_name, handle in self._by_name.items():
             if topic_of(lmq_name) == topic.name:
                 handle.topic = topic
-                handle.state.obey(Rules.of(topic), journal)
+                handle.state.obey(rules_of(self._engine, topic), journal)
 
     async def _catalog_value(self, lmq_name: str) -> bytes | None:
         (value,) = await self._engine.load(Table.CATALOG, [queue_rows.catalog_key(lmq_name)])

@@ -46,6 +46,11 @@ def ignore_orphan(table: Table, key: bytes) -> None:
     """A read beside the writer may see a record whose run was deleted between two reads."""
 
 
+def rules_of(engine: Engine, topic: Topic) -> Rules:
+    """The rules of a queue. On an engine that nodes share, rows are in the memory of a server."""
+    return Rules.of(topic, rows_cost_memory=engine.storage_epoch > 0)
+
+
 async def recover_queue(
     engine: Engine,
     lmq_name: str,
@@ -57,7 +62,7 @@ async def recover_queue(
 ) -> QueueState:
     """The state of a queue, from its row of the catalog."""
     record = queue_rows.read_queue(lmq_name, catalog_value)
-    state = QueueState(record, Rules.of(topic), budget)
+    state = QueueState(record, rules_of(engine, topic), budget)
     inline = queue_rows.read_inline(catalog_value)
     start, end = queue_rows.queue_range(record.queue_id)
     # By group and fairness key: where a lane continues (`Lane.mark`). A group's row has the mark of

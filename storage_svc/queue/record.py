@@ -13,7 +13,7 @@ from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.retry import RetryPolicy
 from storage_svc.queue.returned import Returned
 from storage_svc.queue.run import Run, Slice
-from tidemark.topics import Topic
+from tidemark.topics import ConsumptionRecords, Topic
 
 USE_NOTED_MS = 3_600_000
 """How far the last use of a group that is stored may lie behind: one that is used all the time is
@@ -122,14 +122,17 @@ class Rules(NamedTuple):
     use_noted_ms: int = USE_NOTED_MS
 
     @classmethod
-    def of(cls, topic: Topic) -> "Rules":
+    def of(cls, topic: Topic, *, rows_cost_memory: bool = False) -> "Rules":
         settings = topic.settings
+        records = settings.consumption_records
+        if records is ConsumptionRecords.DEFAULT:
+            records = ConsumptionRecords.OFF if rows_cost_memory else ConsumptionRecords.ON
         expiry_ms = 1000 * settings.group_expiry_seconds
         return cls(
             settings.max_attempts,
             settings.retention_enabled,
             settings.fairness_weights,
-            not settings.consumption_records_disabled,
+            records is ConsumptionRecords.ON,
             RetryPolicy.of(settings),
             topic.paused,
             min(USE_NOTED_MS, expiry_ms // 8) if expiry_ms else USE_NOTED_MS,

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import InvalidArgument
-from tidemark.topics import MaxWaitAction, RetryPlace, Subscription, Topic, TopicSettings
+from tidemark.topics import (
+    ConsumptionRecords,
+    MaxWaitAction,
+    RetryPlace,
+    Subscription,
+    Topic,
+    TopicSettings,
+)
 
 _SUBSCRIPTIONS = {
     Subscription.SHARED: topic_pb2.SUBSCRIPTION_KIND_SHARED,
@@ -23,6 +30,11 @@ _RETRY_PLACES = {
     RetryPlace.FIRST: topic_pb2.RETRY_PLACE_FIRST,
     RetryPlace.BEHIND: topic_pb2.RETRY_PLACE_BEHIND,
 }
+_CONSUMPTION_RECORDS = {
+    ConsumptionRecords.DEFAULT: topic_pb2.CONSUMPTION_RECORDS_UNSPECIFIED,
+    ConsumptionRecords.ON: topic_pb2.CONSUMPTION_RECORDS_ON,
+    ConsumptionRecords.OFF: topic_pb2.CONSUMPTION_RECORDS_OFF,
+}
 _DEFAULTS = TopicSettings()
 _SUBSCRIPTION_OF = {0: _DEFAULTS.subscription} | {
     int(value): key for key, value in _SUBSCRIPTIONS.items()
@@ -31,6 +43,7 @@ _MAX_WAIT_ACTION_OF = {0: _DEFAULTS.max_wait_action} | {
     int(value): key for key, value in _MAX_WAIT_ACTIONS.items()
 }
 _RETRY_PLACE_OF = {int(value): key for key, value in _RETRY_PLACES.items()}
+_CONSUMPTION_RECORDS_OF = {int(value): key for key, value in _CONSUMPTION_RECORDS.items()}
 
 
 def topic_to_proto(topic: Topic) -> topic_pb2.Topic:
@@ -73,7 +86,7 @@ def settings_to_proto(settings: TopicSettings) -> topic_pb2.TopicSettings:
         queue_bytes_max=settings.queue_bytes_max,
         fairness_weights=dict(settings.fairness_weights),
         default_ttl_ms=settings.default_ttl_ms,
-        consumption_records_disabled=settings.consumption_records_disabled,
+        consumption_records=_CONSUMPTION_RECORDS[settings.consumption_records],
         retry_delay_ms=settings.retry_delay_ms,
         retry_delay_ms_max=settings.retry_delay_ms_max,
         retry_multiplier=settings.retry_multiplier,
@@ -91,6 +104,8 @@ def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
         raise InvalidArgument("unknown action", field="max_wait_action")
     if proto.retry_place not in _RETRY_PLACE_OF:
         raise InvalidArgument("unknown place", field="retry_place")
+    if proto.consumption_records not in _CONSUMPTION_RECORDS_OF:
+        raise InvalidArgument("unknown choice", field="consumption_records")
     return TopicSettings(
         subscription=_SUBSCRIPTION_OF[proto.subscription],
         partitions=proto.partitions or _DEFAULTS.partitions,
@@ -107,7 +122,7 @@ def settings_from_proto(proto: topic_pb2.TopicSettings) -> TopicSettings:
         queue_bytes_max=proto.queue_bytes_max,
         fairness_weights=dict(proto.fairness_weights),
         default_ttl_ms=proto.default_ttl_ms,
-        consumption_records_disabled=proto.consumption_records_disabled,
+        consumption_records=_CONSUMPTION_RECORDS_OF[proto.consumption_records],
         retry_delay_ms=proto.retry_delay_ms,
         retry_delay_ms_max=proto.retry_delay_ms_max,
         retry_multiplier=proto.retry_multiplier or _DEFAULTS.retry_multiplier,

@@ -34,7 +34,7 @@ ALL_SETTINGS: dict[str, Any] = {
     "queue_bytes_max": 10_000_000,
     "fairness_weights": {"gold": 10, "silver": 5},
     "default_ttl_ms": 86_400_000,
-    "consumption_records_disabled": True,
+    "consumption_records": topic_pb2.CONSUMPTION_RECORDS_ON,
     "retry_delay_ms": 250,
     "retry_delay_ms_max": 60_000,
     "retry_multiplier": 1.5,

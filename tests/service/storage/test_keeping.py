@@ -18,6 +18,7 @@ from tests.support.storage_client import (
     settle,
 )
 from tidemark import errors
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_OFF
 from tidemark.api.storage.v1.exchange_pb2 import (
     SETTLE_ACTION_ACK,
     SETTLE_ACTION_DEAD_LETTER,
@@ -95,7 +96,7 @@ async def test_each_settled_range_leaves_one_consumption_record(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """R13: off by topic setting; a nack or a release is no consumption."""
-    await storage.create_topic("unrecorded", consumption_records_disabled=True)
+    await storage.create_topic("unrecorded", consumption_records=CONSUMPTION_RECORDS_OFF)
     await exchange.ask_all(append("jobs", *[b"x"] * 1000), append("unrecorded", b"x"))
     got, unrecorded = await reserved(exchange, "jobs"), await reserved(exchange, "unrecorded")
 

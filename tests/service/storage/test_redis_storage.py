@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.storage_client import RunningStorage, append, reserved, settle
+from tests.support.storage_client import (
+    CLUSTER_ID,
+    RunningStorage,
+    append,
+    reserved,
+    settle,
+)
 from tests.support.storage_fixtures import StartStorage
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest
 from tidemark.errors import DiskFull, PartitionFaulty, StoreNotFit, Unavailable
 from tidemark.settings import StorageSettings
@@ -111,6 +118,23 @@ async def test_publishes_are_refused_past_the_memory_watermark_and_settlements_a
         with pytest.raises(DiskFull):
             await exchange.ask(append("jobs/a", b"two"))
         await exchange.ask(settle((await reserved(exchange, "jobs/a")).receipt))
+
+
+async def test_consumption_is_recorded_only_where_a_topic_asks_for_it(
+    start: Start, durable_valkey: str
+) -> None:
+    """R13, S9: a record of each settlement would fill the memory of the server."""
+    storage = await start(partitions=1)
+    await storage.create_topic("jobs")
+    await storage.create_topic("recorded", consumption_records=CONSUMPTION_RECORDS_ON)
+    consumed = "{tidemark/" + CLUSTER_ID + "/0}:consumed<"
+    with redis.Redis.from_url(durable_valkey) as server:
+        async with storage.exchange() as exchange:
+            for topic, records in (("jobs", 0), ("recorded", 1)):
+                await exchange.ask(append(topic, b"one"))
+                await exchange.ask(settle((await reserved(exchange, topic)).receipt))
+
+                assert server.zcard(consumed) == records
 
 
 @pytest.mark.parametrize(

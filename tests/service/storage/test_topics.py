@@ -18,6 +18,7 @@ from tests.support.storage_client import (
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import (
+    CONSUMPTION_RECORDS_OFF,
     MAX_WAIT_ACTION_DEAD_LETTER,
     MAX_WAIT_ACTION_DELETE,
     RETRY_PLACE_BEHIND,
@@ -59,7 +60,7 @@ EVERY_SETTING = TopicSettings(
     queue_bytes_max=2,
     fairness_weights={f"key-{n}": limits.FAIRNESS_WEIGHT_MAX for n in range(100)},
     default_ttl_ms=limits.TTL_MS_MAX,
-    consumption_records_disabled=True,
+    consumption_records=CONSUMPTION_RECORDS_OFF,
     retry_delay_ms=1,
     retry_delay_ms_max=limits.NACK_DELAY_MS_MAX,
     retry_multiplier=limits.RETRY_MULTIPLIER_MAX,

@@ -18,6 +18,7 @@ from tidemark.rpc.topic_codec import (
 )
 from tidemark.topics import (
     SETTING_NAMES,
+    ConsumptionRecords,
     MaxWaitAction,
     RetryPlace,
     Subscription,
@@ -58,7 +59,7 @@ SETTINGS = st.builds(
     queue_bytes_max=st.integers(0, 2**31),
     fairness_weights=st.dictionaries(st.text("ab", max_size=2), st.integers(1, 100)),
     default_ttl_ms=st.integers(0, 2**31),
-    consumption_records_disabled=st.booleans(),
+    consumption_records=st.sampled_from(ConsumptionRecords),
     retry_delay_ms=st.integers(0, 2**31),
     retry_delay_ms_max=st.integers(0, 2**31),
     retry_multiplier=st.floats(1, 100),

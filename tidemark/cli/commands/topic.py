@@ -143,13 +143,14 @@ def _named_dead_letter_topic(
 
 def _typed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with the types of `tidemark.topics`."""
-    from tidemark.topics import MaxWaitAction, RetryPlace, Subscription
+    from tidemark.topics import ConsumptionRecords, MaxWaitAction, RetryPlace, Subscription
 
     typed = dict(settings)
     kinds: dict[str, Callable[[str], Any]] = {
         "subscription": Subscription,
         "max_wait_action": MaxWaitAction,
         "retry_place": RetryPlace,
+        "consumption_records": ConsumptionRecords,
     }
     for name in kinds.keys() & typed.keys():
         typed[name] = kinds[name](typed[name])

@@ -187,11 +187,12 @@ SETTINGS: Final = (
         _off_or(units.duration),
     ),
     Setting(
-        "consumption_records_disabled",
-        "--no-consumption-records/--consumption-records",
-        "Do not record each settlement.",
-        bool,
-        show=_YES_NO.__getitem__,
+        "consumption_records",
+        "--consumption-records",
+        "Whether each settlement is recorded: on, off or default, which depends on the engine.",
+        str,
+        _choice("on", "off", "default"),
+        "CHOICE",
     ),
     Setting(
         "retry_delay_ms",

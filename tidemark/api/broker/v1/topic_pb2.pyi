@@ -101,6 +101,34 @@ RETRY_PLACE_BEHIND: RetryPlace.ValueType  # 2
 """Behind what is ready when it comes back, or when its delay ends."""
 Global___RetryPlace: _TypeAlias = RetryPlace  # noqa: Y015
 
+class _ConsumptionRecords:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConsumptionRecordsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConsumptionRecords.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONSUMPTION_RECORDS_UNSPECIFIED: _ConsumptionRecords.ValueType  # 0
+    """As the storage engine has it: on where rows are on a disk, off where they cost memory of a
+    server.
+    """
+    CONSUMPTION_RECORDS_OFF: _ConsumptionRecords.ValueType  # 1
+    """No records are written."""
+    CONSUMPTION_RECORDS_ON: _ConsumptionRecords.ValueType  # 2
+    """A record per settled range."""
+
+class ConsumptionRecords(_ConsumptionRecords, metaclass=_ConsumptionRecordsEnumTypeWrapper):
+    """Whether each settled range leaves a row of `messages_consumed`."""
+
+CONSUMPTION_RECORDS_UNSPECIFIED: ConsumptionRecords.ValueType  # 0
+"""As the storage engine has it: on where rows are on a disk, off where they cost memory of a
+server.
+"""
+CONSUMPTION_RECORDS_OFF: ConsumptionRecords.ValueType  # 1
+"""No records are written."""
+CONSUMPTION_RECORDS_ON: ConsumptionRecords.ValueType  # 2
+"""A record per settled range."""
+Global___ConsumptionRecords: _TypeAlias = ConsumptionRecords  # noqa: Y015
+
 class _QueueActivity:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -308,7 +336,7 @@ class TopicSettings(_message.Message):
     QUEUE_BYTES_MAX_FIELD_NUMBER: _builtins.int
     FAIRNESS_WEIGHTS_FIELD_NUMBER: _builtins.int
     DEFAULT_TTL_MS_FIELD_NUMBER: _builtins.int
-    CONSUMPTION_RECORDS_DISABLED_FIELD_NUMBER: _builtins.int
+    CONSUMPTION_RECORDS_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_MS_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_MS_MAX_FIELD_NUMBER: _builtins.int
     RETRY_MULTIPLIER_FIELD_NUMBER: _builtins.int
@@ -351,8 +379,10 @@ class TopicSettings(_message.Message):
     """Maximum bytes of one queue. Default 0: no limit."""
     default_ttl_ms: _builtins.int
     """Default time to live of runs, in milliseconds. Default 0: no limit."""
-    consumption_records_disabled: _builtins.bool
-    """True writes no consumption records. Default false."""
+    consumption_records: Global___ConsumptionRecords.ValueType
+    """Whether each settled range leaves a consumption record. Default: on with the engine rocksdb, off
+    with the engine redis.
+    """
     retry_delay_ms: _builtins.int
     """Delay of a message after its first failed delivery, in milliseconds: a reservation that expired,
     or a nack without a delay of its own. 0 to 43 200 000. Default 0: ready at once.
@@ -395,7 +425,7 @@ class TopicSettings(_message.Message):
         queue_bytes_max: _builtins.int = ...,
         fairness_weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         default_ttl_ms: _builtins.int = ...,
-        consumption_records_disabled: _builtins.bool = ...,
+        consumption_records: Global___ConsumptionRecords.ValueType = ...,
         retry_delay_ms: _builtins.int = ...,
         retry_delay_ms_max: _builtins.int = ...,
         retry_multiplier: _builtins.float = ...,
@@ -405,7 +435,7 @@ class TopicSettings(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records_disabled", b"consumption_records_disabled", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "group_expiry_seconds", b"group_expiry_seconds", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "retry_delay_ms", b"retry_delay_ms", "retry_delay_ms_max", b"retry_delay_ms_max", "retry_jitter", b"retry_jitter", "retry_multiplier", b"retry_multiplier", "retry_place", b"retry_place", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed_retention_seconds", b"completed_retention_seconds", "consumption_records", b"consumption_records", "dead_letter_topic", b"dead_letter_topic", "default_ttl_ms", b"default_ttl_ms", "fairness_weights", b"fairness_weights", "group_expiry_seconds", b"group_expiry_seconds", "idle_after_ms", b"idle_after_ms", "max_attempts", b"max_attempts", "max_wait_action", b"max_wait_action", "max_wait_time_seconds", b"max_wait_time_seconds", "partitions", b"partitions", "queue_bytes_max", b"queue_bytes_max", "queue_messages_max", b"queue_messages_max", "retention_enabled", b"retention_enabled", "retention_seconds", b"retention_seconds", "retry_delay_ms", b"retry_delay_ms", "retry_delay_ms_max", b"retry_delay_ms_max", "retry_jitter", b"retry_jitter", "retry_multiplier", b"retry_multiplier", "retry_place", b"retry_place", "subscription", b"subscription", "visibility_timeout_ms", b"visibility_timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
