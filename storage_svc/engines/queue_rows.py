@@ -95,6 +95,12 @@ def read_queue(lmq_name: str, value: bytes) -> QueueRecord:
     return record
 
 
+def is_whole(value: bytes) -> bool:
+    """Whether the queue can be loaded by its row alone."""
+    *_, keyed, returned, reserved, _, _, _, _, groups_apart, _, held = _QUEUE.unpack_from(value)
+    return not (keyed or returned or reserved or groups_apart or held)
+
+
 class Inline(NamedTuple):
     """The parts of a queue's row that other queues have in tables of their own."""
 

@@ -45,7 +45,7 @@ async def read_ahead(commit: CommitContext, operations: Iterable[Operation[objec
         if isinstance(each, Reserve):
             reserved[each.lmq_name, each.group] = None
     names.update(dict.fromkeys(await commit.read_names(list(queue_ids))))
-    await _together(commit.read_queue(name) for name in names if not commit.handles.peek(name))
+    await _together([commit.read_queues(list(names))])
     await _together(_read_lanes(commit, *place) for place in reserved)
 
 

@@ -6,6 +6,7 @@ engine yet, and rows that it has deleted still can. It decides nothing itself; e
 module of its own in `operations/`.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -27,6 +28,7 @@ from storage_svc.queue.queue import QueueState
 from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation
 from storage_svc.queue.run import Run
+from storage_svc.turns import in_turns
 from tidemark.errors import DataCorrupt, QueueNotFound, RecordUnreadable, TidemarkError
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.names import topic_of
@@ -176,10 +178,26 @@ class CommitContext:
         self._names.update(found)
         return list(found.values())
 
-    async def read_queue(self, lmq_name: str) -> None:
-        """Load a queue, or remember that there is none; nothing was applied yet."""
-        if await self.handles.load(lmq_name, self.now_ms) is None:
-            self._absent.add(lmq_name)
+    async def read_queues(self, lmq_names: Sequence[str]) -> None:
+        """Load queues with one read, or remember that there are none; nothing was applied yet.
+
+        Queues of which more has to be read follow together."""
+        wanted = [each for each in lmq_names if self.handles.peek(each) is None]
+        keys = [queue_rows.catalog_key(each) for each in wanted]
+        values = await self.engine.load(Table.CATALOG, keys) if keys else []
+        others: dict[str, bytes] = {}
+        async for part in in_turns(list(zip(wanted, values, strict=True))):
+            for lmq_name, value in part:
+                if value is None:
+                    self._absent.add(lmq_name)
+                elif queue_rows.is_whole(value):
+                    await self.handles.load(lmq_name, self.now_ms, value)
+                else:
+                    others[lmq_name] = value
+        await asyncio.gather(
+            *(self.handles.load(name, self.now_ms, value) for name, value in others.items()),
+            return_exceptions=True,
+        )
 
     async def find_queue(self, lmq_name: str, *, briefly: bool = False) -> Handle | None:
         """The handle of a queue, loaded if need be; None if there is no such queue.

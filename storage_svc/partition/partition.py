@@ -39,7 +39,13 @@ from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, HandedOut
 from storage_svc.partition.health import FaultReason, Health
 from storage_svc.partition.state import PartitionState, open_state
-from storage_svc.partition.writer import Frame, Writer, check_broker_epoch
+from storage_svc.partition.writer import (
+    EMBEDDED,
+    SHARED,
+    Frame,
+    Writer,
+    check_broker_epoch,
+)
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -413,6 +419,7 @@ class Partition:
             await state.engine.close()  # or it could never be opened again
             raise
         self._state, self._deadlines = state, state.deadlines
+        self._writer.bounds = SHARED if state.engine.storage_epoch else EMBEDDED
         state.hold = self._hold
         self._watch = asyncio.create_task(self._watch_engine(state.engine))
         self.health.openings += 1

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from storage_svc.lifecycle.lifecycle_watch import LifecycleWatch
 from storage_svc.loading.deadline_pages import read_deadlines
@@ -31,11 +31,19 @@ from tidemark.errors import DataCorrupt, Fenced, TidemarkError
 from tidemark.telemetry import current_traceparent, histogram, is_sampled, seconds
 from tidemark.telemetry.metrics import BYTES, COUNTS
 
-COMMIT_BYTES_MAX = 8 * 1024 * 1024
-"""Bodies that one commit takes: the rest waits for the next, so that no commit takes long."""
 
-COMMIT_OPERATIONS_MAX = 1000
-"""Operations that one commit takes; a frame with more is cut into parts."""
+class CommitBounds(NamedTuple):
+    """What one commit takes: the rest waits for the next, so that no commit takes long."""
+
+    body_bytes: int
+    operations: int
+    """A frame with more is cut into parts."""
+
+
+EMBEDDED = CommitBounds(body_bytes=8 * 1024 * 1024, operations=1000)
+SHARED = CommitBounds(body_bytes=1024 * 1024, operations=250)
+"""On a server that others use: it does nothing else while it writes the rows of a commit, some two
+to four of them per operation."""
 
 R = TypeVar("R")
 
@@ -89,6 +97,8 @@ class Writer:
         lifecycle: LifecycleWatch,
     ) -> None:
         self.commits = 0
+        self.bounds = EMBEDDED
+        """Set when the partition opens its engine."""
         self._partition = partition
         self._clock = clock
         self._exchanges = exchanges
@@ -106,11 +116,11 @@ class Writer:
         if not callers and (caller := current_traceparent()):
             callers = [caller] * len(operations)
         body_bytes, steps = _size(operations)
-        if steps <= COMMIT_OPERATIONS_MAX:
+        if steps <= self.bounds.operations:
             self._add(Frame(operations, callers, broker_epoch, results, body_bytes, steps))
             return results
         parts = []
-        operations_max = max(1, len(operations) * COMMIT_OPERATIONS_MAX // steps)
+        operations_max = max(1, len(operations) * self.bounds.operations // steps)
         for start in range(0, len(operations), operations_max):
             end = start + operations_max
             some = operations[start:end]
@@ -144,9 +154,9 @@ class Writer:
             await self._arrived.wait()
         taken = body_bytes = steps = 0
         for frame in self._frames:
-            if taken and body_bytes + frame.body_bytes > COMMIT_BYTES_MAX:
+            if taken and body_bytes + frame.body_bytes > self.bounds.body_bytes:
                 break
-            if taken and steps + frame.steps > COMMIT_OPERATIONS_MAX:
+            if taken and steps + frame.steps > self.bounds.operations:
                 break
             taken += 1
             body_bytes += frame.body_bytes

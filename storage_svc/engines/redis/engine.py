@@ -5,6 +5,10 @@
 that this node has seen last, or not at all; an answer that is lost is asked for again; and a commit
 returns once the server is as durable as the settings say.
 
+*Large commits.* The server does nothing else while it runs a script. A commit that would hold it
+for long is staged piece by piece, sealed, which is when it counts, and applied piece by piece. A
+node that opens the partition in between applies the rest before it reads anything.
+
 *One writer.* Opening raises the storage epoch. Everything that a node commits or verifies names its
 epoch, so that a node which another has deposed writes nothing and confirms nothing.
 
@@ -46,17 +50,21 @@ from storage_svc.engines.paged_reader import PagedReader
 from storage_svc.engines.redis.address import MasterFinder, ServerUrl
 from storage_svc.engines.redis.checks import Durability, check_server, check_types, free_memory
 from storage_svc.engines.redis.layout import (
+    LAYOUT_VERSION,
     Argument,
+    Piece,
     base_key,
     declared_keys,
     mark_key,
-    write_steps,
+    staged_key,
+    write_pieces,
 )
 from storage_svc.engines.redis.reads import BYTES_PER_PAGE_MAX, Reads
-from storage_svc.engines.redis.scripts import COMMIT, OPEN, VERIFY
-from storage_svc.engines.redis.server import AnswerLost, Command, Server
+from storage_svc.engines.redis.scripts import COMMIT, OPEN, SEAL, STAGE, VERIFY, Script
+from storage_svc.engines.redis.server import AnswerLost, Command, Server, is_moved_away
+from storage_svc.engines.redis.staging import apply_staged
 from tidemark.clock import SystemClock
-from tidemark.errors import CommitOutcomeUnknown, DataCorrupt
+from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, FormatNotSupported
 
 COMMIT_WITHIN_MS: Final = 15_000
 """After which the outcome of a commit is unknown: a cluster promotes a replica within that."""
@@ -85,6 +93,7 @@ class RedisEngines:
             await check_server(server, self.durability)
             await check_types(server, identity, where)
             mark = await self._take_over(server, identity, where)
+            await apply_staged(server, identity, mark, COMMIT_WITHIN_MS)
         except AnswerLost as error:
             await server.close()
             raise ConnectionError(f"{where} cannot be reached: {error}") from error
@@ -131,17 +140,23 @@ class RedisEngines:
         opening = self._openings.setdefault(identity.partition, u64(random.getrandbits(64)))
         answer, *waited = await server.run(
             OPEN,
-            (mark_key(identity), meta),
+            (mark_key(identity), meta, staged_key(identity)),
             meta,
             identity_value(identity),
             self._epochs.get(identity.partition, 0),
             opening,
+            LAYOUT_VERSION,
             then=[_WAIT_AOF] if self.durability is Durability.REPLICATED else [],
             within_ms=COMMIT_WITHIN_MS,
         )
         outcome, *rest = answer
         if outcome == b"FENCED":
             raise EngineFenced(f"{where} is open elsewhere")
+        if outcome == b"LAYOUT":
+            raise FormatNotSupported(
+                f"{where} has layout {int(rest[0])} of the redis engine, "
+                f"this version reads {LAYOUT_VERSION}"
+            )
         if outcome == b"FOREIGN":
             check_identity(where, rest[0], identity)
         if outcome != b"OPEN":
@@ -193,9 +208,9 @@ class RedisEngine:
         rows: list[Row] = []
         while len(rows) < limit:
             left = limit - len(rows)
-            page = await self.page(table, start, end, left, BYTES_PER_PAGE_MAX)
+            page, is_last = await self._page(table, start, end, left, BYTES_PER_PAGE_MAX)
             rows += page
-            if not page:
+            if is_last:
                 break
             start = successor(page[-1][0])
         return rows
@@ -203,9 +218,15 @@ class RedisEngine:
     async def page(
         self, table: Table, start: bytes, end: bytes | None, rows_max: int, bytes_max: int
     ) -> list[Row]:
+        page, _ = await self._page(table, start, end, rows_max, bytes_max)
+        return page
+
+    async def _page(
+        self, table: Table, start: bytes, end: bytes | None, rows_max: int, bytes_max: int
+    ) -> tuple[list[Row], bool]:
         self._check_open()
         if end is not None and end <= start:
-            return []
+            return [], True
         return await self._reads.page(table, start, end, rows_max, bytes_max)
 
     def reader(self) -> PagedReader:
@@ -217,9 +238,7 @@ class RedisEngine:
     async def commit(self, batch: Batch) -> None:
         self._check_open()
         if batch:
-            tables = dict.fromkeys(operation[0] for operation in batch.operations)
-            keys = declared_keys(self._mark_key, self._base, tables)
-            committing = asyncio.ensure_future(self._commit_in_order(keys, write_steps(batch)))
+            committing = asyncio.ensure_future(self._commit_in_order(write_pieces(batch)))
             self._commits.add(committing)
             committing.add_done_callback(self._commits.discard)
             await asyncio.shield(committing)  # a caller that is cancelled leaves it to its fate
@@ -287,7 +306,7 @@ class RedisEngine:
             return EngineFenced(f"{self._name} is open elsewhere")
         return EngineDataLost(f"{self._name} has lost its last commits")
 
-    async def _commit_in_order(self, keys: list[bytes], steps: list[Argument]) -> None:
+    async def _commit_in_order(self, pieces: list[Piece]) -> None:
         async with self._order:
             if self._failed.is_set():
                 raise self._later_fault(CommitOutcomeUnknown(f"{self._name} must be opened again"))
@@ -296,23 +315,50 @@ class RedisEngine:
             commit_id = self._mark.opening + u64(sequence)
             self._sent = self._mark._replace(sequence=sequence, commit_id=commit_id)
             try:
-                await self._send(self._sent, keys, steps)
+                if len(pieces) == 1 and not pieces[0].is_range:
+                    keys = declared_keys(self._mark_key, self._base, pieces[0].tables)
+                    await self._send(self._sent, COMMIT, keys, *pieces[0].steps)
+                else:
+                    await self._send_staged(self._sent, [each.packed() for each in pieces])
             except BaseException as error:
                 self._fail(error)
                 raise
             self._mark, self._sent = self._sent, None
 
-    async def _send(self, commit: Mark, keys: list[bytes], steps: list[Argument]) -> None:
+    async def _send_staged(self, commit: Mark, pieces: list[bytes]) -> None:
+        keys = [self._mark_key, staged_key(self._identity)]
+        while await self._stage(commit, keys, pieces) or await self._send(
+            commit, SEAL, keys, len(pieces)
+        ):
+            pass  # a failover has lost pieces: all of them are staged again
+        try:  # it is committed: a node that opens the partition now applies it
+            await apply_staged(self._writes, self._identity, commit, COMMIT_WITHIN_MS)
+        except (AnswerLost, EngineFailed) as error:
+            raise CommitOutcomeUnknown(f"{self._name} did not apply a commit: {error}") from error
+
+    async def _stage(self, commit: Mark, keys: list[bytes], pieces: list[bytes]) -> bool:
+        """Returns whether pieces were lost."""
+        for number, piece in enumerate(pieces):
+            if await self._send(commit, STAGE, keys, number, piece):
+                return True
+        return False
+
+    async def _send(
+        self, commit: Mark, script: Script, keys: list[bytes], *arguments: Argument
+    ) -> bool:
+        """Run a script of a commit, again while answers are lost; returns whether it found that
+        pieces of the commit are lost."""
         deadline_ms = _CLOCK.monotonic_ms() + COMMIT_WITHIN_MS
-        asked = (*self._mark, commit.sequence, commit.commit_id, self._base, *steps)
-        replicated = self._durability is Durability.REPLICATED
+        asked = (*self._mark, commit.sequence, commit.commit_id, self._base, *arguments)
+        commits = script is not STAGE
+        replicated = commits and self._durability is Durability.REPLICATED
         then: list[Command] = [_WAIT_AOF] if replicated else []
         why = ""
         while _CLOCK.monotonic_ms() < deadline_ms:
             is_first = not why
             try:
                 answer, *waited = await self._writes.run(
-                    COMMIT, keys, *asked, then=then, within_ms=COMMIT_WITHIN_MS
+                    script, keys, *asked, then=then, within_ms=COMMIT_WITHIN_MS
                 )
             except AnswerLost as error:
                 why = str(error)
@@ -320,16 +366,19 @@ class RedisEngine:
                 continue
             except RedisError as error:
                 why = str(error)
-                if _is_moved_away(error):  # all of it can be done again
+                if is_moved_away(error):  # all of it can be done again
                     await _CLOCK.sleep_ms(_RETRY_MS)
                     continue
                 if _is_from_script(error):  # which keeps what it wrote before
                     break
                 raise EngineFailed(f"{self._name} cannot be written: {error}") from error
+            if isinstance(answer, int):
+                return True
             fate = Fate.DONE if answer is None else fate_of(self._mark, commit, _read_mark(answer))
             if fate is Fate.DONE and (not waited or _is_replicated(waited[0])):
-                return
-            if fate is Fate.FENCED or (fate is Fate.UNKNOWN and is_first):
+                return False
+            never_sent = is_first or not commits
+            if fate is Fate.FENCED or (fate is Fate.UNKNOWN and never_sent):
                 raise EngineFenced(f"{self._name} is open elsewhere")
             if fate is Fate.LOST:
                 raise EngineDataLost(f"{self._name} has lost its last commits")
@@ -356,11 +405,6 @@ class RedisEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed(f"{self._name} is closed")
-
-
-def _is_moved_away(error: RedisError) -> bool:
-    """Whether a slot that moves key by key has lost a key while the script ran."""
-    return isinstance(error, ResponseError) and "non local key" in str(error)
 
 
 def _is_from_script(error: RedisError) -> bool:

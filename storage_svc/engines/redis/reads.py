@@ -1,14 +1,14 @@
 """Reads that share trips: what is asked for in one turn of the event loop travels together.
 
-Requests gather while a trip is under way. A trip is cut into scripts of bounded work, so that no
-script holds the server for long.
+Requests gather while a trip is under way. They are cut into scripts of bounded work, and one script
+is a trip: a server executes what one connection has sent before it turns to the next.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from storage_svc.engines.engine import EngineFailed, Row, Table
 from storage_svc.engines.redis.layout import (
@@ -16,11 +16,12 @@ from storage_svc.engines.redis.layout import (
     Argument,
     Kind,
     declared_keys,
+    read_answers,
     read_rows,
     read_values,
 )
 from storage_svc.engines.redis.scripts import READ
-from storage_svc.engines.redis.server import AnswerLost, Command, Server, is_not_executed
+from storage_svc.engines.redis.server import AnswerLost, Server
 from tidemark.clock import SystemClock
 from tidemark.errors import DataCorrupt
 
@@ -59,19 +60,22 @@ class Reads:
         for first in range(0, len(keys), ROWS_PER_SCRIPT_MAX):
             some = keys[first : first + ROWS_PER_SCRIPT_MAX]
             arguments = (b"load", KINDS[table].value, table, len(some), *some)
-            values += read_values(await self._ask(table, arguments, len(some)))
+            values += read_values(table, await self._ask(table, arguments, len(some)))
         return values
 
     async def page(
         self, table: Table, start: bytes, end: bytes | None, rows_max: int, bytes_max: int
-    ) -> list[Row]:
+    ) -> tuple[list[Row], bool]:
+        """The first rows of a range, and whether there are no others."""
         assert KINDS[table] is not Kind.POINT, f"{table} has no order"
         rows_max = min(rows_max, ROWS_PER_SCRIPT_MAX)
         if rows_max <= 0 or end == b"":
-            return []
-        bounds = (start, end or b"", rows_max, min(bytes_max, BYTES_PER_PAGE_MAX))
-        arguments = (b"scan", KINDS[table].value, table, *bounds)
-        return read_rows(await self._ask(table, arguments, rows_max))
+            return [], True
+        bytes_max = min(bytes_max, BYTES_PER_PAGE_MAX)
+        arguments = (b"scan", KINDS[table].value, table, start, end or b"", rows_max, bytes_max)
+        answer = await self._ask(table, arguments, rows_max)
+        rows = read_rows(table, answer)
+        return rows, len(rows) < rows_max and len(answer) < bytes_max
 
     async def close(self) -> None:
         if self._travelling is not None:
@@ -91,7 +95,8 @@ class Reads:
             while self._gathered:
                 requests, self._gathered = self._gathered, []
                 try:
-                    await self._answer(requests)
+                    for some in _cut(requests):
+                        await self._answer(some)
                 except Exception as error:
                     for each in requests:
                         if not each.answer.done():
@@ -103,34 +108,28 @@ class Reads:
             self._gathered = []
 
     async def _answer(self, requests: list[_Request]) -> None:
-        scripts = _cut(requests)
-        answers = await self._trip(scripts)
-        for some, found in zip(scripts, answers, strict=True):
-            if isinstance(found, ResponseError):
-                raise _translated(found)
-            for each, answer in zip(some, found, strict=True):
-                if not each.answer.done():  # its caller may have been cancelled
-                    each.answer.set_result(answer)
+        found = await self._trip(requests)
+        for each, answer in zip(requests, read_answers(found), strict=True):
+            if not each.answer.done():  # its caller may have been cancelled
+                each.answer.set_result(answer)
 
-    async def _trip(self, scripts: list[list[_Request]]) -> list[Any]:
+    async def _trip(self, requests: list[_Request]) -> bytes:
         """Reads change nothing: a lost answer is asked for again."""
         began_ms = _CLOCK.monotonic_ms()
-        name = (b"EVALSHA", READ.digest)
+        tables = dict.fromkeys(each.table for each in requests)
+        keys = declared_keys(self._mark_key, self._base, tables)
+        asked = [argument for each in requests for argument in each.arguments]
         while True:
             within_ms = _WITHIN_MS
             try:
-                answers = await self._server.ask(
-                    *(self._command(name, each) for each in scripts), within_ms=_WITHIN_MS
+                (answer,) = await self._server.run(
+                    READ, keys, self._base, self._reached(), *asked, within_ms=_WITHIN_MS
                 )
-                if not any(map(is_not_executed, answers)):
-                    return answers
-                why = "the slot is moving"
-            except NoScriptError:
-                name = (b"EVAL", READ.text)
-                continue
+                found: bytes = answer
+                return found
             except ResponseError as error:
                 if not str(error).startswith("BEHIND"):
-                    raise _translated(error) from error
+                    raise translated(error) from error
                 why, within_ms = str(error), _BEHIND_WITHIN_MS
                 await self._server.reconnect()
             except AnswerLost as error:
@@ -139,14 +138,8 @@ class Reads:
                 raise EngineFailed(f"the server does not answer: {why}")
             await _CLOCK.sleep_ms(_RETRY_MS)
 
-    def _command(self, name: tuple[bytes, bytes], requests: list[_Request]) -> Command:
-        tables = dict.fromkeys(each.table for each in requests)
-        keys = declared_keys(self._mark_key, self._base, tables)
-        asked = [argument for each in requests for argument in each.arguments]
-        return (*name, len(keys), *keys, self._base, self._reached(), *asked)
 
-
-def _translated(error: ResponseError) -> Exception:
+def translated(error: ResponseError) -> Exception:
     """CORRUPT is the script's own; anything else is a fault of the server."""
     text = str(error)
     return DataCorrupt(text) if text.startswith("CORRUPT") else EngineFailed(text)

@@ -1,8 +1,11 @@
 """The scripts that run on the server: take a partition over, commit, and read.
 
-Every script is bounded by its caller, because nothing else runs on the server meanwhile. Writing
-scripts allow for a full memory: a script that failed half way would keep what it wrote. Publishes
-are refused before, by the watermark.
+Every script is bounded by its caller, because nothing else runs on the server meanwhile. A commit
+that is too large for one script is staged first, piece by piece; one script seals it, which is the
+moment at which it is committed; then its pieces are applied one by one.
+
+Writing scripts allow for a full memory: a script that failed half way would keep what it wrote.
+Publishes are refused before, by the watermark.
 
 A script that finds its work done writes a field again, with the value that it has: WAIT and WAITAOF
 wait for the last write of their own connection, and return at once on one that wrote nothing.
@@ -40,13 +43,89 @@ local function after(prefix)
 end
 """
 
+# KEYS[1] is the mark; ARGV[1] to ARGV[4] the mark that a commit follows, ARGV[5] and ARGV[6] its
+# sequence and id, ARGV[7] what the names of tables begin with. Returns the mark that is stored if
+# it is another one.
+_FOLLOWS: Final = """
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id')
+local before = {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
+for i = 1, 4 do
+  if before[i] ~= ARGV[i] then
+    if before[3] == ARGV[5] and before[4] == ARGV[6] then
+      redis.call('HSET', KEYS[1], 'sequence', ARGV[5])
+    end
+    return before
+  end
+end
+"""
+
+# Applies steps, each of them: what, kind, table, number of arguments, arguments. Returns whether a
+# range has more rows than one script deletes.
+_APPLY: Final = (
+    _AFTER
+    + """
+local CHUNK = 1000
+local function apply(base, steps, at)
+  local count = #steps
+  while at <= count do
+    local what, kind, key = steps[at], steps[at + 1], base .. steps[at + 2]
+    local first = at + 4
+    local last = first + tonumber(steps[at + 3]) - 1
+    if what == 'hset' or what == 'hdel' then
+      local command = what == 'hset' and 'HSET' or 'HDEL'
+      for from = first, last, CHUNK do
+        redis.call(command, key, unpack(steps, from, math.min(last, from + CHUNK - 1)))
+      end
+    elseif what == 'zrem' then
+      for from = first, last, CHUNK do
+        redis.call('ZREM', key .. '<', unpack(steps, from, math.min(last, from + CHUNK - 1)))
+      end
+    elseif what == 'zadd' then
+      local scored = {}
+      for i = first, last do
+        scored[#scored + 1] = 0
+        scored[#scored + 1] = steps[i]
+        if #scored == CHUNK or i == last then
+          redis.call('ZADD', key .. '<', unpack(scored))
+          scored = {}
+        end
+      end
+    elseif what == 'unpack' then
+      for i = first, last do
+        redis.call('ZREMRANGEBYLEX', key .. '<', '[' .. steps[i], after(steps[i]))
+      end
+    else
+      local start, stop = '[' .. steps[first], '(' .. steps[last]
+      local gone = redis.call('ZRANGEBYLEX', key .. '<', start, stop, 'LIMIT', 0, CHUNK)
+      if #gone > 0 then
+        if kind == 'o' then
+          redis.call('HDEL', key, unpack(gone))
+        end
+        redis.call('ZREM', key .. '<', unpack(gone))
+      end
+      if #gone == CHUNK then
+        return true
+      end
+    end
+    at = last + 1
+  end
+  return false
+end
+"""
+)
+
 # KEYS[1] is the mark, ARGV[1] the table META, ARGV[2] the identity, ARGV[3] the epoch under which
-# this node had the partition open (0: it had not), ARGV[4] the id of the opening. An opening whose
-# answer was lost is repeated under its id, and is the same one then.
+# this node had the partition open (0: it had not), ARGV[4] the id of the opening, ARGV[5] the
+# version of the layout; KEYS[3] has the pieces of a commit. An opening whose answer was lost is
+# repeated under its id, and is the same one then.
 OPEN: Final = _script(
     "allow-oom",
     """
-local mark = redis.call('HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id', 'opening')
+local mark = redis.call(
+  'HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id', 'opening', 'layout', 'staged')
+if mark[1] and (mark[5] or '1') ~= ARGV[5] then
+  return {'LAYOUT', mark[5] or '1'}
+end
 if mark[4] == ARGV[4] then
   redis.call('HSET', KEYS[1], 'opening', ARGV[4])
   return {'OPEN', mark[1], mark[2] or '0', mark[3] or ''}
@@ -64,82 +143,93 @@ elseif identity ~= ARGV[2] then
   return {'FOREIGN', identity}
 end
 epoch = math.max(epoch, tonumber(ARGV[3])) + 1
-redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', epoch), 'opening', ARGV[4])
+redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', epoch), 'opening', ARGV[4],
+  'layout', ARGV[5])
 if not identity then
   redis.call('HSET', ARGV[1], 'identity', ARGV[2])
+end
+if not mark[6] then  -- what another opening has staged, and not sealed
+  redis.call('UNLINK', KEYS[3])
 end
 return {'OPEN', string.format('%.0f', epoch), mark[2] or '0', mark[3] or ''}
 """,
 )
 
-# KEYS[1] is the mark; ARGV[1] to ARGV[4] the mark that the commit follows, ARGV[5] and ARGV[6] its
-# sequence and id, ARGV[7] what the names of tables begin with; then steps: what, kind, table,
-# number of arguments, arguments.
+# As `_FOLLOWS`; then steps.
 COMMIT: Final = _script(
     "allow-oom",
-    """
-local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id')
-local before = {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
-for i = 1, 4 do
-  if before[i] ~= ARGV[i] then
-    if before[3] == ARGV[5] and before[4] == ARGV[6] then
-      redis.call('HSET', KEYS[1], 'sequence', ARGV[5])
-    end
-    return before
-  end
-end
-local CHUNK = 1000
-"""
-    + _AFTER
+    _FOLLOWS
+    + _APPLY
     + """
-local at = 8
-while at <= #ARGV do
-  local what, kind = ARGV[at], ARGV[at + 1]
-  local key = ARGV[7] .. ARGV[at + 2]
-  local first = at + 4
-  local last = first + tonumber(ARGV[at + 3]) - 1
-  if what == 'hset' or what == 'hdel' then
-    local command = what == 'hset' and 'HSET' or 'HDEL'
-    for from = first, last, CHUNK do
-      redis.call(command, key, unpack(ARGV, from, math.min(last, from + CHUNK - 1)))
-    end
-  elseif what == 'zrem' then
-    for from = first, last, CHUNK do
-      redis.call('ZREM', key .. '<', unpack(ARGV, from, math.min(last, from + CHUNK - 1)))
-    end
-  elseif what == 'zadd' then
-    local pairs_ = {}
-    for i = first, last do
-      pairs_[#pairs_ + 1] = 0
-      pairs_[#pairs_ + 1] = ARGV[i]
-      if #pairs_ == CHUNK or i == last then
-        redis.call('ZADD', key .. '<', unpack(pairs_))
-        pairs_ = {}
-      end
-    end
-  elseif what == 'unpack' then
-    for i = first, last do
-      redis.call('ZREMRANGEBYLEX', key .. '<', '[' .. ARGV[i], after(ARGV[i]))
-    end
-  else
-    local start, stop = '[' .. ARGV[first], '(' .. ARGV[last]
-    if kind == 'o' then
-      while true do
-        local gone = redis.call('ZRANGEBYLEX', key .. '<', start, stop, 'LIMIT', 0, CHUNK)
-        if #gone == 0 then
-          break
-        end
-        redis.call('HDEL', key, unpack(gone))
-        redis.call('ZREM', key .. '<', unpack(gone))
-      end
-    else
-      redis.call('ZREMRANGEBYLEX', key .. '<', start, stop)
-    end
-  end
-  at = last + 1
-end
+apply(ARGV[7], ARGV, 8)
 redis.call('HSET', KEYS[1], 'sequence', ARGV[5], 'commit_id', ARGV[6])
 return false
+""",
+)
+
+# As `_FOLLOWS`; ARGV[8] is the number of pieces before this one, ARGV[9] the piece, and KEYS[2] has
+# them. Returns 1 if pieces before it are gone, as after a failover.
+STAGE: Final = _script(
+    "allow-oom",
+    _FOLLOWS
+    + """
+local pieces = tonumber(ARGV[8])
+if pieces == 0 then
+  redis.call('UNLINK', KEYS[2])
+end
+local found = redis.call('LLEN', KEYS[2])
+if found < pieces then
+  return 1
+elseif found == pieces then  -- else it is there already, and its answer was lost
+  redis.call('RPUSH', KEYS[2], ARGV[9])
+end
+return false
+""",
+)
+
+# As `_FOLLOWS`; ARGV[8] is the number of pieces, and KEYS[2] has them. Returns 1 if some are gone.
+SEAL: Final = _script(
+    "allow-oom",
+    _FOLLOWS
+    + """
+if redis.call('LLEN', KEYS[2]) ~= tonumber(ARGV[8]) then
+  return 1
+end
+redis.call('HSET', KEYS[1], 'sequence', ARGV[5], 'commit_id', ARGV[6], 'staged', ARGV[8])
+return false
+""",
+)
+
+# KEYS[1] is the mark, KEYS[2] has the pieces of a sealed commit; ARGV[1] and ARGV[2] are the epoch
+# and the id of the opening, ARGV[3] what the names of tables begin with. Applies the first piece,
+# or a part of it, and returns how many are left; the mark, if the partition is open elsewhere.
+APPLY: Final = _script(
+    "allow-oom",
+    _APPLY
+    + """
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id', 'staged')
+if mark[1] ~= ARGV[1] or mark[2] ~= ARGV[2] then
+  return {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
+end
+local left = tonumber(mark[5] or '0')
+if left == 0 then
+  return 0
+end
+local piece = redis.call('LINDEX', KEYS[2], 0)
+if not piece then
+  return redis.error_reply('CORRUPT a commit was sealed, and its pieces are gone')
+end
+if apply(ARGV[3], cmsgpack.unpack(piece), 1) then
+  return left
+end
+redis.call('LPOP', KEYS[2])
+left = left - 1
+if left == 0 then
+  redis.call('HDEL', KEYS[1], 'staged')
+else
+  redis.call('HSET', KEYS[1], 'staged', left)
+end
+return left
 """,
 )
 
@@ -161,8 +251,8 @@ return before
 
 # KEYS[1] is the mark, ARGV[1] what the names of tables begin with, ARGV[2] the sequence that the
 # server must have reached, or it is a former master; then requests. A load is 'load', kind, table,
-# number of keys, keys; a scan is 'scan', kind, table, start, end ('' for none), rows, bytes. One
-# string per request comes back, see `layout.py`.
+# number of keys, keys; a scan is 'scan', kind, table, start, end ('' for none), rows, bytes. The
+# answers come back as one string, each with its length before it, see `layout.py`.
 READ: Final = _script(
     "no-writes",
     """
@@ -264,8 +354,9 @@ while at <= #ARGV do
   if type(answer) == 'table' then
     return answer
   end
+  answers[#answers + 1] = struct.pack('>I4', #answer)
   answers[#answers + 1] = answer
 end
-return answers
+return table.concat(answers)
 """,
 )

@@ -45,9 +45,17 @@ _CLOCK = SystemClock()  # waits for a real server, also where a test moves time 
 Command = Sequence[Argument]
 
 
-def is_not_executed(answer: object) -> bool:
-    """Whether an answer among others is that of a command that can be sent again."""
-    return isinstance(answer, (*_NOT_EXECUTED, AskError, NoScriptError))
+def packed_command(command: Command) -> bytes:
+    """A command as it travels. redis-py's own function takes four times as long, and a commit has
+    thousands of arguments."""
+    arguments = [each if type(each) is bytes else str(each).encode() for each in command]
+    parts = [b"$%d\r\n%b\r\n" % (len(each), each) for each in arguments]
+    return b"*%d\r\n%b" % (len(parts), b"".join(parts))
+
+
+def is_moved_away(error: RedisError) -> bool:
+    """Whether a slot that moves key by key has lost a key while the script ran."""
+    return isinstance(error, ResponseError) and "non local key" in str(error)
 
 
 class AnswerLost(Exception):
@@ -109,7 +117,7 @@ class Server:
                 if self._connection is None:
                     self._connection = await self._finder.connect()
                 connection = self._connection
-                await connection.send_packed_command(connection.pack_commands(commands))
+                await connection.send_packed_command([packed_command(each) for each in commands])
                 return [await self._answer() for _ in commands]
         except BusyLoadingError as error:  # while it connects
             await self._disconnect()

@@ -99,22 +99,6 @@ def test_a_wrong_url_is_refused_and_not_repeated(url: str) -> None:
     assert "TIDEMARK_REDIS_URL" in refused.value.detail
 
 
-async def test_a_user_needs_no_rights_beyond_the_keys_of_tidemark(servers: Servers) -> None:
-    """S9: as docs/ENGINES.md lists them."""
-    servers.redis.execute_command(
-        "ACL SETUSER tidemark on >secret ~{tidemark/* resetchannels -@all +@read +@write +eval "
-        "+evalsha +info +config|get +hello +auth +client|setinfo +client|setname +ping"
-    )
-    host = servers.url.removeprefix("redis://")
-
-    engine = await servers.open(url=f"redis://tidemark:secret@{host}")
-
-    await engine.commit(puts(Table.RUN_HEADERS, u64(1)))
-    assert await engine.load(Table.RUN_HEADERS, [u64(1)]) == [b"value of " + u64(1)]
-    assert await engine.free_bytes() > 0
-    servers.redis.execute_command("ACL DELUSER tidemark")
-
-
 # --- faults ---------------------------------------------------------------------------------------
 
 
