@@ -19,13 +19,17 @@ def offer(partitions: Collection[Partition], clock_offset_ms: Callable[[], int])
     """Offer the figures of these partitions, for as long as the process lives."""
 
     def of_partition(
-        name: str, description: str, read: Callable[[Partition], float], unit: str = ""
+        name: str,
+        description: str,
+        read: Callable[[Partition], float],
+        unit: str = "",
+        kind: Literal["gauge", "counter"] = "gauge",
     ) -> None:
         def readings() -> Iterator[Reading]:
             for partition in list(partitions):  # some may be opened or closed meanwhile
                 yield read(partition), {"partition": partition.number}
 
-        observe("gauge", name, description, readings, unit=unit)
+        observe(kind, name, description, readings, unit=unit)
 
     def of_state(
         kind: Literal["gauge", "counter"],
@@ -128,9 +132,9 @@ def offer(partitions: Collection[Partition], clock_offset_ms: Callable[[], int])
         "Messages that were acknowledged, in total",
         lambda state: state.counters.acked,
     )
-    of_state(
-        "counter",
+    of_partition(
         "tidemark.storage.commits",
-        "Commits, in total",
-        lambda state: state.counters.commit,
+        "Commits since the process started",
+        lambda partition: partition.commits,
+        kind="counter",
     )

@@ -1,7 +1,7 @@
 """The partitions of this process: opened, created, announced to lifecycle, and closed."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.lifecycle.announcer import Announcer
@@ -49,7 +49,14 @@ class StorageNode:
 
         `on_taken_over` is called with the number of a partition that another node has opened since.
         """
-        opening = [self._partition(number, on_taken_over) for number in numbers]
+        await self._open([self._partition(number, on_taken_over) for number in numbers])
+
+    async def create(self, partition: int) -> None:
+        # Where it replaces a lost one, brokers may have seen commits that it does not have.
+        replaces_lost = self._settings.create_lost
+        await self._open([self._partition(partition, loss_confirmed=replaces_lost)])
+
+    async def _open(self, opening: Sequence[Partition]) -> None:
         try:
             outcomes = await asyncio.gather(
                 *(each.open() for each in opening), return_exceptions=True
@@ -62,9 +69,6 @@ class StorageNode:
                 raise outcome
         for partition in opening:
             self._announce(partition)
-
-    async def create(self, partition: int) -> None:
-        await self.open([partition])
 
     async def leave(self, partition: int) -> None:
         """Close a partition that another node is to hold."""
@@ -103,7 +107,11 @@ class StorageNode:
         await asyncio.gather(*(partition.close() for partition in self._held.values()))
 
     def _partition(
-        self, number: int, on_taken_over: Callable[[int], None] = lambda _number: None
+        self,
+        number: int,
+        on_taken_over: Callable[[int], None] = lambda _number: None,
+        *,
+        loss_confirmed: bool = False,
     ) -> Partition:
         settings = self._settings
         return Partition(
@@ -114,6 +122,7 @@ class StorageNode:
             disk_free_bytes_min=settings.disk_free_bytes_min,
             silence=_silence(settings),
             on_taken_over=lambda: on_taken_over(number),
+            loss_confirmed=loss_confirmed,
         )
 
     def _announce(self, partition: Partition) -> None:

@@ -431,6 +431,17 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         response.partition_time.FromMilliseconds(confirmed.partition_time_ms)
         return response
 
+    async def ConfirmLoss(
+        self, request: topic_pb2.ConfirmLossRequest, context: Context
+    ) -> topic_pb2.ConfirmLossResponse:
+        storage = await self._nodes.storage(request.partition)
+        confirmed = await storage.ConfirmLoss(
+            storage_pb2.ConfirmLossRequest(partition=request.partition)
+        )
+        return topic_pb2.ConfirmLossResponse(
+            witnessed_commit=confirmed.witnessed_commit, found_commit=confirmed.found_commit
+        )
+
 
 def _outcome(outcome: EvictionOutcome) -> topic_pb2.EvictionOutcome.ValueType:
     return topic_pb2.EvictionOutcome.Value(f"EVICTION_OUTCOME_{outcome.value}")

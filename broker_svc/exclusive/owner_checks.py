@@ -1,7 +1,7 @@
 """Owner checks: reads the owner of an exclusive queue from storage when this broker may be wrong.
 
-That is after a link comes back under a takeover whose result was lost, and when storage refuses
-the epoch of a reserve. It never takes or ends ownership itself.
+That is after a link comes back under a takeover whose result was lost, when storage refuses the
+epoch of a reserve, and when storage has lost commits. It never takes or ends ownership itself.
 """
 
 import asyncio
@@ -32,6 +32,11 @@ class OwnerChecks:
         """A reserve of the owner was refused: its queue or its group may have been deleted."""
         self._start(self._check(key, epoch))
 
+    def commits_lost(self, partition: int) -> None:
+        """The owners of a partition may be others again: clients confirm what they own."""
+        for key in self._ownerships.of_partition(partition):
+            self._start(self._forget(key))
+
     def _start(self, check: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(check)
         self._tasks.add(task)
@@ -50,3 +55,10 @@ class OwnerChecks:
                 lost_by = await self._ownerships.lost(queue, epoch)
                 if lost_by is not None:
                     self._evictions.end_all(queue, lost_by.client_id, RESYNC_REQUIRED)
+
+    async def _forget(self, key: FeedKey) -> None:
+        queue = self._ownerships.get(key)
+        async with queue.lock():
+            owner = self._ownerships.forget(queue)
+            if owner is not None:
+                self._evictions.end_all(queue, owner.client_id, RESYNC_REQUIRED)

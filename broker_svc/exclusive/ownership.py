@@ -133,10 +133,24 @@ class Ownerships:
             if queue.partition == partition and queue.must_read
         ]
 
+    def of_partition(self, partition: int) -> list[FeedKey]:
+        return [queue.key for queue in self._queues.values() if queue.partition == partition]
+
     def partition_left(self, partition: int) -> None:
         """Another broker holds the partition: the owners of its queues are read when it is back."""
-        for queue in [each for each in self._queues.values() if each.partition == partition]:
-            queue.forget_owner()
+        for key in self.of_partition(partition):
+            self._queues[key].forget_owner()
+
+    def forget(self, queue: ExclusiveQueue) -> Owner | None:
+        """Storage has lost commits, takeovers perhaps; returns the owner until now.
+
+        The caller holds the lock of the queue.
+        """
+        state = queue.state
+        before = state.before if isinstance(state, Transferring) else state
+        queue.state = Vacant()
+        self._dispatcher.evict(queue.key)
+        return before.owner if isinstance(before, Owned) else None
 
     async def take(
         self,

@@ -77,6 +77,10 @@ class LinkEvents:
         self.publishers.partition_left(self._is_away)
         self.tracking.partition_left(partition)
 
+    def commits_lost(self, partition: int) -> None:
+        """Storage has gone back, and an operator has confirmed that: ownership may be undone."""
+        self.owner_checks.commits_lost(partition)
+
     def _is_away(self, partition: int) -> bool:
         return self.links[partition].state is LinkState.AWAY
 

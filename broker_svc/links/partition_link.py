@@ -69,6 +69,7 @@ class Listener(Protocol):
     def link_up(self, partition: int) -> None: ...
     def link_down(self, partition: int) -> None: ...
     def partition_left(self, partition: int) -> None: ...
+    def commits_lost(self, partition: int) -> None: ...
     def held_receipts(self, partition: int) -> Iterable[bytes]: ...
 
 
@@ -115,6 +116,8 @@ class PartitionLink:
         self._leaves = False
         """Whether the node knows that operations may leave."""
         self._held_epoch = 0
+        self._witnessed_commit = 0
+        """The highest that storage has answered: it must not go back behind it."""
         self._ended: asyncio.Future[None] | None = None
         """The end of the part that is bound, which is always an error."""
 
@@ -315,6 +318,7 @@ class PartitionLink:
             held_epoch=self._held_epoch,
             client_timeout_ms=self._settings.client_timeout_ms,
             partitions=self._settings.partitions,
+            witnessed_commit=self._witnessed_commit,
         )
         try:
             claimed = await node.storage.ClaimPartition(claim)
@@ -326,6 +330,9 @@ class PartitionLink:
             self._outdated(self, max(held_version, version + (held_version == version)))
             raise
         self._held_epoch = claimed.broker_epoch
+        self._witnessed_commit = max(self._witnessed_commit, claimed.commit)
+        if claimed.lost_commits and self._listener is not None:
+            self._listener.commits_lost(self.partition)
         if claimed.report_required:
             report = self._report(claimed.broker_epoch)
             reported = await node.storage.ReportHeldReservations(report)
@@ -380,6 +387,8 @@ class PartitionLink:
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
+        if frame.commit > self._witnessed_commit:
+            self._witnessed_commit = frame.commit
         for result in frame.results:
             if not result.request_id:  # of standing reserves
                 self._handed_out(result)

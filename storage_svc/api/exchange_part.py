@@ -199,6 +199,7 @@ class ExchangePart:
         They take at most `share_bytes`, or one result that fits `room_bytes`.
         """
         used_bytes = self._write_results(response, share_bytes, room_bytes)
+        response.commit = self._partition.last_commit
         events = self._events
         if events.expired and not self._unsent:  # after the results that handed them out
             count = _fitting(len(events.expired), EXPIRED_BYTES, share_bytes - used_bytes)

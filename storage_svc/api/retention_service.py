@@ -72,7 +72,9 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             tables.scan(partition, _table(request.table), wanted, batch_rows, self._clock)
         ) as batches:
             async for arrow, rows in batches:
+                await partition.verify()
                 yield retention_pb2.ScanTableResponse(arrow=arrow, rows=rows)
+        await partition.verify()  # its end is an answer as well
 
     async def ApplyRetention(
         self, request: retention_pb2.ApplyRetentionRequest, context: Context
@@ -132,7 +134,9 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         for number in sorted(self._partitions.held):
             answer = response.partitions.add(partition=number)
             try:
-                found = await next_due(self._partitions.get(number), rules, self._clock)
+                partition = self._partitions.get(number)
+                async with partition.verified():
+                    found = await next_due(partition, rules, self._clock)
             except TidemarkError as error:  # the others answer
                 answer.error = error.detail
                 continue
@@ -160,12 +164,14 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         )
         held = self._partitions.held
         numbers = [request.partition] if request.HasField("partition") else sorted(held)
+        partitions = [self._partitions.get(number) for number in numbers]
         listed, next_page_token = await list_history(
-            [self._partitions.get(number) for number in numbers],
+            partitions,
             wanted,
             request.page_token,
             request.page_size or limits.PAGE_SIZE_DEFAULT,
         )
+        await asyncio.gather(*(each.verify() for each in partitions))
         response = retention_pb2.ListRetentionHistoryResponse(next_page_token=next_page_token)
         for each in listed:
             added = response.rows.add(

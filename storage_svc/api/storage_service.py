@@ -45,6 +45,7 @@ _HOME = 0
 """The partition in which topics have their home."""
 
 _HELD_MAX = 10_000_000
+_COMMIT_MAX = 2**62
 _HELD_PER_PAGE_MAX = 10_000
 _SCAN_PREFIX = "SCAN_KIND_"
 
@@ -115,6 +116,8 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             )
         if not request.broker_id:
             raise InvalidArgument("a claim needs a broker_id", field="broker_id")
+        if request.witnessed_commit > _COMMIT_MAX:
+            raise InvalidArgument("not the number of a commit", field="witnessed_commit")
         partition = self._partitions.get(request.partition)
         claim = Claim(
             request.broker_id,
@@ -123,12 +126,19 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             request.assignment_version,
         )
         claimed = await partition.call(
-            ClaimPartition(claim, request.held_epoch, request.client_timeout_ms)
+            ClaimPartition(
+                claim,
+                request.held_epoch,
+                request.client_timeout_ms,
+                request.witnessed_commit,
+            )
         )
         return storage_pb2.ClaimPartitionResponse(
             broker_epoch=claimed.broker_epoch,
             health=encode_health(partition.health),
-            report_required=claimed.same_incarnation,
+            report_required=claimed.same_incarnation or claimed.lost_commits,
+            lost_commits=claimed.lost_commits,
+            commit=partition.last_commit,
         )
 
     async def ReportHeldReservations(
@@ -167,7 +177,8 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         kind = _scan_kind(request.kind)
         limit = _page_size(request.page_size, limits.PAGE_SIZE_MAX)
         asked = request.destination_partition if request.HasField("destination_partition") else None
-        page = await due_work.scan(partition, kind, request.page_token, limit, asked)
+        async with partition.verified():
+            page = await due_work.scan(partition, kind, request.page_token, limit, asked)
         response = storage_pb2.ScanPartitionResponse(
             next_page_token=page.next_token,
             partition_time_ms=page.now_ms,
@@ -217,6 +228,14 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         await partition.confirm_time(to_wall_clock=request.to_wall_clock)
         return storage_pb2.ConfirmPartitionTimeResponse(partition_time_ms=partition.now_ms())
 
+    async def ConfirmLoss(
+        self, request: storage_pb2.ConfirmLossRequest, context: Context
+    ) -> storage_pb2.ConfirmLossResponse:
+        loss = await self._partitions.get(request.partition).confirm_loss()
+        return storage_pb2.ConfirmLossResponse(
+            witnessed_commit=loss.witnessed, found_commit=loss.found or 0
+        )
+
     # --- topics --------------------------------------------------------------------------------
 
     async def PutTopic(
@@ -239,18 +258,22 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def GetTopic(
         self, request: storage_pb2.GetTopicRequest, context: Context
     ) -> storage_pb2.GetTopicResponse:
-        topic = self._partitions.get(request.partition).state.topics.get(request.name)
+        partition = self._partitions.get(request.partition)
+        async with partition.verified():
+            topic = partition.state.topics.get(request.name)
         return storage_pb2.GetTopicResponse(topic=topic_to_proto(topic))
 
     async def ListTopics(
         self, request: storage_pb2.ListTopicsRequest, context: Context
     ) -> storage_pb2.ListTopicsResponse:
-        known = self._partitions.get(request.partition).state.topics
+        partition = self._partitions.get(request.partition)
         limit = _page_size(request.page_size)
+        known = partition.state.topics
         names = [name for name in known.names() if name > request.page_token]
         response = storage_pb2.ListTopicsResponse(
             topics=[topic_to_proto(known.get(name)) for name in names[:limit]]
         )
+        await partition.verify()
         if len(names) > limit:
             response.next_page_token = names[limit - 1]
         return response
@@ -265,9 +288,10 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         limit = _page_size(request.page_size)
         if request.lite_prefix and not request.topic:
             raise InvalidArgument("a lite_prefix needs a topic", field="lite_prefix")
-        views, next_token = await queues.list_queues(
-            partition, request.topic, request.lite_prefix, token, limit
-        )
+        async with partition.verified():
+            views, next_token = await queues.list_queues(
+                partition, request.topic, request.lite_prefix, token, limit
+            )
         return storage_pb2.ListQueuesResponse(
             queues=[_queue(partition, view) for view in views], next_page_token=next_token.hex()
         )
@@ -277,7 +301,8 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.GetQueueResponse:
         LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
-        view, groups = await queues.get_queue(partition, request.lmq_name)
+        async with partition.verified():
+            view, groups = await queues.get_queue(partition, request.lmq_name)
         return storage_pb2.GetQueueResponse(
             queue=_queue(partition, view), groups=[_group(partition, each) for each in groups]
         )
@@ -288,9 +313,10 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
         limit = _page_size(request.max_messages)
-        peeked, next_offset = await queues.peek(
-            partition, request.lmq_name, request.offset, limit, request.group
-        )
+        async with partition.verified():
+            peeked, next_offset = await queues.peek(
+                partition, request.lmq_name, request.offset, limit, request.group
+            )
         response = storage_pb2.PeekQueueResponse(next_offset=next_offset)
         for each in peeked:
             added = response.messages.add(
@@ -309,13 +335,14 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.ListDeadLettersResponse:
         LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
-        found, next_token = await dead_letters.list_dead_letters(
-            partition,
-            request.lmq_name,
-            DeadLetterFilter.from_proto(request.filter),
-            _token(request.page_token),
-            _page_size(request.page_size),
-        )
+        async with partition.verified():
+            found, next_token = await dead_letters.list_dead_letters(
+                partition,
+                request.lmq_name,
+                DeadLetterFilter.from_proto(request.filter),
+                _token(request.page_token),
+                _page_size(request.page_size),
+            )
         return storage_pb2.ListDeadLettersResponse(
             dead_letters=[encode_dead_letters(partition.number, each) for each in found],
             next_page_token=next_token.hex(),
@@ -327,12 +354,13 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         if request.destination_lmq_name:
             LmqName.parse(request.destination_lmq_name)
         partition = self._partitions.get(request.partition)
-        found, next_token = await dead_letters.list_outbox(
-            partition,
-            request.destination_lmq_name,
-            _token(request.page_token),
-            _page_size(request.page_size),
-        )
+        async with partition.verified():
+            found, next_token = await dead_letters.list_outbox(
+                partition,
+                request.destination_lmq_name,
+                _token(request.page_token),
+                _page_size(request.page_size),
+            )
         return storage_pb2.ListOutboxResponse(
             entries=[encode_waiting(partition.number, each) for each in found],
             next_page_token=next_token.hex(),

@@ -27,7 +27,8 @@ class Table(StrEnum):
 
     | table           | key                             | value                                    |
     | --------------- | ------------------------------- | ---------------------------------------- |
-    | META            | name                            | identity, claim, counters, time          |
+    | META            | name                            | identity, claim, counters, time, spans   |
+    |                 |                                 | of commit numbers, loss                  |
     | TOPICS          | text topic                      | settings and their version               |
     | CATALOG         | text topic, text lite           | queue_id, counts, activity; of a small   |
     |                 |                                 | queue also groups and reservations       |

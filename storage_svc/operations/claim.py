@@ -11,6 +11,7 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import read_u64, read_u64x3
 from storage_svc.engines.paging import scan_all
 from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.commit_numbers import Loss, LossWitnessed
 from storage_svc.partition.counters import Claim, put_claim
 from storage_svc.queue.reservation import Ending
 from storage_svc.turns import in_turns
@@ -22,16 +23,28 @@ class Claimed(NamedTuple):
 
     broker_epoch: int
     same_incarnation: bool
+    lost_commits: bool
+    """Whether the caller saw commits that are lost, which an operator has confirmed."""
 
 
 class ClaimPartition(NamedTuple):
-    """Let a broker hold the partition, unless a newer assignment names another one."""
+    """Let a broker hold the partition, unless a newer assignment names another one.
+
+    Raises LossWitnessed, which ends the service of the partition, if the broker has seen a commit
+    that is not there.
+    """
 
     claim: Claim
     held_epoch: int = 0  # of the caller's last claim; 0 for its first
     client_timeout_ms: int = 0
+    witnessed_commit: int = 0  # the highest number that the caller saw answered
 
     async def apply(self, commit: CommitContext) -> Claimed:
+        numbers = commit.state.numbers
+        if not numbers.has(self.witnessed_commit):
+            # The caller may have seen it at a node that has taken the partition over since.
+            await commit.engine.verify()
+            raise LossWitnessed(commit.partition, Loss(self.witnessed_commit, numbers.last))
         held, asked = commit.state.claim, self.claim
         if asked.assignment_version < held.assignment_version:
             raise Fenced(
@@ -41,7 +54,7 @@ class ClaimPartition(NamedTuple):
             )
         same = held.broker_id == asked.broker_id and held.incarnation == asked.incarnation
         newer = asked.assignment_version > held.assignment_version
-        if self.held_epoch and not same and not newer:
+        if self.held_epoch and held.broker_id and not same and not newer:
             by = held.broker_id
             if by == asked.broker_id:
                 by = f"another broker with the same id, {by} (TIDEMARK_BROKER_ID),"
@@ -57,7 +70,8 @@ class ClaimPartition(NamedTuple):
         first = commit.state.first_broker_epoch
         commit.counters.broker_epoch = max(first, commit.counters.broker_epoch + 1)
         put_claim(commit.journal.batch, asked)
-        return Claimed(commit.counters.broker_epoch, same)
+        lost = not numbers.is_stored(self.witnessed_commit)
+        return Claimed(commit.counters.broker_epoch, same, lost)
 
 
 class Reported(NamedTuple):

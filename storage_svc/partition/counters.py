@@ -55,6 +55,11 @@ class Counters:
         for name in _NAMING:
             setattr(self, name, max(floor, getattr(self, name)))
 
+    def skip_by(self, numbers: int) -> None:
+        """The same, where there is no storage epoch to begin from."""
+        for name in _NAMING:
+            setattr(self, name, getattr(self, name) + numbers)
+
 
 _COUNTERS = Struct(f">{len(fields(Counters))}Q")
 _values = attrgetter(*(each.name for each in fields(Counters)))

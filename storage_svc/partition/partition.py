@@ -3,14 +3,14 @@
 Submits operations to its writer and runs it. A commit that fails has an unknown outcome: it is
 answered with that, never with success; all memory is dropped and the engine is opened again. A
 partition that another node has taken over stays closed: opening it would take it back, which only
-an assignment decides (`placement/assigned.py`). So does one whose store has lost confirmed commits:
-what is left is not served quietly.
+an assignment decides (`placement/assigned.py`). One that has lost confirmed commits serves nothing
+until an operator confirms that.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from random import random
 from typing import TypeVar
 
@@ -33,11 +33,13 @@ from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.commit_numbers import Loss, LossWitnessed
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, HandedOut
 from storage_svc.partition.health import FaultReason, Health
+from storage_svc.partition.losses import Losses, Witness, no_witness
 from storage_svc.partition.state import PartitionState, open_state
 from storage_svc.partition.writer import (
     EMBEDDED,
@@ -50,6 +52,7 @@ from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
     DataCorrupt,
+    InvalidArgument,
     PartitionFaulty,
     ShuttingDown,
     TidemarkError,
@@ -82,8 +85,11 @@ class Partition:
         silence: SilencePolicy = NEVER_SILENT,
         chance: Callable[[], float] = random,
         on_taken_over: Callable[[], None] = lambda: None,
+        witness: Witness = no_witness,
+        loss_confirmed: bool = False,
     ) -> None:
-        """`on_taken_over` is called once another node has opened the partition."""
+        """`on_taken_over` is called once another node has opened the partition. `loss_confirmed` if
+        it is to replace a partition whose data is lost."""
         self.identity = identity
         self.number = identity.partition
         self.health = Health()
@@ -103,6 +109,7 @@ class Partition:
         """Those of the state, also while a fault is being recovered from."""
         self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
         self._hold = BrokerHold()
+        self._losses = Losses(self.number, witness, confirmed=loss_confirmed)
         self._stopping = asyncio.Event()
         self.has_left = False
         """Whether it was closed because another storage node is to hold it."""
@@ -119,6 +126,8 @@ class Partition:
             await self._load()
         except REFUSALS:
             raise
+        except LossWitnessed as error:
+            self._lost(error)
         except Exception as error:
             self._not_opened(error)
         if self._await_sweep:
@@ -137,6 +146,7 @@ class Partition:
     async def close(self) -> None:
         """Finish what was submitted, then release the engine."""
         self._stopping.set()
+        self._losses.give_up(ShuttingDown("the storage service is stopping"))
         self._writer.stop()
         if self._tasks:
             writing, housekeeping = self._tasks
@@ -173,8 +183,34 @@ class Partition:
         """Commits that were written since the process started."""
         return self._writer.commits
 
+    @property
+    def last_commit(self) -> int:
+        """The highest number of a commit that this process has seen durable: what it answers is in
+        that commit or in an earlier one."""
+        return self._writer.last_commit
+
     def reader(self) -> Reader:
         return self.state.engine.reader()
+
+    async def verify(self) -> None:
+        """Before an answer that was read beside the writer: this node still holds the partition,
+        and its store has lost nothing. Raises why not. Free where the data is in this process.
+
+        Through the writer, so that readers share a trip to the store, with each other and with
+        commits.
+        """
+        if self.state.engine.storage_epoch:
+            await self.submit([])
+
+    @asynccontextmanager
+    async def verified(self) -> AsyncIterator[None]:
+        """Verify what the block has read, or its refusal: that is an answer as well."""
+        try:
+            yield
+        except TidemarkError:
+            await self.verify()
+            raise
+        await self.verify()
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -217,6 +253,16 @@ class Partition:
         for table in (Table.TTL, Table.BURIED):  # sweeps passed over them until now
             self.lifecycle.wakeups.scan_begins(table)
             self.lifecycle.due(table, self.now_ms())
+
+    async def confirm_loss(self) -> Loss:
+        """An operator confirms that commits are lost (DATA_LOST): serve what is left."""
+        if not self._tasks:
+            raise InvalidArgument(
+                f"the data of partition {self.number} is not on this node: bring its volume back, "
+                "or start the node once with TIDEMARK_STORAGE_CREATE_LOST=true",
+                field="partition",
+            )
+        return await self._losses.confirm()
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -346,13 +392,19 @@ class Partition:
             reason = FaultReason.TAKEN_OVER
             answer = PartitionFaulty(f"another storage node has taken partition {self.number}")
         elif isinstance(error, EngineDataLost):
+            if not isinstance(error, LossWitnessed):
+                # Not opened again to see what is left: another node may be about to serve it.
+                error = LossWitnessed(self.number, Loss(self.last_commit))
+                self._losses.found(error.loss)
             reason = FaultReason.DATA_LOST
-            answer = PartitionFaulty(f"the store has lost commits of partition {self.number}")
+            answer = PartitionFaulty(f"partition {self.number} has lost commits: {error}")
         elif not isinstance(error, CommitOutcomeUnknown):
             # It broke before the commit: nothing was stored, so a repeat is safe.
             answer = PartitionFaulty(f"partition {self.number} failed to apply a frame")
         self.health.add(reason, str(error), self.now_ms())
         state, self._state = self._state, None
+        if state is not None and isinstance(error, LossWitnessed) and error.loss.found is not None:
+            await self._store_loss(state, error.loss)  # before the answer, as everything else
         # Results before health: a broker that reads of a reopening drops its callers.
         for frame in frames:
             frame.fail(answer)
@@ -362,7 +414,6 @@ class Partition:
             await self._close_state(state)
         if isinstance(error, EngineFenced):
             self._on_taken_over()
-        if isinstance(error, EngineFenced | EngineDataLost):
             return
         if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
             await self._pause(_REOPEN_MS_MIN)
@@ -383,20 +434,27 @@ class Partition:
     async def _reopen(self) -> None:
         wait_ms = _REOPEN_MS_MIN
         while not self._stopping.is_set():
+            await self._losses.until_none_or_confirmed()
+            if self._stopping.is_set():
+                return
             try:
                 await self._load()
             except EngineFenced as error:
                 self.health.add(FaultReason.TAKEN_OVER, str(error), self.now_ms())
+                self._losses.give_up(self._faulty())
                 self._exchanges.health_changed()
                 self._on_taken_over()
                 return
+            except LossWitnessed as error:
+                self._lost(error)
+                continue
             except Exception as error:  # of any kind: without its writer the partition hangs
                 self._not_opened(error)
                 await self._pause(wait_ms)
                 wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
                 continue
             self.health.clear(FaultReason.COMMIT_FAILED, FaultReason.OPEN_FAILED)
-            self.health.clear(FaultReason.DATA_CORRUPT)
+            self.health.clear(FaultReason.DATA_CORRUPT, FaultReason.DATA_LOST)
             self._exchanges.health_changed()
             return
 
@@ -404,6 +462,17 @@ class Partition:
         """Wait, unless the partition is being closed."""
         with suppress(TimeoutError):
             await self._clock.wait_for(self._stopping.wait(), wait_ms)
+
+    async def _store_loss(self, state: PartitionState, loss: Loss) -> None:
+        try:
+            await self._losses.store(state.engine, loss)
+        except Exception as error:  # of any kind: this process knows it, and so do its witnesses
+            _log.error("a loss is not stored", extra={"partition": self.number}, exc_info=error)
+
+    def _lost(self, error: LossWitnessed) -> None:
+        _log.error("commits are lost: %s", error, extra={"partition": self.number})
+        self.health.add(FaultReason.DATA_LOST, str(error), self.now_ms())
+        self._exchanges.health_changed()
 
     def _not_opened(self, error: Exception) -> None:
         corrupt = isinstance(error, DataCorrupt)
@@ -414,10 +483,12 @@ class Partition:
     async def _load(self) -> None:
         state = await open_state(self._engines, self.identity)
         try:
+            await self._losses.check(state, self.last_commit)
             self.disk.update(await state.engine.free_bytes())
         except BaseException:
             await state.engine.close()  # or it could never be opened again
             raise
+        self._writer.last_commit = max(self.last_commit, state.numbers.last)
         self._state, self._deadlines = state, state.deadlines
         self._writer.bounds = SHARED if state.engine.storage_epoch else EMBEDDED
         state.hold = self._hold

@@ -13,6 +13,7 @@ from storage_svc.loading.deadline_pages import read_deadlines
 from storage_svc.loading.handles import Handles
 from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
+from storage_svc.partition.commit_numbers import CommitNumbers, Loss, load_commit_numbers
 from storage_svc.partition.counters import Claim, Counters, first_number, load_counters
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.due_indexes import DueIndexes
@@ -31,6 +32,7 @@ class PartitionState:
     engine: Engine
     counters: Counters
     claim: Claim
+    numbers: CommitNumbers
     topics: Topics
     handles: Handles
     producers: Producers
@@ -45,6 +47,8 @@ class PartitionState:
     """The next claim gives no lower one; the broker that holds the partition keeps its own until
     then."""
     erasures: Erasures = field(default_factory=Erasures)
+    loss: Loss | None = None
+    """Of commits, while no operator has confirmed it: the partition must not serve."""
 
     def is_in_use(self, lmq_name: str, now_ms: int) -> bool:
         """Whether a connected client uses the queue, or might: it would not notice its removal."""
@@ -63,6 +67,8 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
     try:
         counters, claim = await load_counters(engine)
         floor = first_number(engine.storage_epoch)
+        numbers, loss = await load_commit_numbers(engine, counters.commit, floor)
+        counters.commit = numbers.before_first
         counters.skip_to(floor)
         topics = Topics()
         await topics.load(engine)
@@ -79,6 +85,7 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         engine,
         counters,
         claim,
+        numbers,
         topics,
         handles,
         Producers(engine),
@@ -86,6 +93,7 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         outbox=outbox,
         first_broker_epoch=floor + 1,
         erasures=erasures,
+        loss=loss,
     )
 
 

@@ -99,6 +99,8 @@ class Writer:
         self.commits = 0
         self.bounds = EMBEDDED
         """Set when the partition opens its engine."""
+        self.last_commit = 0
+        """The highest number of a commit that this process has seen durable."""
         self._partition = partition
         self._clock = clock
         self._exchanges = exchanges
@@ -185,9 +187,11 @@ class Writer:
             if len(batch):
                 commit.count()
                 put_counters(batch, commit.counters)
+                commit.state.numbers.write(batch)
                 with traced.commit():
                     await commit.engine.commit(batch)
                 self.commits += 1
+                self.last_commit = commit.state.numbers.last = commit.counters.commit
             else:
                 await commit.engine.verify()
         # Results first: their callers wake first, so that results and events share a frame.

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.partition_life import Life, living
 from tests.support.repository import ROOT
 from tests.support.shared_engine import SharedEngines, SharedStore
+from tests.support.shared_partitions import Nodes
 from tests.support.valkey_cluster import ValkeyCluster
 
 IDENTITY = Identity(cluster_id="cluster-a", partition=1, partitions=4)
@@ -133,3 +134,10 @@ async def life(tmp_path: Path) -> AsyncIterator[Life]:
     async with living(tmp_path) as life:
         await life.topic("t")
         yield life
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    """Storage nodes that share a store in memory."""
+    async with AsyncExitStack() as stack:
+        yield Nodes(stack)

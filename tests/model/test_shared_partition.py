@@ -1,67 +1,19 @@
 """A partition on a store that nodes share: takeovers, lost answers and lost tails."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
-from storage_svc.engines.engine import Identity
 from storage_svc.operations.claim import ClaimPartition
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.ownership import ConfirmOwnership
-from storage_svc.operations.publish import Append
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
-from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.counters import Claim
-from storage_svc.partition.partition import Partition
 from tests.support.partition_life import ACK
-from tests.support.shared_engine import LostAnswer, SharedEngines, SharedStore
-from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
-from tidemark.clock import ManualClock
+from tests.support.shared_engine import LostAnswer
+from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, ReservationNotFound
-from tidemark.topics import Topic
-
-RUN = Append("t/a", 1, MessageBatch(messages=[Message(payload=b"m")]).SerializeToString())
-
-
-class Nodes:
-    """Storage nodes that share a store; each opens the one partition."""
-
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self.store = SharedStore()
-        self.clock = ManualClock()
-        self._stack = stack
-
-    async def start(self) -> Partition:
-        partition = Partition(SharedEngines(self.store), Identity("shared", 0, 1), self.clock)
-        await partition.open()
-        self._stack.push_async_callback(partition.close)
-        return partition
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with AsyncExitStack() as stack:
-        yield Nodes(stack)
-
-
-async def do(partition: Partition, *operations: Operation[object]) -> Any:
-    answers = await partition.submit(operations)
-    return answers if len(operations) > 1 else answers[0]
-
-
-async def started(nodes: Nodes) -> Partition:
-    partition = await nodes.start()
-    await do(partition, PutTopic(Topic("t"), create=True))
-    await do(partition, RUN)
-    return partition
-
-
-def reasons(partition: Partition) -> list[str]:
-    return [fault.reason.value for fault in partition.health.faults]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_svc.app import storage
+from storage_svc.engines.engine import Engines
 from tests.support.engine_choice import ENGINE, engine_variables
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
 from tidemark.api.broker.v1.topic_pb2 import Topic, TopicSettings
@@ -210,6 +211,8 @@ class ExchangeClient:
         self.ended: asyncio.Future[TidemarkError] = asyncio.get_running_loop().create_future()
         self.frames = 0
         """Frames that carried results of this partition."""
+        self.commit = 0
+        """The number of the last commit that a frame named."""
 
     async def send(self, *operations: Operation) -> list[asyncio.Future[OperationResult]]:
         """One frame; gives what its results will arrive in, in the order of the operations."""
@@ -256,6 +259,7 @@ class ExchangeClient:
 
     def take(self, response: PartitionResponse) -> None:
         self.frames += bool(response.results)
+        self.commit = response.commit or self.commit
         for result in response.results:
             if result.request_id:
                 self._waiting.pop(result.request_id).set_result(result)
@@ -419,9 +423,13 @@ class StorageClient:
 class RunningStorage(StorageClient):
     """A real storage service in this process; `restart` ends it and starts another on its data."""
 
-    def __init__(self, data_dir: Path, clock: Clock, **settings: Any) -> None:
+    def __init__(
+        self, data_dir: Path, clock: Clock, *, engines: Engines | None = None, **settings: Any
+    ) -> None:
+        """`engines` take the place of RocksDB."""
         self.data_dir = data_dir
         self.clock = clock
+        self._engines = engines
         self._settings = {
             "partitions": 1,
             "disk_free_bytes_min": 0,
@@ -439,7 +447,8 @@ class RunningStorage(StorageClient):
             data_dir=self.data_dir,
             **self._settings,
         )
-        server = await self._running.enter_async_context(storage(settings, self.clock))
+        serving = storage(settings, self.clock, lambda usual: self._engines or usual)
+        server = await self._running.enter_async_context(serving)
         channel = await self._running.enter_async_context(open_channel(server.address))
         super().__init__(channel)
         self.address = server.address

@@ -31,9 +31,10 @@ class ResourceExhausted(ServiceError):
 
 
 class PartitionFaulty(ServiceError):
-    """The partition rejects publishes because a sweep or a commit failed.
+    """The partition does not serve: a sweep or a commit failed, or commits are lost (DATA_LOST).
 
-    What to do: repeat the call after the given time; if it persists, find the fault in the logs.
+    What to do: repeat the call after the given time; if it persists, `tidemark partitions` shows
+    the fault. `tidemark cluster confirm-loss` goes on without lost commits.
     """
 
     reason = "PARTITION_FAULTY"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidemark.cli.command import Call, Refused, command
+from tidemark.cli.options import Yes, confirm
 
 if TYPE_CHECKING:
     from tidemark.client.admin.values import Cluster, Member, Partition
@@ -157,6 +158,43 @@ async def drain(
     call.out.result(
         {"member_id": found.id, "assignment_version": version},
         f"{found.id} gives its partitions to the other {others} (assignment {version})",
+    )
+
+
+@app.command("confirm-loss")
+@command()
+async def confirm_loss(
+    call: Call,
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
+    yes: Yes = False,
+) -> None:
+    """Let a partition that has lost commits (DATA_LOST) serve what is left.
+
+    Messages of the lost commits are gone, and messages that they acknowledged come again. Bring the
+    data back instead if there is any way to.
+    """
+    from tidemark.cli.display import texts
+
+    faults = [
+        fault
+        for each in await call.admin.list_partitions()
+        if each.partition == partition
+        for fault in each.faults
+        if fault.reason == "DATA_LOST"
+    ]
+    if not faults:
+        raise Refused(f"partition {partition} has lost nothing")
+    call.out.note(f"Partition {partition}: {texts.printable(faults[0].detail)}")
+    confirm(f"Serve what is left of partition {partition}?", yes)
+    lost = await call.admin.confirm_loss(partition)
+    call.out.result(
+        {
+            "partition": partition,
+            "witnessed_commit": lost.witnessed_commit,
+            "found_commit": lost.found_commit,
+        },
+        f"Partition {partition} serves what it has up to commit {lost.found_commit}; commit "
+        f"{lost.witnessed_commit} had been answered.",
     )
 
 

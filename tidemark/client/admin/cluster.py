@@ -3,7 +3,7 @@
 from tidemark import limits
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.client.admin.calls import Calls
-from tidemark.client.admin.values import Assigned, Cluster, Fault, Member, Partition
+from tidemark.client.admin.values import Assigned, Cluster, Fault, Loss, Member, Partition
 from tidemark.client.arguments import check_bool, check_int, check_str
 from tidemark.rpc.enums import word_of
 
@@ -64,6 +64,14 @@ class ClusterCalls(Calls):
         )
         answer = await self._repeat(lambda topics: topics.ConfirmPartitionTime, request)
         return answer.partition_time.ToMilliseconds()
+
+    async def confirm_loss(self, partition: int) -> Loss:
+        """Let a partition that has lost commits (DATA_LOST) serve what is left."""
+        request = topic_pb2.ConfirmLossRequest(
+            partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1)
+        )
+        answer = await self._repeat(lambda topics: topics.ConfirmLoss, request)
+        return Loss(answer.witnessed_commit, answer.found_commit)
 
 
 def _cluster(proto: topic_pb2.DescribeClusterResponse) -> Cluster:

@@ -176,6 +176,16 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """What a partition had lost when an operator confirmed that."""
+
+    witnessed_commit: int
+    """A commit that was answered and is gone."""
+    found_commit: int
+    """The last commit that was found."""
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     """The unit of storage, placement, ownership and sweeping, with its figures."""
 

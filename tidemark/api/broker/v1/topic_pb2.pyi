@@ -2610,3 +2610,51 @@ class ConfirmPartitionTimeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfirmPartitionTimeResponse: _TypeAlias = ConfirmPartitionTimeResponse  # noqa: Y015
+
+@_typing.final
+class ConfirmLossRequest(_message.Message):
+    """Confirms that commits of a partition are lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmLossRequest: _TypeAlias = ConfirmLossRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmLossResponse(_message.Message):
+    """The partition is open without them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITNESSED_COMMIT_FIELD_NUMBER: _builtins.int
+    FOUND_COMMIT_FIELD_NUMBER: _builtins.int
+    witnessed_commit: _builtins.int
+    """A commit that was answered and is gone."""
+    found_commit: _builtins.int
+    """The last commit that was found."""
+    def __init__(
+        self,
+        *,
+        witnessed_commit: _builtins.int = ...,
+        found_commit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found_commit", b"found_commit", "witnessed_commit", b"witnessed_commit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmLossResponse: _TypeAlias = ConfirmLossResponse  # noqa: Y015

@@ -180,6 +180,11 @@ class TopicServiceStub:
                 request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeResponse.FromString,
                 _registered_method=True)
+        self.ConfirmLoss = channel.unary_unary(
+                '/tidemark.api.broker.v1.TopicService/ConfirmLoss',
+                request_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmLossRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmLossResponse.FromString,
+                _registered_method=True)
 
 
 class TopicServiceServicer:
@@ -416,6 +421,15 @@ class TopicServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmLoss(self, request, context):
+        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
+        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT (nothing is lost, or the data is not on its node), PARTITION_FAULTY, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TopicServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -563,6 +577,11 @@ def add_TopicServiceServicer_to_server(servicer, server):
                     servicer.ConfirmPartitionTime,
                     request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeResponse.SerializeToString,
+            ),
+            'ConfirmLoss': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmLoss,
+                    request_deserializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmLossRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmLossResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1349,6 +1368,33 @@ class TopicService:
             '/tidemark.api.broker.v1.TopicService/ConfirmPartitionTime',
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeRequest.SerializeToString,
             tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmPartitionTimeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmLoss(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.broker.v1.TopicService/ConfirmLoss',
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmLossRequest.SerializeToString,
+            tidemark_dot_api_dot_broker_dot_v1_dot_topic__pb2.ConfirmLossResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,6 +123,11 @@ class TopicServiceStub:
     """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
     CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
     """
+    ConfirmLoss: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmLossRequest, _topic_pb2.ConfirmLossResponse]
+    """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
+    rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+    INVALID_ARGUMENT (nothing is lost, or the data is not on its node), PARTITION_FAULTY, UNAVAILABLE.
+    """
 
 class TopicServiceServicer:
     """Administration of topics, queues and groups. Calls do not materialize an idle queue unless noted."""
@@ -378,6 +383,16 @@ class TopicServiceServicer:
     ) -> _abc.Awaitable[_topic_pb2.ConfirmPartitionTimeResponse]:
         """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
         CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
+        """
+
+    def ConfirmLoss(
+        self,
+        request: _topic_pb2.ConfirmLossRequest,
+        context: _aio.ServicerContext[_topic_pb2.ConfirmLossRequest, _abc.Awaitable[_topic_pb2.ConfirmLossResponse]],
+    ) -> _abc.Awaitable[_topic_pb2.ConfirmLossResponse]:
+        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
+        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT (nothing is lost, or the data is not on its node), PARTITION_FAULTY, UNAVAILABLE.
         """
 
 def add_TopicServiceServicer_to_server(servicer: TopicServiceServicer, server: _aio.Server) -> None: ...

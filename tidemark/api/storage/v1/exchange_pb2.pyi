@@ -237,10 +237,15 @@ class PartitionResponse(_message.Message):
     HEALTH_FIELD_NUMBER: _builtins.int
     EXPIRED_RESERVATION_IDS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     broker_epoch: _builtins.int
     """The epoch under which it is bound."""
+    commit: _builtins.int
+    """A commit that contains every result of this response, or follows those that do; 0: none is known.
+    The broker remembers the highest, and claims with it.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationResult]:
         """Results, matched by request id, in any order."""
@@ -283,10 +288,11 @@ class PartitionResponse(_message.Message):
         health: _partition_pb2.PartitionHealth | None = ...,
         expired_reservation_ids: _abc.Iterable[_builtins.int] | None = ...,
         end: _status_pb2.Status | None = ...,
+        commit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "health", b"health", "next_deadline", b"next_deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "end", b"end", "expired_reservation_ids", b"expired_reservation_ids", "health", b"health", "next_deadline", b"next_deadline", "partition", b"partition", "ready", b"ready", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "commit", b"commit", "end", b"end", "expired_reservation_ids", b"expired_reservation_ids", "health", b"health", "next_deadline", b"next_deadline", "partition", b"partition", "ready", b"ready", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

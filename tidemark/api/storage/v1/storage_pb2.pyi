@@ -250,6 +250,7 @@ class ClaimPartitionRequest(_message.Message):
     HELD_EPOCH_FIELD_NUMBER: _builtins.int
     CLIENT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    WITNESSED_COMMIT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """The partition."""
     cluster_id: _builtins.str
@@ -274,6 +275,10 @@ class ClaimPartitionRequest(_message.Message):
     """
     partitions: _builtins.int
     """Number of partitions of the broker's cluster. Default 0: not compared."""
+    witnessed_commit: _builtins.int
+    """The highest `commit` of this partition that the broker was sent, at most 2^62. If the partition
+    does not have it, it has lost data: it becomes FAULTY with DATA_LOST. Default 0: none is known.
+    """
     def __init__(
         self,
         *,
@@ -286,10 +291,11 @@ class ClaimPartitionRequest(_message.Message):
         held_epoch: _builtins.int = ...,
         client_timeout_ms: _builtins.int = ...,
         partitions: _builtins.int = ...,
+        witnessed_commit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "client_timeout_ms", b"client_timeout_ms", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_version", b"assignment_version", "broker_address", b"broker_address", "broker_id", b"broker_id", "client_timeout_ms", b"client_timeout_ms", "cluster_id", b"cluster_id", "held_epoch", b"held_epoch", "incarnation", b"incarnation", "partition", b"partition", "partitions", b"partitions", "witnessed_commit", b"witnessed_commit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -304,10 +310,20 @@ class ClaimPartitionResponse(_message.Message):
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     REPORT_REQUIRED_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    LOST_COMMITS_FIELD_NUMBER: _builtins.int
     broker_epoch: _builtins.int
     """The new epoch; every later frame carries it."""
     report_required: _builtins.bool
-    """True if the last claim was by the same incarnation: report the held reservations."""
+    """True if the last claim was by the same incarnation, or commits are lost: report the held
+    reservations.
+    """
+    commit: _builtins.int
+    """The commit of the claim, or a later one."""
+    lost_commits: _builtins.bool
+    """True if the partition does not have `witnessed_commit`, and an operator has confirmed that: what
+    the broker knows of it, such as the owners of queues, may be undone.
+    """
     @_builtins.property
     def health(self) -> _partition_pb2.PartitionHealth:
         """Health of the partition."""
@@ -318,10 +334,12 @@ class ClaimPartitionResponse(_message.Message):
         broker_epoch: _builtins.int = ...,
         health: _partition_pb2.PartitionHealth | None = ...,
         report_required: _builtins.bool = ...,
+        commit: _builtins.int = ...,
+        lost_commits: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["health", b"health"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "health", b"health", "report_required", b"report_required"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "commit", b"commit", "health", b"health", "lost_commits", b"lost_commits", "report_required", b"report_required"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -691,6 +709,54 @@ class ConfirmPartitionTimeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfirmPartitionTimeResponse: _TypeAlias = ConfirmPartitionTimeResponse  # noqa: Y015
+
+@_typing.final
+class ConfirmLossRequest(_message.Message):
+    """Confirms that commits of a partition are lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    """The partition."""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmLossRequest: _TypeAlias = ConfirmLossRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmLossResponse(_message.Message):
+    """The partition is open without them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITNESSED_COMMIT_FIELD_NUMBER: _builtins.int
+    FOUND_COMMIT_FIELD_NUMBER: _builtins.int
+    witnessed_commit: _builtins.int
+    """A commit that was answered and is gone."""
+    found_commit: _builtins.int
+    """The last commit that was found."""
+    def __init__(
+        self,
+        *,
+        witnessed_commit: _builtins.int = ...,
+        found_commit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found_commit", b"found_commit", "witnessed_commit", b"witnessed_commit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmLossResponse: _TypeAlias = ConfirmLossResponse  # noqa: Y015
 
 @_typing.final
 class PutTopicRequest(_message.Message):

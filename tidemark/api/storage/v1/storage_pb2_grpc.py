@@ -81,6 +81,11 @@ class StorageServiceStub:
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeRequest.SerializeToString,
                 response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeResponse.FromString,
                 _registered_method=True)
+        self.ConfirmLoss = channel.unary_unary(
+                '/tidemark.api.storage.v1.StorageService/ConfirmLoss',
+                request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmLossRequest.SerializeToString,
+                response_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmLossResponse.FromString,
+                _registered_method=True)
         self.PutTopic = channel.unary_unary(
                 '/tidemark.api.storage.v1.StorageService/PutTopic',
                 request_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.PutTopicRequest.SerializeToString,
@@ -210,6 +215,16 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmLoss(self, request, context):
+        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
+        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT (nothing is lost, or the data is not on this node), PARTITION_FAULTY (another
+        node has opened the partition), SHUTTING_DOWN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutTopic(self, request, context):
         """Creates or changes a topic in partition 0, its home. Fails with TOPIC_EXISTS, TOPIC_NOT_FOUND,
         TOPIC_VERSION_MISMATCH, PARTITION_NOT_FOUND, PARTITION_FAULTY, INVALID_ARGUMENT.
@@ -325,6 +340,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.ConfirmPartitionTime,
                     request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeRequest.FromString,
                     response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeResponse.SerializeToString,
+            ),
+            'ConfirmLoss': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmLoss,
+                    request_deserializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmLossRequest.FromString,
+                    response_serializer=tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmLossResponse.SerializeToString,
             ),
             'PutTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.PutTopic,
@@ -616,6 +636,33 @@ class StorageService:
             '/tidemark.api.storage.v1.StorageService/ConfirmPartitionTime',
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeRequest.SerializeToString,
             tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmPartitionTimeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmLoss(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemark.api.storage.v1.StorageService/ConfirmLoss',
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmLossRequest.SerializeToString,
+            tidemark_dot_api_dot_storage_dot_v1_dot_storage__pb2.ConfirmLossResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,12 @@ class StorageServiceStub:
     """Confirms the time of a partition after a large forward jump of the wall clock, which resumes
     suspended deletions. Fails with PARTITION_NOT_FOUND.
     """
+    ConfirmLoss: _aio.UnaryUnaryMultiCallable[_storage_pb2.ConfirmLossRequest, _storage_pb2.ConfirmLossResponse]
+    """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
+    rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+    INVALID_ARGUMENT (nothing is lost, or the data is not on this node), PARTITION_FAULTY (another
+    node has opened the partition), SHUTTING_DOWN.
+    """
     PutTopic: _aio.UnaryUnaryMultiCallable[_storage_pb2.PutTopicRequest, _storage_pb2.PutTopicResponse]
     """Creates or changes a topic in partition 0, its home. Fails with TOPIC_EXISTS, TOPIC_NOT_FOUND,
     TOPIC_VERSION_MISMATCH, PARTITION_NOT_FOUND, PARTITION_FAULTY, INVALID_ARGUMENT.
@@ -173,6 +179,17 @@ class StorageServiceServicer:
     ) -> _abc.Awaitable[_storage_pb2.ConfirmPartitionTimeResponse]:
         """Confirms the time of a partition after a large forward jump of the wall clock, which resumes
         suspended deletions. Fails with PARTITION_NOT_FOUND.
+        """
+
+    def ConfirmLoss(
+        self,
+        request: _storage_pb2.ConfirmLossRequest,
+        context: _aio.ServicerContext[_storage_pb2.ConfirmLossRequest, _abc.Awaitable[_storage_pb2.ConfirmLossResponse]],
+    ) -> _abc.Awaitable[_storage_pb2.ConfirmLossResponse]:
+        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
+        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        INVALID_ARGUMENT (nothing is lost, or the data is not on this node), PARTITION_FAULTY (another
+        node has opened the partition), SHUTTING_DOWN.
         """
 
     def PutTopic(
