@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
+from typing import NamedTuple
 
 from storage_svc.engines.engine import (
     Batch,
@@ -23,6 +24,7 @@ from storage_svc.engines.engine import (
     Table,
 )
 from storage_svc.engines.identity import IDENTITY_KEY, check_identity, identity_value
+from storage_svc.engines.keys import read_u64
 from storage_svc.engines.marks import Fate, Mark, fate_of
 from storage_svc.engines.paged_reader import PagedReader
 from tidemark.clock import SystemClock
@@ -31,6 +33,26 @@ from tidemark.errors import CommitOutcomeUnknown
 ATTEMPTS_MAX = 3
 _UNDO_MAX = 1_000
 _opened = count(1)
+
+
+class Confirmed(NamedTuple):
+    """A commit or a verification that succeeded."""
+
+    partition: int
+    mark: Mark
+    """Of the commit, or of the node that asked."""
+    newest_epoch: int
+    follows: bytes | None = None
+    """The id of the commit before it; None for a verification."""
+    number: int = 0
+    """The number that the partition gave the commit; 0 if it gave none."""
+
+
+class TailLost(NamedTuple):
+    """The last commits have vanished; this is the mark then."""
+
+    partition: int
+    mark: Mark
 
 
 class LostAnswer(Enum):
@@ -112,9 +134,8 @@ class SharedStore:
         """How the next answer to a commit is lost; None after it was, and by default."""
         self.is_down = False
         """While it is, every answer is lost before anything is written."""
-        self.confirmed: list[tuple[int, int, int]] = []
-        """Partition and epoch of each commit and verification that succeeded, and the epoch that
-        was the newest then."""
+        self.log: list[Confirmed | TailLost] = []
+        """What was confirmed and what was lost, in order."""
         self._stored: dict[int, _Stored] = {}
 
     def stored(self, partition: int) -> _Stored:
@@ -124,6 +145,7 @@ class SharedStore:
         """Forget the last commits."""
         for _ in range(commits):
             self.stored(partition).lose_last()
+        self.log.append(TailLost(partition, self.stored(partition).mark))
 
     def lost(self) -> LostAnswer | None:
         if self.is_down:
@@ -227,7 +249,8 @@ class SharedEngine:
             raise EngineFenced(f"partition {self._identity.partition} is open elsewhere")
         if self._stored.mark != self._mark:
             raise EngineDataLost(f"partition {self._identity.partition} lost its last commits")
-        self._confirmed()
+        partition, newest = self._identity.partition, self._stored.mark.epoch
+        self._engines.store.log.append(Confirmed(partition, self._mark, newest))
         await self._engines.store.trip()
 
     async def wait_failed(self) -> None:
@@ -267,9 +290,12 @@ class SharedEngine:
         lost = store.lost()
         if lost is LostAnswer.BEFORE_WRITING:
             raise _ConnectionLost
+        follows = self._stored.mark.commit_id
         refused = self._stored.apply(self._mark, commit, batch)
         if refused is None:
-            self._confirmed()
+            newest, number = self._stored.mark.epoch, _number_of(batch)
+            done = Confirmed(self._identity.partition, commit, newest, follows, number)
+            store.log.append(done)
         await store.trip()
         if lost is LostAnswer.AFTER_WRITING:
             raise _ConnectionLost
@@ -281,10 +307,14 @@ class SharedEngine:
         await self._engines.running.wait()
         self._check_open()
 
-    def _confirmed(self) -> None:
-        epochs = (self._mark.epoch, self._stored.mark.epoch)
-        self._engines.store.confirmed.append((self._identity.partition, *epochs))
-
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed(f"partition {self._identity.partition} is closed")
+
+
+def _number_of(batch: Batch) -> int:
+    """The number of a commit: the first of the counters that it stores."""
+    for table, key, value, _ in batch.operations:
+        if table is Table.META and key == b"counters" and value is not None:
+            return read_u64(value)
+    return 0

@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from tests.model.histories.history import (
     ASKS,
+    LOST,
     By,
     Delivered,
     Disturbed,
@@ -20,6 +22,10 @@ from tests.model.histories.history import (
     Published,
     Settled,
 )
+
+LOST_WITHIN_MS: Final = 100
+"""What was answered before data was lost is known so long after that was reported, at the latest;
+nothing is answered meanwhile."""
 
 
 class Rule(StrEnum):
@@ -48,36 +54,63 @@ class Violation:
 
 def check(events: Sequence[Event], bound_ms: int) -> list[Violation]:
     """Every violation. The history ends with every queue drained by an owner that acknowledges."""
-    epochs = _Epochs(events)
+    losses = _Losses(events)
+    epochs = _Epochs(events, losses)
     return sorted(
         [
             *_one_owner_per_epoch(events),
             *_epochs_grow(events, epochs),
-            *_no_stale_delivery(events, epochs),
+            *_no_stale_delivery(events, epochs, losses),
             *_no_stale_settle(events, epochs),
-            *_settled_stays_settled(events),
-            *_nothing_skipped(events),
-            *_first_message_in_time(events, bound_ms),
+            *_settled_stays_settled(events, losses),
+            *_nothing_skipped(events, losses),
+            *_first_message_in_time(events, bound_ms, losses),
         ],
         key=lambda violation: violation.at,
     )
 
 
-class _Epochs:
-    """The highest epoch of each queue that was known before a position."""
+class _Losses:
+    """When data was lost: what was answered before may be undone."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self._known: dict[str, list[int]] = {}
+        self._reported = [
+            (at, event.at_ms)
+            for at, event in enumerate(events)
+            if isinstance(event, Disturbed) and event.what == LOST
+        ]
+
+    def may_undo(self, at_ms: int, before: int | None = None) -> bool:
+        """Whether what was known at that time may be lost, as reported before a position."""
+        return any(
+            at_ms <= lost_ms + LOST_WITHIN_MS
+            for at, lost_ms in self._reported
+            if before is None or at < before
+        )
+
+
+class _Epochs:
+    """The highest epoch of each queue that was known before a position, and that was not lost."""
+
+    def __init__(self, events: Sequence[Event], losses: _Losses) -> None:
+        self._events = events
+        self._losses = losses
+        self._of_queue: dict[str, list[int]] = defaultdict(list)
+        """Positions at which an epoch became known."""
         for at, event in enumerate(events):
             if isinstance(event, Owned | Delivered):
-                known = self._known.setdefault(event.queue, [0] * (len(events) + 1))
-                known[at + 1] = event.epoch
-        for known in self._known.values():
-            for at in range(1, len(known)):
-                known[at] = max(known[at], known[at - 1])
+                self._of_queue[event.queue].append(at)
 
     def before(self, queue: str, position: int) -> int:
-        return self._known[queue][position] if queue in self._known else 0
+        highest = 0
+        for at in self._of_queue[queue]:
+            event = self._events[at]
+            if at >= position:
+                break
+            assert isinstance(event, Owned | Delivered)
+            if event.epoch > highest and not self._losses.may_undo(event.at_ms, position):
+                highest = event.epoch
+        return highest
 
 
 def _one_owner_per_epoch(events: Sequence[Event]) -> Iterator[Violation]:
@@ -99,19 +132,24 @@ def _epochs_grow(events: Sequence[Event], epochs: _Epochs) -> Iterator[Violation
                 yield Violation(Rule.EPOCHS_GROW, at, how)
 
 
-def _no_stale_delivery(events: Sequence[Event], epochs: _Epochs) -> Iterator[Violation]:
-    on_stream: dict[tuple[int, str], int] = {}
+def _no_stale_delivery(
+    events: Sequence[Event], epochs: _Epochs, losses: _Losses
+) -> Iterator[Violation]:
+    on_stream: dict[tuple[int, str], tuple[int, int]] = {}
     for at, event in enumerate(events):
         if not isinstance(event, Delivered):
             continue
         stream = (event.stream, event.queue)
-        known = on_stream.get(stream, 0)
+        known, since_ms = on_stream.get(stream, (0, 0))
+        if losses.may_undo(since_ms, at):
+            known = 0
         if event.began is not None:
             known = max(known, epochs.before(event.queue, event.began))
         if event.epoch < known:
             how = f"{event.client} got {event.message} under {event.epoch}, after {known}"
             yield Violation(Rule.NO_STALE_DELIVERY, at, how)
-        on_stream[stream] = max(known, event.epoch)
+        if event.epoch >= known:
+            on_stream[stream] = event.epoch, event.at_ms
 
 
 def _no_stale_settle(events: Sequence[Event], epochs: _Epochs) -> Iterator[Violation]:
@@ -123,47 +161,54 @@ def _no_stale_settle(events: Sequence[Event], epochs: _Epochs) -> Iterator[Viola
                 yield Violation(Rule.NO_STALE_SETTLE, at, how)
 
 
-def _settled_stays_settled(events: Sequence[Event]) -> Iterator[Violation]:
+def _settled_stays_settled(events: Sequence[Event], losses: _Losses) -> Iterator[Violation]:
     """A later hand-out has a higher `delivery_count`, also if it is known earlier. On a connection
     that is made after the acknowledgement, to any broker, the message does not come at all."""
-    acked: dict[tuple[str, int], int] = {}
-    acked_at: dict[tuple[str, int], int] = {}
+    acks: dict[tuple[str, int], list[tuple[int, Settled]]] = defaultdict(list)
     for at, event in enumerate(events):
         if isinstance(event, Settled) and event.acked and event.outcome is Outcome.ACCEPTED:
-            message = (event.queue, event.message)
-            acked[message] = min(event.delivery_count, acked.get(message, event.delivery_count))
-            acked_at.setdefault(message, at)
+            acks[event.queue, event.message].append((at, event))
     for at, event in enumerate(events):
-        if isinstance(event, Delivered):
-            message = (event.queue, event.message)
-            acked_as = acked.get(message)
-            if acked_as is None:
+        if not isinstance(event, Delivered):
+            continue
+        for acked_at, ack in acks[event.queue, event.message]:
+            # Also the counts of deliveries go back then.
+            if losses.may_undo(ack.at_ms, at) or losses.may_undo(event.at_ms, acked_at):
                 continue
-            if event.delivery_count > acked_as or event.since > acked_at[message]:
-                how = f"{event.message} was acknowledged as delivery {acked_as} and came again"
-                yield Violation(Rule.SETTLED_STAYS_SETTLED, at, how)
+            if event.delivery_count > ack.delivery_count or event.since > acked_at:
+                how = f"{event.message} was acknowledged as delivery {ack.delivery_count}"
+                yield Violation(Rule.SETTLED_STAYS_SETTLED, at, f"{how} and came again")
+                break
 
 
-def _nothing_skipped(events: Sequence[Event]) -> Iterator[Violation]:
+def _nothing_skipped(events: Sequence[Event], losses: _Losses) -> Iterator[Violation]:
     settled = {
         (event.queue, event.message)
         for event in events
         if isinstance(event, Settled) and event.acked and event.outcome is not Outcome.REFUSED
     }
-    newest: dict[tuple[int, str], int] = {}
+    newest: dict[tuple[int, str], tuple[int, int]] = {}
     for at, event in enumerate(events):
         if isinstance(event, Published) and (event.queue, event.message) not in settled:
+            if losses.may_undo(event.at_ms):
+                continue
             how = f"{event.message} was published and never acknowledged"
             yield Violation(Rule.NOTHING_SKIPPED, at, how)
         elif isinstance(event, Delivered) and event.delivery_count == 1:
             stream = (event.stream, event.queue)
-            if event.offset < newest.get(stream, 0):
+            known, since_ms = newest.get(stream, (0, 0))
+            if losses.may_undo(since_ms, at):  # its offsets are given again
+                known = 0
+            if event.offset < known:
                 how = f"{event.message} came for the first time after what was published later"
                 yield Violation(Rule.NOTHING_SKIPPED, at, how)
-            newest[stream] = max(event.offset, newest.get(stream, 0))
+            if event.offset >= known:
+                newest[stream] = event.offset, event.at_ms
 
 
-def _first_message_in_time(events: Sequence[Event], bound_ms: int) -> Iterator[Violation]:
+def _first_message_in_time(
+    events: Sequence[Event], bound_ms: int, losses: _Losses
+) -> Iterator[Violation]:
     """An owner that waits, of a queue with messages, whom nothing disturbs, is served."""
     began_under: dict[tuple[str, int], int] = {}
     maybe_acked: dict[tuple[str, int], int] = {}
@@ -187,6 +232,7 @@ def _first_message_in_time(events: Sequence[Event], bound_ms: int) -> Iterator[V
             for each in events[: event.began]
             if isinstance(each, Published)
             and each.queue == event.queue
+            and not losses.may_undo(each.at_ms)
             and maybe_acked.get((each.queue, each.message), event.epoch) >= event.epoch
         ]
         if not backlog or any(_disturbs(each, event, bound_ms) for each in disturbances):

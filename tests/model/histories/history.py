@@ -86,6 +86,11 @@ ASKS: Final = "asks"
 """A client asks to become the owner: that disturbs all others who own the queue."""
 
 
+LOST: Final = "data is lost"
+"""A partition has reported that commits are gone which it had answered: an operator knows. What was
+answered until then may be undone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Disturbed:
     """Something that may delay messages: a fault, or what a client does to itself or to others."""

@@ -118,7 +118,6 @@ class SimulatedBrokers(SimulatedCluster):
         ]
         self._brokers = {each: SimulatedBroker(each) for each in _IDS}
         self._assigned = Assignment(1, dict.fromkeys(range(NODES), _IDS[0]))
-        self._disturbed: Disturb | None = None
 
     async def start(self) -> None:
         """The first broker holds everything, and makes the topic; then the partitions spread."""

@@ -2,11 +2,13 @@
 
 Either can be killed in the middle of anything and started again, the link between them interrupted,
 and a commit told to fail before or after it was written. With a shared store instead of RocksDB, a
-second storage node takes the partition over while the first still serves its broker and clients.
+second storage node takes the partition over while the first still serves its broker and clients,
+and the store loses the last commits: an operator confirms what is reported as lost.
 """
 
 import asyncio
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,16 +19,22 @@ from broker_svc.app import EXPIRE_EVERY_MS, build_components, static_registry
 from broker_svc.components import BrokerComponents
 from broker_svc.links.storage_nodes import StorageNode
 from storage_svc.api.storage_service import StorageService
-from storage_svc.engines.engine import Engines, Identity
+from storage_svc.engines.engine import Identity
+from storage_svc.partition.health import FaultReason
+from storage_svc.partition.partition import Partition
+from tests.model.histories.checker import LOST_WITHIN_MS
+from tests.model.histories.history import LOST
 from tests.model.histories.scenario import TOPIC, Disturb
-from tests.model.histories.simulated_storage import RememberedEngines, open_storage
+from tests.model.histories.simulated_storage import RememberedEngines, open_storage, watched
 from tests.model.histories.simulated_time import Process, SimulatedClock
+from tests.model.histories.stores import Answered
 from tests.model.histories.wires import Wire
 from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.session import Session
 from tests.support.shared_engine import LostAnswer, SharedEngines, SharedStore
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
-from tidemark.errors import Unavailable
+from tidemark.api.storage.v1 import storage_pb2
+from tidemark.errors import TidemarkError, Unavailable
 from tidemark.settings import BrokerSettings
 
 PARTITIONS: Final = 1
@@ -37,7 +45,10 @@ COMMIT_WITHIN_MS: Final = 200
 TRIP_MS_MAX: Final = 2
 BOTH_SERVE_MS_MAX: Final = 800
 FAULTS: Final = ("broker", "storage", "both", "link", "commit")
-SHARED_FAULTS: Final = ("takeover", "takeover", "takeover", "answer", *FAULTS)
+SHARED_FAULTS: Final = ("takeover", "takeover", "move", "move", "tail", "tail", "answer", *FAULTS)
+TAIL_COMMITS_MAX: Final = 6
+OPERATOR_EVERY_MS: Final = 10
+CONFIRM_WITHIN_MS: Final = 1_000
 
 
 class SimulatedCluster:
@@ -55,6 +66,13 @@ class SimulatedCluster:
         self.chance = chance
         self.partitions = PARTITIONS
         self.store = SharedStore(self._trip) if shared else None
+        self.answers: list[Answered] = []
+        """Of nodes that share the store."""
+        self._partition: Partition
+        self._first_sequence = 0
+        """Of the store, once there is a topic: that is not lost."""
+        self._disturbed: Disturb | None = None
+        self._operator: asyncio.Task[None] | None = None
         self._engines = RememberedEngines(data_dir)
         self._disk: FaultyEngines
         self._storage = Process()
@@ -78,8 +96,13 @@ class SimulatedCluster:
         await self.wire(self._topics).CreateTopic(
             topic_pb2.CreateTopicRequest(name=TOPIC, settings=settings)
         )
+        if self.store is not None:
+            self._first_sequence = self.store.stored(0).mark.sequence
+            self._operator = asyncio.create_task(self._operate())
 
     async def stop(self) -> None:
+        if self._operator is not None:
+            self._operator.cancel()
         await self.kill_broker()
         await self.kill_storage()
 
@@ -92,11 +115,16 @@ class SimulatedCluster:
         """One fault at a time; two processes may die together."""
         async with self._hurting:
             what = chance.choice(FAULTS if self.store is None else SHARED_FAULTS)
+            self._disturbed = disturbed
             disturbed(f"{what} fails")
             if what == "link":
                 self._link.interrupt()
             elif what == "takeover":
                 await self._take_over(chance)
+            elif what == "move":
+                await self._move(chance)
+            elif what == "tail":
+                await self._lose_tail(chance)
             elif what == "answer" and self.store is not None:
                 self.store.next_answer = chance.choice(list(LostAnswer))
             elif what == "commit":
@@ -137,6 +165,66 @@ class SimulatedCluster:
         await broker.kill()
         await storage.kill()
 
+    async def _move(self, chance: random.Random, lost: int = 0) -> None:
+        """A second storage node opens the partition, and the broker goes there after a while; the
+        first one may stand still meanwhile, and believes for longer that it holds it."""
+        old, old_service = self._storage, self._storage_service
+        if chance.random() < 0.5:
+            self._nodes[old].running.clear()
+        if lost and self.store is not None:
+            self.store.lose_tail(0, lost)
+        self._storage = Process()
+        await self._storage.start(self._serve_storage())
+        assert self._storage_service is not old_service
+        await self.clock.sleep_ms(chance.randint(0, DOWN_MS_MAX))
+        self._link.reach(self._storage_service, self._storage)
+        self._link.interrupt()
+        self._nodes[old].running.set()
+        await self.clock.sleep_ms(chance.randint(0, DOWN_MS_MAX))
+        await old.kill()
+
+    async def _lose_tail(self, chance: random.Random) -> None:
+        """The broker, which has seen the commits, outlives them: else they have no witness."""
+        assert self.store is not None
+        await self._until_held()
+        there = self.store.stored(0).mark.sequence - self._first_sequence
+        lost = min(chance.randint(1, TAIL_COMMITS_MAX), there)
+        how = chance.choice(("stays", "restarts", "moves"))
+        if how == "moves":
+            await self._move(chance, lost)
+        elif how == "restarts":
+            await self.kill_storage()
+            self.store.lose_tail(0, lost)
+            await self.clock.sleep_ms(chance.randint(0, DOWN_MS_MAX))
+            await self.start_storage()
+        else:
+            self.store.lose_tail(0, lost)
+            with suppress(TidemarkError):
+                await self._partition.verify()
+        await self._until_held()
+
+    async def _until_held(self) -> None:
+        """Until the broker has claimed the partition at the present node, and so is a witness."""
+        while not self._partition.has_connected_broker or self._is_lost():
+            await self.clock.sleep_ms(1)
+
+    def _is_lost(self) -> bool:
+        return self._partition.health.has(FaultReason.DATA_LOST)
+
+    async def _operate(self) -> None:
+        """Confirm what a partition reports as lost."""
+        while True:
+            await self.clock.sleep_ms(OPERATOR_EVERY_MS)
+            if not self._is_lost() or self._disturbed is None:
+                continue
+            self._disturbed(LOST)
+            await self.clock.sleep_ms(LOST_WITHIN_MS + self.chance.randint(1, DOWN_MS_MAX))
+            wire = Wire(self._storage_service, self._storage, self.clock, self.chance)
+            request = storage_pb2.ConfirmLossRequest(partition=0)
+            with suppress(TidemarkError, TimeoutError):
+                await self.clock.wait_for(wire.ConfirmLoss(request), CONFIRM_WITHIN_MS)
+            self._disturbed("a loss is confirmed")
+
     async def _fail_a_commit(self, chance: random.Random, disk: FaultyEngines) -> None:
         """The next one; its outcome is unknown to the caller."""
         disk.next_commit = chance.choice(list(Fault))
@@ -154,12 +242,16 @@ class SimulatedCluster:
         self._link.reach(self._storage_service, self._storage)
 
     async def _serve_storage(self) -> None:
-        engines: Engines = self._engines
-        if self.store is not None:
+        identity = Identity(CLUSTER_ID, 0, PARTITIONS)
+        if self.store is None:
+            self._disk = FaultyEngines(self._engines)
+            partition = Partition(self._disk, identity, self.clock)
+        else:
             engines = self._nodes[self._storage] = SharedEngines(self.store)
-        self._disk = FaultyEngines(engines)
-        identities = [Identity(CLUSTER_ID, number, PARTITIONS) for number in range(PARTITIONS)]
-        self._storage_service = await open_storage(self._disk, identities, self.clock)
+            self._disk = FaultyEngines(engines)
+            partition = watched(self._disk, identity, self.clock, self.store, self.answers)
+        self._storage_service = await open_storage([partition], self.clock)
+        self._partition = partition
 
     async def kill_storage(self) -> None:
         self._link.interrupt()

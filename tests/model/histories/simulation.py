@@ -14,6 +14,7 @@ from tests.model.histories.scenario import QUEUES, Pace, record
 from tests.model.histories.simulated_brokers import SPREAD_QUEUES, SimulatedBrokers
 from tests.model.histories.simulated_cluster import CLIENT_TIMEOUT_MS, SimulatedCluster
 from tests.model.histories.simulated_time import SimulatedClock, simulate
+from tests.model.histories.stores import Broken, check_store
 
 PACE: Final = Pace(
     steps=60,
@@ -33,8 +34,8 @@ class Simulated:
     history: History
     violations: list[Violation]
     remembered: dict[str, int]
-    confirmed: list[tuple[int, int, int]]
-    """Partition and epoch of what a shared store has confirmed, and its newest epoch then."""
+    broken: Sequence[Broken] = ()
+    """What a shared store has confirmed, or its nodes have answered, and must not."""
     claims: Sequence[Claim] = ()
     """Of several brokers."""
 
@@ -58,7 +59,7 @@ def simulated(
                 history,
                 check(history.events, PACE.bound_ms),
                 cluster.remembered(),
-                [] if cluster.store is None else cluster.store.confirmed,
+                [] if cluster.store is None else check_store(cluster.store.log, cluster.answers),
                 cluster.claims if isinstance(cluster, SimulatedBrokers) else [],
             )
         finally:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.model.histories.checker import Rule, check
+from tests.model.histories.checker import LOST_WITHIN_MS, Rule, check
 from tests.model.histories.history import (
     ASKS,
+    LOST,
     By,
     Delivered,
     Disturbed,
@@ -238,3 +239,54 @@ def test_a_new_owner_of_a_queue_whose_messages_were_acknowledged_may_wait() -> N
     )
 
     assert broken(*history) == set()
+
+
+def after_loss(*events: Event) -> tuple[Event, ...]:
+    """Ada owned, published, acknowledged one of two messages; then it is reported as lost."""
+    return (
+        owned("ada", 2, 0, waits=False),
+        Published(0, QUEUE, 1),
+        Published(0, QUEUE, 2),
+        delivered("ada", 1, 2),
+        delivered("ada", 2, 2),
+        acked("ada", 2, 2, 5),
+        Disturbed(10, LOST),
+        *events,
+    )
+
+
+def test_what_was_answered_before_a_reported_loss_may_be_undone() -> None:
+    """S9: messages are gone, come again, have offsets of others, and an earlier owner is back."""
+    again = LOST_WITHIN_MS + 20
+    history = after_loss(
+        owned("bob", 1, 7, at_ms=again, by=By.CONFIRMED, waits=False),
+        delivered("ada", 2, 2, 2, at_ms=again),
+        delivered("ada", 1, 2, at_ms=again),
+    )
+
+    assert broken(*history) == set()
+
+
+def test_a_loss_excuses_nothing_that_is_answered_after_it() -> None:
+    """S9."""
+    later = LOST_WITHIN_MS + 20
+    history = after_loss(
+        owned("bob", 5, 7, at_ms=later, waits=False),
+        Published(later, QUEUE, 3),
+        owned("ada", 4, 9, at_ms=later, waits=False),
+    )
+
+    assert broken(*history) == {Rule.NOTHING_SKIPPED, Rule.EPOCHS_GROW}
+
+
+def test_a_loss_that_is_reported_too_late_excuses_nothing_before() -> None:
+    """S9: what came again before it was reported was served quietly."""
+    history = (
+        Published(0, QUEUE, 1),
+        delivered("ada", 1, 1),
+        acked("ada", 1, 1, 2),
+        delivered("ada", 1, 1, 2),
+        Disturbed(10, LOST),
+    )
+
+    assert broken(*history) == {Rule.SETTLED_STAYS_SETTLED}
