@@ -26,7 +26,7 @@ from tidemark.settings import LifecycleSettings
 from tidemark.settings.variables import Address
 
 DISCOVER_AGAIN_MS = 500
-LOOK_AGAIN_MS = 2_000
+LOOK_AGAIN_MS = 500
 
 _log = logging.getLogger(__name__)
 

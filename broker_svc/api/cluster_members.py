@@ -56,7 +56,7 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
     )
     for member, error in zip(others, errors, strict=True):
         member.error = error
-    for member in brokers.values():
+    for member in (*brokers.values(), *storages):
         member.partitions.sort()
     return topic_pb2.DescribeClusterResponse(
         cluster_id=settings.cluster_id,

@@ -39,6 +39,20 @@ class SharedNodes(Brokers):
             each.partition: each for one in described for each in one.held if each.storage_epoch
         }
 
+    async def move(self, partition: int, node: int) -> None:
+        """An operator moves a partition, which is open there then."""
+        request = topic_pb2.MovePartitionRequest(
+            partition=partition, storage_id=self.addresses[node]
+        )
+        await self.topics.MovePartition(request)
+
+        async def is_there() -> bool:
+            return (
+                partition in (await self.held())[node] and partition in await self.open_partitions()
+            )
+
+        await until(is_there)
+
     async def until_shared_by(self, *nodes: int) -> None:
         """Until these nodes have all partitions open, in equal shares."""
 

