@@ -5,6 +5,7 @@ reads. The catalogue of tables, with the meaning of each key and value, is in `e
 Values are fixed numbers, then texts.
 """
 
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ _COUNTS = Struct(">QQQQQQ")
 _COUNTS_AT = 32  # messages, body_bytes, scheduled and the bounds
 
 
+@lru_cache(maxsize=4096)
 def catalog_key(lmq_name: str) -> bytes:
     topic, _, lite = lmq_name.encode().partition(b"/")
     return text(topic) + text(lite)

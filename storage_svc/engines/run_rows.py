@@ -26,6 +26,7 @@ BODY_INLINE_BYTES_MAX = 512
 ones stay apart, so that scans of headers stay cheap."""
 
 _RUN = Struct(">IQQQHH")
+_CONSUMED = Struct(">QQQQQ")
 _NUMBERS = Struct(">IQQQ")  # the beginning of it
 _PLAIN_KEY = Struct(">QHQ")
 _NO_FAIRNESS_KEY = 1  # what `text` makes of an empty string, as a number
@@ -36,6 +37,8 @@ def lane_prefix(queue_id: int, fairness_key: str) -> bytes:
 
 
 def run_key(queue_id: int, run: Run) -> bytes:
+    if not run.fairness_key:
+        return plain_run_key(queue_id, run.first_offset)
     return run_key_of(queue_id, run.fairness_key, run.first_offset)
 
 
@@ -139,9 +142,8 @@ def consumed_entry(
     first_delivery_ms: int,
 ) -> bytes:
     """One settled range, as a part of a row."""
-    names = name(group) + text(record.lmq_name.encode())
-    times = u64x2(publish_time_ms, first_delivery_ms)
-    return u64x3(record.queue_id, start, end) + times + names
+    head = _CONSUMED.pack(record.queue_id, start, end, publish_time_ms, first_delivery_ms)
+    return head + name(group) + text(record.lmq_name.encode())
 
 
 def consumed_value(entries: Sequence[bytes]) -> bytes:

@@ -275,8 +275,13 @@ async def _readable(
     readable: list[Slice] = []
     found: list[bytes] = []
     unreadable: list[Slice] = []
+    queue_id = handle.state.record.queue_id
     for number, slice_ in enumerate(taken, 1):
-        body = await _body(commit, handle, slice_)
+        body = None
+        if slice_.end - slice_.start == slice_.run.messages:  # nearly all, without a coroutine
+            body = commit.cached_body(queue_id, slice_.run)
+        if body is None:
+            body = await _body(commit, handle, slice_)
         if body is None:
             unreadable.append(slice_)
         else:

@@ -88,6 +88,8 @@ class Health:
 
     def refusal(self, partition: int) -> TidemarkError | None:
         """Why no publish is taken; None while the partition serves."""
+        if not self._faults:
+            return None
         serious = self._serious()
         if not serious:
             return None
