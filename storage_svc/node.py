@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from storage_svc.engines.engine import Engines, Identity
 from storage_svc.lifecycle.announcer import Announcer
 from storage_svc.lifecycle.lifecycle_watch import SilencePolicy
+from storage_svc.partition.commit_figures import CommitFigures
 from storage_svc.partition.health import FaultReason
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
+from storage_svc.turns import CommonTurns
 from tidemark.clock import Clock
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.settings import StorageSettings
@@ -33,6 +35,8 @@ class StorageNode:
         self._held: dict[int, Partition] = {}
         self._lost: set[int] = set()
         self._address = ""
+        self._turns = CommonTurns()
+        self._figures = CommitFigures()
         self._announcing: dict[int, asyncio.Task[None]] = {}
         self.partitions = Partitions(self._held, settings.partitions)
 
@@ -123,6 +127,8 @@ class StorageNode:
             silence=_silence(settings),
             on_taken_over=lambda: on_taken_over(number),
             loss_confirmed=loss_confirmed,
+            turns=self._turns,
+            figures=self._figures,
         )
 
     def _announce(self, partition: Partition) -> None:

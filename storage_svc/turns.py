@@ -6,7 +6,8 @@ partition, until a coroutine gives way by itself.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextvars import Context
 from typing import Any, TypeVar
 
 from tidemark.clock import SystemClock
@@ -23,6 +24,28 @@ RELEASE_PAUSE_MS = 5
 _CLOCK = SystemClock()  # gives way also where a test moves time by hand
 
 T = TypeVar("T")
+
+
+class CommonTurns:
+    """Work of many parts of the process that is done in common turns of the event loop: one call of
+    the loop for all that asked, whatever their number."""
+
+    __slots__ = ("_asked", "_context")
+
+    def __init__(self) -> None:
+        self._asked: list[Callable[[], None]] = []
+        self._context = Context()  # of none of those that ask: it has no current span
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Do it in the next turn. It must not raise."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._run, context=self._context)
+        self._asked.append(work)
+
+    def _run(self) -> None:
+        asked, self._asked = self._asked, []
+        for work in asked:
+            work()
 
 
 async def give_way() -> None:

@@ -143,9 +143,11 @@ class Exchange:
 
     def _answered(self, part: ExchangePart) -> None:
         self._under_way -= 1
-        if not part.crowded:
+        if not self._under_way:
+            self._answered_all.set()
+        if part in self._crowded and not part.crowded:
             self._crowded.discard(part)
-        self._make_room()
+            self._make_room()
 
     def _find(self, partition: int, broker_epoch: int) -> ExchangePart | None:
         part = self._parts.get(partition)

@@ -4,7 +4,6 @@ Submits operations under the broker epoch of its bind, keeps their results until
 and adds the events of the partition. A part that is fenced ends alone.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -125,59 +124,40 @@ class ExchangePart:
     ) -> None:
         """Submit the valid operations and refuse the others; `answered` is called once all have a
         result."""
-        request_ids: list[int] = []
+        asked = _Asked(self, request, answered)
         operations: list[Operation[ExchangeResult]] = []
         callers: list[str] = []
-        refused: list[_Answered] = []
-        unanswered = len(request.operations)
         for each in request.operations:
             try:
                 operation = codec.decode_operation(each)
             except TidemarkError as error:
-                refused.append((each.request_id, error))
+                asked.refused.append((each.request_id, error))
                 continue
             operations.append(operation)
-            request_ids.append(each.request_id)
+            asked.request_ids.append(each.request_id)
             callers.append(each.traceparent)
             if isinstance(operation, AppendRuns):
-                unanswered += len(operation.appends) - 1
-        size = request.ByteSize()
-        self._unanswered += unanswered
-        self._unanswered_bytes += size
-        results = self._partition.submit(operations, callers, self.broker_epoch)
-        results.add_done_callback(
-            partial(self._answered, request_ids, refused, unanswered, size, answered)
-        )
+                asked.unanswered += len(operation.appends) - 1
+        self._unanswered += asked.unanswered
+        self._unanswered_bytes += asked.size
+        if not any(callers):
+            callers = []
+        self._partition.submit_for(asked, operations, callers, self.broker_epoch)
 
-    def _answered(
-        self,
-        request_ids: list[int],
-        refused: list[_Answered],
-        unanswered: int,
-        size: int,
-        answered: "Callable[[ExchangePart], None]",
-        pending: asyncio.Future[list[ExchangeResult | TidemarkError]],
-    ) -> None:
-        """The commit of a frame is durable or has failed: its results go into the next frame."""
-        self._unanswered -= unanswered
+    def take_results(self, results: Iterable[_Answered]) -> None:
+        """Keep results for the next frame."""
+        if not self._closed:
+            self._keep(results)
+            self._changed()
+
+    def answered(self, operations: int, size: int) -> None:
+        """All operations of a request have their results."""
+        self._unanswered -= operations
         self._unanswered_bytes -= size
-        answered(self)
-        error = pending.exception()
-        if self._closed:
-            return
-        if error is None:
-            self._keep(zip(request_ids, pending.result(), strict=True))
-        else:
-            assert isinstance(error, TidemarkError), "a partition fails with errors of ours"
-            self._keep((request_id, error) for request_id in request_ids)
-        self._keep(refused)
-        self._changed()
 
     def _handed_out(self, results: Sequence[Reserved]) -> None:
         """Results of standing reserves: in order with those of operations."""
-        if not self._closed:
-            self._keep((0, each) for each in in_columns(results))
-            self._changed()
+        self.take_results([(0, each) for each in in_columns(results)])
 
     def _keep(self, results: Iterable[_Answered]) -> None:
         kept = result_bytes = 0
@@ -241,6 +221,50 @@ class ExchangePart:
         self._all_unsent.results -= moved
         self._all_unsent.result_bytes -= used_bytes
         return used_bytes
+
+
+class _Asked:
+    """Operations that one frame of the broker has for a partition, until all have their results."""
+
+    __slots__ = ("_answered", "_part", "_results", "refused", "request_ids", "size", "unanswered")
+
+    def __init__(
+        self,
+        part: ExchangePart,
+        request: exchange_pb2.PartitionOperations,
+        answered: Callable[[ExchangePart], None],
+    ) -> None:
+        self.size = request.ByteSize()
+        self.unanswered = len(request.operations)
+        """How many operations it counts for: some are for many runs."""
+        self.request_ids: list[int] = []
+        self.refused: list[_Answered] = []
+        """Operations that were malformed; their results follow those of the others."""
+        self._part = part
+        self._answered = answered
+        self._results = 0
+
+    def answer(self, results: Sequence[ExchangeResult | TidemarkError]) -> None:
+        """The commit of the next operations is durable: their results go into the next frame."""
+        first, self._results = self._results, self._results + len(results)
+        request_ids = self.request_ids
+        if len(results) < len(request_ids):  # the partition has cut the request
+            request_ids = request_ids[first : self._results]
+        self._take(list(zip(request_ids, results, strict=True)))
+
+    def fail(self, error: TidemarkError) -> None:
+        left = self.request_ids[self._results :]
+        if left or not self._results:
+            self._results = len(self.request_ids)
+            self._take([(each, error) for each in left])
+
+    def _take(self, results: list[_Answered]) -> None:
+        part = self._part
+        if self._results == len(self.request_ids):
+            part.answered(self.unanswered, self.size)
+            self._answered(part)
+            results += self.refused
+        part.take_results(results)
 
 
 def write_end(response: exchange_pb2.PartitionResponse, reason: TidemarkError) -> None:

@@ -10,9 +10,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
-from storage_svc.engines.engine import Batch
+from storage_svc.engines.engine import Batch, CommitEnded
 from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown
 from tidemark.telemetry import histogram, seconds
@@ -32,11 +33,11 @@ Encoded = TypeVar("Encoded")
 
 
 class Commit(NamedTuple):
-    """A batch of one partition, and the future that completes once it is durable."""
+    """A batch of one partition, and what is called with its outcome."""
 
     prefix: bytes
     batch: Batch
-    durable: asyncio.Future[None]
+    ended: CommitEnded
 
 
 class Log(Protocol[Encoded]):
@@ -85,13 +86,11 @@ class Gather(Generic[Encoded]):
 
     def complete(self) -> None:
         for commit in self.commits:
-            if not commit.durable.done():  # its caller may have been cancelled
-                commit.durable.set_result(None)
+            commit.ended(None)
 
     def fail(self, error: Callable[[], CommitOutcomeUnknown]) -> None:
         for commit in self.commits:
-            if not commit.durable.done():
-                commit.durable.set_exception(error())
+            commit.ended(error())
 
 
 class Committer(Generic[Encoded]):
@@ -110,17 +109,22 @@ class Committer(Generic[Encoded]):
 
     async def commit(self, prefix: bytes, batch: Batch) -> None:
         """Returns once the batch is durable. After an unknown outcome every commit fails."""
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begin(prefix, batch, partial(_resolve, durable))
+        await durable
+
+    def begin(self, prefix: bytes, batch: Batch, ended: CommitEnded) -> None:
+        """The same without a coroutine. All commits of one sync end in one turn of the event loop,
+        one call after the other: `ended` must not raise."""
         if self.fault is not None:
             raise self._outcome_unknown()
-        loop = asyncio.get_running_loop()
-        durable = loop.create_future()
         if not self._gathers or not self._gathers[-1].has_room(batch):
             self._gathers.append(Gather())
-        self._gathers[-1].add(Commit(prefix, batch, durable), self._log)
+        self._gathers[-1].add(Commit(prefix, batch, ended), self._log)
         if self._writing is None:
             # In a context of its own: it works for all partitions, not for the one that came first.
+            loop = asyncio.get_running_loop()
             self._writing = loop.create_task(self._write_gathers(), context=Context())
-        await durable
 
     async def close(self) -> None:
         """Finish what was handed over; a write that would have to wait fails instead."""
@@ -166,3 +170,12 @@ class Committer(Generic[Encoded]):
 
     def _outcome_unknown(self) -> CommitOutcomeUnknown:
         return CommitOutcomeUnknown(f"{self._name} must be opened again: {self.fault}")
+
+
+def _resolve(durable: asyncio.Future[None], error: Exception | None) -> None:
+    if durable.done():  # its caller was cancelled
+        return
+    if error is None:
+        durable.set_result(None)
+    else:
+        durable.set_exception(error)

@@ -4,7 +4,7 @@ This module owns the protocol, the catalogue of tables and the batch; the engine
 implement it. It never touches a disk or a network and knows nothing about messages.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, Self
@@ -176,6 +176,10 @@ class Batch:
         self.bytes_approx = 0
 
 
+CommitEnded = Callable[[Exception | None], None]
+"""Gets the outcome of a commit: None once it is on disk, or why it is not, or may not be."""
+
+
 class Reader(Protocol):
     """A live view beside the writer, for long reads; not a snapshot.
 
@@ -243,6 +247,14 @@ class Engine(Protocol):
         CommitOutcomeUnknown every later commit fails too: close the engine and open it again.
         Range deletes slow reads down until the engine has written them out, which it does by
         itself: keep them for bulk.
+        """
+        ...
+
+    def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
+        """The same without a coroutine, for partitions whose commits share a sync: all of them end
+        in one turn of the event loop. `ended` gets what `commit` raises, and must not raise itself.
+
+        False if the engine cannot, or has to wait first: then call `commit`.
         """
         ...
 

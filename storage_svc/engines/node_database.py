@@ -20,7 +20,14 @@ from typing import Any
 from rocksdict import Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from storage_svc.engines.committer import Commit, Committer
-from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, Row, Table
+from storage_svc.engines.engine import (
+    Batch,
+    CommitEnded,
+    EngineClosed,
+    EngineFailed,
+    Row,
+    Table,
+)
 from storage_svc.engines.keys import prefix_end, successor
 from storage_svc.engines.rocksdb_files import translated
 
@@ -164,6 +171,21 @@ class NodeDatabase:
     async def commit(self, prefix: bytes, batch: Batch) -> None:
         self.check_open()
         await self._committer.commit(prefix, batch)
+        self._flush_ranges(batch)
+
+    def begin_commit(self, prefix: bytes, batch: Batch, ended: CommitEnded) -> None:
+        """The same; `ended` gets the outcome."""
+        self.check_open()
+        if batch.ranged_tables:
+            ended = partial(self._end_ranged, batch, ended)
+        self._committer.begin(prefix, batch, ended)
+
+    def _end_ranged(self, batch: Batch, ended: CommitEnded, error: Exception | None) -> None:
+        if error is None:
+            self._flush_ranges(batch)
+        ended(error)
+
+    def _flush_ranges(self, batch: Batch) -> None:
         for table in batch.ranged_tables - self._flushing:
             if (family := self._families.get(table)) is not None:
                 self._flushing.add(table)

@@ -55,6 +55,7 @@ from rocksdict import Cache
 from storage_svc.engines.engine import (
     FORMAT_VERSION,
     Batch,
+    CommitEnded,
     EngineClosed,
     Identity,
     Row,
@@ -240,6 +241,10 @@ class RocksEngine:
         database = self._database
         if batch:
             await database.commit(self._prefix, batch)
+
+    def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
+        self._database.begin_commit(self._prefix, batch, ended)
+        return True
 
     async def verify(self) -> None:
         self._database.verify()

@@ -3,7 +3,6 @@
 The writer records them after each commit; each exchange sends its own and clears them.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -36,11 +35,14 @@ class ExchangeEvents:
         now_ms: int,
     ) -> None:
         """A commit is durable: what became ready, what expired, the next deadline since."""
-        self.ready.update(dict.fromkeys(ready))
-        self.expired += expired
+        if ready:
+            self.ready.update(dict.fromkeys(ready))
+        if expired:
+            self.expired += expired
         moved = self._deadline_moved(earliest_ms, now_ms)
-        self.next_deadline_changed = self.next_deadline_changed or moved
-        if self.ready or self.expired or moved:
+        if moved:
+            self.next_deadline_changed = True
+        if moved or self.ready or self.expired:
             self.changed()
 
     def _deadline_moved(self, earliest_ms: int | None, now_ms: int) -> bool:
@@ -73,7 +75,7 @@ class ConnectedExchanges:
 
     def includes(self, broker_epoch: int) -> bool:
         """Whether the broker with that epoch is connected."""
-        return any(events.broker_epoch == broker_epoch for events in self._events)
+        return broker_epoch in [events.broker_epoch for events in self._events]
 
     def committed(
         self,
@@ -84,12 +86,11 @@ class ConnectedExchanges:
         earliest_ms: int | None,
         now_ms: int,
     ) -> None:
+        """A commit is durable, and its operations have their results."""
         for events in self._events:
             if events.broker_epoch == broker_epoch:
                 if handed_out:
-                    # Behind the results of the commit, which are seen in the next turn: one of them
-                    # may be that of the very reserve.
-                    asyncio.get_running_loop().call_soon(events.handed_out, handed_out)
+                    events.handed_out(handed_out)
                 events.committed(ready, expired, earliest_ms, now_ms)
             else:
                 events.changed()  # it is fenced, and ends

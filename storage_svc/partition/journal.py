@@ -32,6 +32,35 @@ QueueGroup = tuple[str, str]
 class BatchJournal:
     """Implements `queue.record.Journal` for one commit of one partition."""
 
+    __slots__ = (
+        "_consumed",
+        "_deadlines",
+        "_groups",
+        "_queues",
+        "added_due",
+        "ages",
+        "appended",
+        "batch",
+        "bodies",
+        "body_bytes",
+        "changed_queues",
+        "deleted",
+        "deleted_bodies",
+        "emptied",
+        "erased_rows",
+        "expired",
+        "high_water",
+        "loaded_briefly",
+        "messages",
+        "next_record",
+        "now_ms",
+        "published",
+        "ready_queues",
+        "removals",
+        "removed_ids",
+        "removed_names",
+    )
+
     def __init__(self, now_ms: int, deadlines: Deadlines, next_record: int) -> None:
         self.now_ms = now_ms
         self.batch = Batch()

@@ -33,21 +33,19 @@ from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
 from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.commit_figures import CommitFigures
+from storage_svc.partition.commit_loop import CommitLoop
 from storage_svc.partition.commit_numbers import Loss, LossWitnessed
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, HandedOut
+from storage_svc.partition.frames import EMBEDDED, SHARED, Awaited, Frame, Requester
 from storage_svc.partition.health import FaultReason, Health
 from storage_svc.partition.losses import Losses, Witness, no_witness
 from storage_svc.partition.state import PartitionState, open_state
-from storage_svc.partition.writer import (
-    EMBEDDED,
-    SHARED,
-    Frame,
-    Writer,
-    check_broker_epoch,
-)
+from storage_svc.partition.writer import Writer, check_broker_epoch
+from storage_svc.turns import CommonTurns
 from tidemark.clock import Clock
 from tidemark.errors import (
     CommitOutcomeUnknown,
@@ -57,7 +55,7 @@ from tidemark.errors import (
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.telemetry import counter
+from tidemark.telemetry import counter, current_traceparent
 
 HOUSEKEEPING_MS = 1000
 _REOPEN_MS_MIN = 100
@@ -87,9 +85,12 @@ class Partition:
         on_taken_over: Callable[[], None] = lambda: None,
         witness: Witness = no_witness,
         loss_confirmed: bool = False,
+        turns: CommonTurns | None = None,
+        figures: CommitFigures | None = None,
     ) -> None:
         """`on_taken_over` is called once another node has opened the partition. `loss_confirmed` if
-        it is to replace a partition whose data is lost."""
+        it is to replace a partition whose data is lost. Partitions of one node share `turns` and
+        `figures`."""
         self.identity = identity
         self.number = identity.partition
         self.health = Health()
@@ -103,7 +104,16 @@ class Partition:
         self._on_taken_over = on_taken_over
         self._await_sweep = await_sweep
         self._exchanges = ConnectedExchanges()
-        self._writer = Writer(self.number, clock, self._exchanges, self.lifecycle)
+        self._writer = Writer(
+            self.number, clock, self._exchanges, self.lifecycle, figures or CommitFigures()
+        )
+        self._commits = CommitLoop(
+            self._writer,
+            turns or CommonTurns(),
+            new_commit=self._new_commit,
+            recover=self._recover,
+            committed=self._continue_erasing,
+        )
         self._state: PartitionState | None = None
         self._deadlines = Deadlines()
         """Those of the state, also while a fault is being recovered from."""
@@ -147,7 +157,7 @@ class Partition:
         """Finish what was submitted, then release the engine."""
         self._stopping.set()
         self._losses.give_up(ShuttingDown("the storage service is stopping"))
-        self._writer.stop()
+        self._commits.stop()
         if self._tasks:
             writing, housekeeping = self._tasks
             housekeeping.cancel()
@@ -161,15 +171,30 @@ class Partition:
     def submit(
         self,
         operations: Sequence[Operation[R]],
-        callers: Sequence[str] = (),
         broker_epoch: int | None = None,
     ) -> asyncio.Future[list[R | TidemarkError]]:
         """Queue operations for the next commit; their results come in the same order."""
+        caller = current_traceparent()
+        callers = [caller] * len(operations) if caller else ()
+        awaited = Awaited[R](len(operations))
+        self.submit_for(awaited, operations, callers, broker_epoch)
+        return awaited.results
+
+    def submit_for(
+        self,
+        requester: Requester[R],
+        operations: Sequence[Operation[R]],
+        callers: Sequence[str],
+        broker_epoch: int | None,
+    ) -> None:
+        """The same for a requester that takes results as they come, without a future; `callers` are
+        the trace contexts of operations, none if no operation is traced."""
         if self._stopping.is_set():
-            return _failed(ShuttingDown(f"partition {self.number} is being closed"))
-        if self._state is None:
-            return _failed(self._faulty())
-        return self._writer.submit(operations, callers, broker_epoch)
+            requester.fail(ShuttingDown(f"partition {self.number} is being closed"))
+        elif self._state is None:
+            requester.fail(self._faulty())
+        else:
+            self._commits.submit(operations, callers, broker_epoch, requester)
 
     async def call(self, operation: Operation[R], broker_epoch: int | None = None) -> R:
         """One operation; raises its error."""
@@ -337,12 +362,7 @@ class Partition:
         if self._state is None:
             await self._reopen()
         self._continue_erasing()
-        while frames := await self._writer.next_frames():
-            try:
-                await self._writer.write(self._new_commit(), frames)
-            except Exception as error:
-                await self._recover(frames, error)
-            self._continue_erasing()
+        await self._commits.run()
 
     def _continue_erasing(self) -> None:
         """Have the next commit erase more of what was removed, beside what others ask of it."""
@@ -380,7 +400,7 @@ class Partition:
 
     # --- faults --------------------------------------------------------------------------------
 
-    async def _recover(self, frames: list[Frame], error: Exception) -> None:
+    async def _recover(self, frames: Sequence[Frame], error: Exception) -> None:
         """Fail everything that waits for an answer, drop all memory and reopen the engine."""
         _log.error("a commit failed", extra={"partition": self.number}, exc_info=error)
         reason = FaultReason.COMMIT_FAILED
@@ -408,7 +428,7 @@ class Partition:
         # Results before health: a broker that reads of a reopening drops its callers.
         for frame in frames:
             frame.fail(answer)
-        self._writer.fail_submitted(self._faulty())
+        self._commits.fail_submitted(self._faulty())
         self._exchanges.health_changed()
         if state is not None:
             await self._close_state(state)
@@ -490,7 +510,7 @@ class Partition:
             raise
         self._writer.last_commit = max(self.last_commit, state.numbers.last)
         self._state, self._deadlines = state, state.deadlines
-        self._writer.bounds = SHARED if state.engine.storage_epoch else EMBEDDED
+        self._commits.bounds = SHARED if state.engine.storage_epoch else EMBEDDED
         state.hold = self._hold
         self._watch = asyncio.create_task(self._watch_engine(state.engine))
         self.health.openings += 1
@@ -566,9 +586,3 @@ class Partition:
         if state.handles.untracked(now_ms):
             return True
         return not self._time.suspicious and await state.producers.has_old(now_ms)
-
-
-def _failed(error: TidemarkError) -> asyncio.Future[list[R | TidemarkError]]:
-    results: asyncio.Future[list[R | TidemarkError]] = asyncio.get_running_loop().create_future()
-    results.set_exception(error)
-    return results

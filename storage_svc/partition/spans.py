@@ -35,11 +35,11 @@ class CommitSpans:
 
     __slots__ = ("_callers", "_open", "_operations", "_partition")
 
-    def __init__(self, partition: int, callers: Sequence[str]) -> None:
-        """`callers` are the trace contexts of its operations, empty for most."""
+    def __init__(self, partition: int, operations: int, callers: Sequence[str]) -> None:
+        """`callers` are the trace contexts of those operations that are traced."""
         self._partition = partition
-        self._operations = len(callers)
-        self._callers = list(filter(is_sampled, callers))
+        self._operations = operations
+        self._callers = callers
         self._open: list[Span] = []
 
     def __enter__(self) -> "CommitSpans":

@@ -58,4 +58,7 @@ async def test_a_cluster_that_is_not_used_traces_and_commits_nothing(
         for point in receiver.points
         if point.name == COMMITS
     }
-    assert exports_of(receiver.points, DURATIONS)[-1] == sum(last.values()), "all are real commits"
+    durations = exports_of(receiver.points, DURATIONS)
+    assert durations[-1] == durations[-EXPORTS]
+    # Commits of several partitions that became durable together are one measurement.
+    assert 0 < durations[-1] <= sum(last.values()), "all are real commits"

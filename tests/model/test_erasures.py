@@ -53,7 +53,8 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Paused:
-    """Erasing stands still until it is resumed by reopening the partition."""
+    """Erasing stands still until it is resumed by reopening the partition. Ask for it before the
+    partition is made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -90,7 +91,7 @@ async def messages_of(life: Life, group: str = "") -> list[int]:
     return [each.offset for each in peeked]
 
 
-async def test_a_purge_is_complete_before_its_rows_are_erased(life: Life, paused: Paused) -> None:
+async def test_a_purge_is_complete_before_its_rows_are_erased(paused: Paused, life: Life) -> None:
     """S2: no reader, consumer or new group gets anything of it, also after a restart."""
     await fill(life, ttl_ms=1000, fairness_key="k")
     await life.do(Reserve("t", "g", 1))
@@ -116,7 +117,7 @@ async def test_a_purge_is_complete_before_its_rows_are_erased(life: Life, paused
 
 
 async def test_what_a_purge_spares_comes_back_and_is_settled_as_ever(
-    life: Life, paused: Paused
+    paused: Paused, life: Life
 ) -> None:
     """V2: a held message is nacked, handed out again and acknowledged while others are erased."""
     await fill(life)
@@ -141,7 +142,7 @@ async def test_what_a_purge_spares_comes_back_and_is_settled_as_ever(
 
 
 async def test_a_second_purge_covers_what_came_since_and_what_was_spared(
-    life: Life, paused: Paused
+    paused: Paused, life: Life
 ) -> None:
     """S2: whatever the first one has left to erase."""
     await fill(life, fairness_key="b")
@@ -162,7 +163,7 @@ async def test_a_second_purge_covers_what_came_since_and_what_was_spared(
 
 
 async def test_purged_schedules_are_neither_promoted_nor_cancelled(
-    life: Life, paused: Paused
+    paused: Paused, life: Life
 ) -> None:
     """L5: what was scheduled before the purge is gone, what is scheduled after it is not."""
     before = await life.do(*[life.run("t", 1, delay_ms=1000) for _ in range(RUNS)])
@@ -182,7 +183,7 @@ async def test_purged_schedules_are_neither_promoted_nor_cancelled(
 
 
 async def test_a_queue_created_again_has_nothing_of_the_deleted_one(
-    life: Life, paused: Paused, caplog: pytest.LogCaptureFixture
+    paused: Paused, life: Life, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S2: deleted is deleted, however long its rows take; its identity is never given again."""
     await fill(life, ttl_ms=1000)
@@ -214,7 +215,7 @@ async def test_a_queue_created_again_has_nothing_of_the_deleted_one(
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("removal", [Purge("t"), RemoveQueue("t"), RemoveGroup("t", "g")])
 async def test_erasing_survives_a_failure_at_each_of_its_commits(
-    life: Life, paused: Paused, removal: Any, fault: Fault
+    paused: Paused, life: Life, removal: Any, fault: Fault
 ) -> None:
     """S2: a durable mark has what is left; each opening goes on with it."""
     await life.do(PlaceGroup("t", "g"), PlaceGroup("t", "h"))
@@ -264,7 +265,7 @@ async def test_settled_messages_of_a_large_queue_go_when_retention_is_switched_o
     "leave", [RemoveGroup("t", "g"), PlaceGroup("t", "g", Start(StartAt.EARLIEST))]
 )
 async def test_a_group_that_leaves_after_a_purge_leaves_no_delay_behind(
-    life: Life, paused: Paused, leave: Operation[object]
+    paused: Paused, life: Life, leave: Operation[object]
 ) -> None:
     """V5: its delays are found by rows that go with the group, before they are erased."""
     await fill(life)

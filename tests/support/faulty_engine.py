@@ -13,6 +13,7 @@ from enum import Enum
 
 from storage_svc.engines.engine import (
     Batch,
+    CommitEnded,
     Engine,
     EngineFailed,
     Engines,
@@ -109,6 +110,24 @@ class FaultyEngine:
             self._controls.writing -= 1
         if fault is Fault.AFTER_WRITING:
             self._fail()
+        self._count(batch)
+
+    def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
+        if self._broken or self._controls.next_commit or not self._controls.gate.is_set():
+            return False
+        self._controls.is_meant(batch)  # tests measure with it
+
+        def end(error: Exception | None) -> None:
+            self._controls.writing -= 1
+            if error is None:
+                self._count(batch)
+            ended(error)
+
+        began = self._engine.begin_commit(batch, end)
+        self._controls.writing += began
+        return began
+
+    def _count(self, batch: Batch) -> None:
         self._controls.commits += 1
         self._controls.row_operations.update(table for table, *_ in batch.operations)
 

@@ -7,7 +7,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
-from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Reader, Row, Table
+from storage_svc.engines.engine import (
+    Batch,
+    CommitEnded,
+    Engine,
+    Engines,
+    Identity,
+    Reader,
+    Row,
+    Table,
+)
 from storage_svc.engines.rocksdb import RocksEngines
 from tidemark.errors import DataCorrupt
 
@@ -82,6 +91,10 @@ class _Engine:
         if self.identity.partition in self._faults.hung:
             await self._faults.hung[self.identity.partition].wait()
         await self._engine.commit(batch)
+
+    def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
+        hung = self.identity.partition in self._faults.hung
+        return not hung and self._engine.begin_commit(batch, ended)
 
     async def verify(self) -> None:
         await self._engine.verify()

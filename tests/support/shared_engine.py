@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from storage_svc.engines.engine import (
     Batch,
+    CommitEnded,
     EngineClosed,
     EngineDataLost,
     EngineFailed,
@@ -226,6 +227,9 @@ class SharedEngine:
         self._check_open()
         if batch:  # a caller that is cancelled leaves its commit to its fate
             await asyncio.shield(asyncio.ensure_future(self._commit_in_order(batch)))
+
+    def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
+        return False
 
     async def _commit_in_order(self, batch: Batch) -> None:
         async with self._order:

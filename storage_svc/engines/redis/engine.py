@@ -30,6 +30,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from storage_svc.engines.engine import (
     Batch,
+    CommitEnded,
     EngineClosed,
     EngineDataLost,
     EngineFailed,
@@ -242,6 +243,9 @@ class RedisEngine:
             self._commits.add(committing)
             committing.add_done_callback(self._commits.discard)
             await asyncio.shield(committing)  # a caller that is cancelled leaves it to its fate
+
+    def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
+        return False  # partitions share no sync here
 
     async def verify(self) -> None:
         self._check_open()

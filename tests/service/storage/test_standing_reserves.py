@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from storage_svc.partition.frames import EMBEDDED
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -112,6 +113,22 @@ async def test_a_reserve_and_the_append_behind_it_are_answered_in_order(
 
     assert (payloads_of(asked), asked.standing_messages) == ([[b"1"]], 9)
     assert (payloads_of(later), later.standing_messages) == ([[b"2"]], 8)
+
+
+async def test_a_reserve_in_a_frame_of_several_commits_is_answered_before_what_it_hands_out(
+    exchange: ExchangeClient,
+) -> None:
+    """S2: a broker knows the credit of a standing reserve before its messages arrive."""
+    await stand(exchange, "jobs")
+    others = [recall("jobs/none")] * EMBEDDED.operations
+
+    asked, *_ = await exchange.send(standing("jobs", standing_id=2), *others, append("jobs", b"1"))
+    handed_out = await exchange.handed_out.get()
+    while handed_out.standing_id != 2:
+        handed_out = await exchange.handed_out.get()
+
+    assert payloads_of(handed_out) == [[b"1"]]
+    assert asked.done()
 
 
 async def expires(exchange: ExchangeClient, clock: ManualClock) -> Operation:

@@ -1,0 +1,57 @@
+"""The figures of commits as metrics: recorded once for all that become durable together.
+
+The journal of a node makes the commits of its partitions durable with one sync, and all of them end
+in one turn of the event loop. To record a measurement takes as long as to store a message, so that
+they are one, however many partitions take part.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidemark.telemetry import histogram, seconds
+from tidemark.telemetry.metrics import BYTES, COUNTS
+
+_seconds = seconds("tidemark.storage.commit.duration", "From applying to durable")
+_operations = histogram(
+    "tidemark.storage.commit.operations", "Operations that gathered for a commit", COUNTS
+)
+_bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES, unit="By")
+
+
+class CommitFigure(NamedTuple):
+    """What is measured of a commit."""
+
+    duration_ns: int
+    """Of several commits that of the longest."""
+    operations: int
+    written_bytes: int
+
+
+def record(figure: CommitFigure) -> None:
+    """Record a measurement of each metric."""
+    _seconds.record(figure.duration_ns / 1e9)
+    _operations.record(figure.operations)
+    _bytes.record(figure.written_bytes)
+
+
+class CommitFigures:
+    """Those of the partitions of one node."""
+
+    __slots__ = ("_ended", "_record")
+
+    def __init__(self, record: Callable[[CommitFigure], None] = record) -> None:
+        self._record = record
+        self._ended: list[CommitFigure] = []
+        """Commits that have ended in this turn."""
+
+    def add(self, duration_ns: int, operations: int, written_bytes: int) -> None:
+        """A commit of one partition is durable."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._record_turn)
+        self._ended.append(CommitFigure(duration_ns, operations, written_bytes))
+
+    def _record_turn(self) -> None:
+        durations, operations, written = zip(*self._ended, strict=True)
+        self._ended.clear()
+        self._record(CommitFigure(max(durations), sum(operations), sum(written)))

@@ -1,0 +1,230 @@
+"""The commits of one partition, one after the other: what each takes, and where it runs.
+
+A commit takes all frames that have gathered, up to a bound. Nearly every commit is applied without
+waiting for anything. Those of all partitions of a node are applied in one turn of the event loop,
+and end in one turn with the sync that they share: they need no task, no future and no wake-up of
+their own. A commit that has to wait while it is applied continues in the task of its partition, so
+that it delays no other partition; so does the recovery from a commit that failed.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from storage_svc.operations.operation import Operation
+from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.frames import EMBEDDED, Frame, Requester
+from storage_svc.partition.writer import Prepared, Writer
+from storage_svc.turns import CommonTurns
+from tidemark.errors import TidemarkError
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+Recover = Callable[[Sequence[Frame], Exception], Coroutine[Any, Any, None]]
+"""Fails the frames of a commit that failed, and opens the partition again."""
+
+
+class CommitLoop:
+    """The frames of one partition, and its commit under way. `run` is the task of the partition."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        turns: CommonTurns,
+        *,
+        new_commit: Callable[[], CommitContext],
+        recover: Recover,
+        committed: Callable[[], None],
+    ) -> None:
+        """`committed` is called after every commit, before the next begins."""
+        self.bounds = EMBEDDED
+        """Set when the partition opens its engine."""
+        self._writer = writer
+        self._turns = turns
+        self._new_commit = new_commit
+        self._recover = recover
+        self._committed = committed
+        self._frames: list[Frame] = []
+        self._under_way = False
+        """Whether a commit was begun that has not ended, in a turn or in the task."""
+        self._turn_asked = False
+        self._waits = False
+        """Whether the task waits for work: commits begin in turns."""
+        self._work: Coroutine[Any, Any, None] | None = None
+        """What the task is to do next."""
+        self._wakeup = asyncio.Event()
+        self._stopping = False
+
+    def submit(
+        self,
+        operations: Sequence[Operation[R]],
+        callers: Sequence[str],
+        broker_epoch: int | None,
+        requester: Requester[R],
+    ) -> None:
+        """Queue operations for the next commit."""
+        frame = Frame(operations, callers, broker_epoch, requester)
+        self._frames += frame.parts(self.bounds.operations)
+        self._ask_turn()
+
+    def stop(self) -> None:
+        """End `run` once everything that was submitted is answered."""
+        self._stopping = True
+        self._wakeup.set()
+
+    def fail_submitted(self, error: TidemarkError) -> None:
+        """Fail the frames that no commit has taken yet."""
+        frames, self._frames = self._frames, []
+        for frame in frames:
+            frame.fail(error)
+
+    async def run(self) -> None:
+        """Do what cannot be done in turns, until `stop`. Nothing is committed once it has ended."""
+        try:
+            while await self._wait_for_work():
+                work, self._work = self._work, None
+                if work is not None:
+                    await work
+                self._under_way = False
+                self._committed()
+        finally:
+            self._waits = False
+            if self._work is not None:
+                self._work.close()
+
+    async def _wait_for_work(self) -> bool:
+        """False at the end."""
+        self._waits = True
+        self._ask_turn()  # for what has arrived since
+        while self._work is None:
+            if self._stopping and not self._under_way and not self._frames:
+                return False
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        self._waits = False
+        return True
+
+    # --- turns ---------------------------------------------------------------------------------
+
+    def _ask_turn(self) -> None:
+        if self._frames and self._waits and not (self._under_way or self._turn_asked):
+            self._turn_asked = True
+            self._turns.ask(self._run_turn)
+
+    def _run_turn(self) -> None:
+        """Begin a commit of what has gathered."""
+        self._turn_asked = False
+        if self._under_way or not self._waits or not self._frames:
+            return
+        self._under_way = True
+        frames = self._take()
+        try:
+            commit = self._new_commit()
+            if commit.engine.storage_epoch or any(each.callers for each in frames):
+                # Its reads are trips to other processes, or it has spans that last until its end.
+                self._do_in_task(self._write(commit, frames))
+                return
+            steps = self._writer.prepare(commit, frames)
+            waits_for = steps.send(None)
+        except StopIteration as applied:
+            self._begin(applied.value)
+        except Exception as error:
+            self._do_in_task(self._recover(frames, error))
+        else:
+            self._do_in_task(self._finish(frames, _Started(steps, waits_for)))
+
+    def _take(self) -> list[Frame]:
+        """What the next commit takes: all frames, up to a bound, and one at least."""
+        taken = body_bytes = steps = 0
+        body_bytes_max, steps_max = self.bounds
+        for frame in self._frames:
+            body_bytes += frame.body_bytes
+            steps += frame.steps
+            if taken and (body_bytes > body_bytes_max or steps > steps_max):
+                break
+            taken += 1
+        frames, self._frames = self._frames[:taken], self._frames[taken:]
+        return frames
+
+    def _begin(self, prepared: Prepared) -> None:
+        if not len(prepared.batch):
+            self._end(prepared)
+            return
+        engine, ended = prepared.context.engine, partial(self._ended, prepared)
+        try:
+            began = engine.begin_commit(prepared.batch, ended)
+        except Exception as error:
+            self._do_in_task(self._recover(prepared.frames, error))
+            return
+        if not began:
+            self._do_in_task(self._finish(prepared.frames, prepared))
+
+    def _ended(self, prepared: Prepared, error: Exception | None) -> None:
+        if not self._waits:  # the task was cancelled: the partition is no more
+            return
+        if error is None:
+            self._end(prepared)
+        else:
+            self._do_in_task(self._recover(prepared.frames, error))
+
+    def _end(self, prepared: Prepared) -> None:
+        try:
+            self._writer.complete(prepared)
+        except Exception as error:
+            self._do_in_task(self._recover(prepared.frames, error))
+            return
+        self._under_way = False
+        self._committed()
+        self._ask_turn()
+        if self._stopping:
+            self._wakeup.set()
+
+    # --- in the task ---------------------------------------------------------------------------
+
+    def _do_in_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+        self._wakeup.set()
+
+    async def _write(self, commit: CommitContext, frames: Sequence[Frame]) -> None:
+        try:
+            await self._writer.write(commit, frames)
+        except Exception as error:
+            await self._recover(frames, error)
+
+    async def _finish(
+        self, frames: Sequence[Frame], applied: "Prepared | _Started[Prepared]"
+    ) -> None:
+        """Continue a commit that has to wait."""
+        try:
+            prepared = await applied if isinstance(applied, _Started) else applied
+            if len(prepared.batch):
+                await prepared.context.engine.commit(prepared.batch)
+            self._writer.complete(prepared)
+        except Exception as error:
+            await self._recover(frames, error)
+
+
+class _Started(Generic[T]):
+    """The rest of a coroutine whose first step was made outside of any task."""
+
+    __slots__ = ("_steps", "_waits_for")
+
+    def __init__(self, steps: Coroutine[Any, Any, T], waits_for: Any) -> None:
+        self._steps = steps
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps, waits_for = self._steps, self._waits_for
+        try:
+            while True:
+                try:
+                    got = yield waits_for
+                except BaseException as error:
+                    waits_for = steps.throw(error)
+                else:
+                    waits_for = steps.send(got)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result

@@ -1,0 +1,97 @@
+"""Commits of the partitions of one node: what they share, and what each of them costs (C7)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_svc.engines.engine import Identity
+from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.operations.publish import Append, Appended
+from storage_svc.operations.topics import PutTopic
+from storage_svc.partition.commit_figures import CommitFigures
+from storage_svc.partition.partition import Partition
+from storage_svc.turns import CommonTurns
+from tests.support.storage_client import body
+from tidemark.clock import ManualClock
+from tidemark.errors import TidemarkError
+from tidemark.topics import Topic, TopicSettings
+
+PARTITIONS = 8
+
+
+class Requests:
+    """Gets the results of several partitions."""
+
+    def __init__(self, expected: int) -> None:
+        self.results: list[Appended | TidemarkError] = []
+        self.all_answered = asyncio.Event()
+        self._expected = expected
+
+    def answer(self, results: Sequence[Appended | TidemarkError]) -> None:
+        self.results += results
+        if len(self.results) == self._expected:
+            self.all_answered.set()
+
+    def fail(self, error: TidemarkError) -> None:
+        self.answer([error])
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[list[Partition]]:
+    """The partitions of one node, which all know the topic `t`."""
+    engines, clock = RocksEngines(tmp_path), ManualClock()
+    shared: dict[str, Any] = {"turns": CommonTurns(), "figures": CommitFigures()}
+    identities = [Identity("turns", number, PARTITIONS) for number in range(PARTITIONS)]
+    partitions = [Partition(engines, each, clock, **shared) for each in identities]
+    for partition in partitions:
+        await partition.open()
+        await partition.call(PutTopic(Topic("t", TopicSettings()), create=True))
+    yield partitions
+    for partition in partitions:
+        await partition.close()
+
+
+async def test_a_commit_of_more_partitions_takes_no_more_calls_of_the_event_loop(
+    node: list[Partition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: they are applied in one turn and end in one, without tasks and futures of their own."""
+    loop = asyncio.get_running_loop()
+    call_soon, calls = loop.call_soon, 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return call_soon(*args, **options)
+
+    async def publish_to(partitions: Sequence[Partition]) -> int:
+        nonlocal calls
+        calls, requests = 0, Requests(len(partitions))
+        for each in partitions:
+            each.submit_for(requests, [Append("t", 1, body(b"x"))], (), None)
+        await asyncio.wait_for(requests.all_answered.wait(), 60)
+        assert all(isinstance(each, Appended) for each in requests.results)
+        return calls
+
+    monkeypatch.setattr(loop, "call_soon", counted)
+    of_one = await publish_to(node[:1])
+    of_all = await publish_to(node)
+
+    assert of_all == of_one
+
+
+async def test_a_commit_that_waits_for_others_is_answered_after_it_continues(
+    node: list[Partition],
+) -> None:
+    """L1: more operations than one turn applies give way, and the commit ends in its own time."""
+    many, one = Requests(200), Requests(1)
+
+    node[0].submit_for(many, [Append("t", 1, body(b"x"))] * 200, (), None)
+    node[1].submit_for(one, [Append("t", 1, body(b"x"))], (), None)
+    await asyncio.wait_for(one.all_answered.wait(), 60)
+    await asyncio.wait_for(many.all_answered.wait(), 60)
+
+    offsets = [each.first_offset for each in many.results if isinstance(each, Appended)]
+    assert offsets == list(range(200))
