@@ -275,7 +275,7 @@ _begin_numbers = CommitNumbers.__init__
         pytest.param(
             {"storage_svc.partition.commit_numbers.CommitNumbers.__init__": _no_gap},
             {StoreRule.ONE_COMMIT_PER_NUMBER},
-            1,
+            17,
             id="an opening goes on with the numbers that it finds",
         ),
         pytest.param(
