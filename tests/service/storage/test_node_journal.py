@@ -97,6 +97,7 @@ async def test_state_work_that_takes_long_in_one_partition_delays_no_other(
     await slow
 
 
+@pytest.mark.rocksdb(reason="its disk refuses writes")
 async def test_a_disk_that_refuses_a_write_makes_every_partition_faulty_until_it_is_opened_again(
     start_storage: StartStorage,
 ) -> None:
@@ -134,6 +135,7 @@ async def test_a_disk_that_refuses_a_write_makes_every_partition_faulty_until_it
             await exchange.ask(append("jobs", b"after"))
 
 
+@pytest.mark.rocksdb(reason="its disk refuses writes")
 async def test_a_disk_that_refuses_writes_at_the_start_is_reported_by_a_service_that_serves(
     start_storage: StartStorage,
 ) -> None:
