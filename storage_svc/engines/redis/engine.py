@@ -70,9 +70,12 @@ from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, FormatNotSupporte
 COMMIT_WITHIN_MS: Final = 15_000
 """After which the outcome of a commit is unknown: a cluster promotes a replica within that."""
 _RETRY_MS: Final = 50
-_WAIT_AOF_MS: Final = 2_000
-_WAIT_AOF: Final = (b"WAITAOF", 1, 1, _WAIT_AOF_MS)
-_WAIT: Final = (b"WAIT", 1, _WAIT_AOF_MS)
+_WAIT_MS: Final = 1_500
+_WAIT: Final = (b"WAIT", 1, _WAIT_MS)
+"""Until a replica has received the last write of the connection."""
+_WAIT_AOF: Final = (_WAIT, (b"WAITAOF", 1, 1, _WAIT_MS))
+"""Until it has also synced it. WAITAOF alone would take a second: a replica that is asked together
+with the write answers before it has synced, and is then not asked again."""
 _CLOCK = SystemClock()
 
 
@@ -147,7 +150,7 @@ class RedisEngines:
             self._epochs.get(identity.partition, 0),
             opening,
             LAYOUT_VERSION,
-            then=[_WAIT_AOF] if self.durability is Durability.REPLICATED else [],
+            then=_WAIT_AOF if self.durability is Durability.REPLICATED else (),
             within_ms=COMMIT_WITHIN_MS,
         )
         outcome, *rest = answer
@@ -162,7 +165,7 @@ class RedisEngines:
             check_identity(where, rest[0], identity)
         if outcome != b"OPEN":
             raise DataCorrupt(f"{where} has lost its identity")
-        if waited and not _is_replicated(waited[0]):
+        if waited and not _is_replicated(waited[-1]):
             raise ConnectionError(f"{where} is not replicated")
         epoch, sequence, commit_id = rest
         del self._openings[identity.partition]
@@ -356,7 +359,7 @@ class RedisEngine:
         asked = (*self._mark, commit.sequence, commit.commit_id, self._base, *arguments)
         commits = script is not STAGE
         replicated = commits and self._durability is Durability.REPLICATED
-        then: list[Command] = [_WAIT_AOF] if replicated else []
+        then: Sequence[Command] = _WAIT_AOF if replicated else ()
         why = ""
         while _CLOCK.monotonic_ms() < deadline_ms:
             is_first = not why
@@ -379,7 +382,7 @@ class RedisEngine:
             if isinstance(answer, int):
                 return True
             fate = Fate.DONE if answer is None else fate_of(self._mark, commit, _read_mark(answer))
-            if fate is Fate.DONE and (not waited or _is_replicated(waited[0])):
+            if fate is Fate.DONE and (not waited or _is_replicated(waited[-1])):
                 return False
             never_sent = is_first or not commits
             if fate is Fate.FENCED or (fate is Fate.UNKNOWN and never_sent):

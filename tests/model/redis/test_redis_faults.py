@@ -174,7 +174,7 @@ async def test_a_redis_commit_that_is_sent_again_still_waits_for_the_replica(
     engines = RedisEngines(ServerUrl.parse(with_replica.url), Durability.REPLICATED)
     engine = await engines.open(IDENTITY)
     monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 1_000)
-    monkeypatch.setattr(engine_module, "_WAIT_AOF", (b"WAITAOF", 1, 1, 200))
+    monkeypatch.setattr(engine_module, "_WAIT_AOF", ((b"WAITAOF", 1, 1, 200),))
     with_replica.stop_replica()
     commit = asyncio.ensure_future(engine.commit(puts(Table.GROUPS, b"a")))
     await _until_stored(with_replica, b"1")
@@ -182,6 +182,20 @@ async def test_a_redis_commit_that_is_sent_again_still_waits_for_the_replica(
 
     with pytest.raises(CommitOutcomeUnknown):
         await commit
+
+    await engine.close()
+
+
+async def test_redis_commits_do_not_wait_for_the_periodic_answers_of_a_replica(
+    with_replica: MasterAndReplica,
+) -> None:
+    """S9: a replica reports by itself once a second, which each of these commits would wait for."""
+    engines = RedisEngines(ServerUrl.parse(with_replica.url), Durability.REPLICATED)
+    engine = await engines.open(IDENTITY)
+
+    async with asyncio.timeout(25):
+        for number in range(50):
+            await engine.commit(puts(Table.GROUPS, b"%d" % number))
 
     await engine.close()
 
