@@ -115,6 +115,7 @@ async def test_an_exhausted_run_that_cannot_be_read_is_left_out(
     assert (await health(swept)).openings == before.openings
 
 
+@pytest.mark.rocksdb(reason="it knows the number of a scheduled run")
 async def test_a_scheduled_run_that_cannot_be_read_is_left_out(
     swept: SweptBroker, unreadable: Unreadable, clock: ManualClock
 ) -> None:
