@@ -16,6 +16,7 @@ from storage_svc.engines.engine import Identity
 from storage_svc.engines.redis.layout import mark_key
 from tests.model.histories.scenario import TOPIC, Disturb
 from tests.support.session import Session
+from tests.support.valkey import valkey
 from tests.support.valkey_cluster import ValkeyCluster
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
@@ -34,7 +35,7 @@ LAG_MS_MAX: Final = 1_500
 
 
 class RedisProcesses:
-    """One broker and one storage node over three masters and three replicas."""
+    """One broker and several storage nodes over three masters and three replicas."""
 
     def __init__(
         self,
@@ -140,9 +141,10 @@ class RedisProcesses:
 
 @asynccontextmanager
 async def redis_processes(
-    directory: Path, durability: str, partitions: int
+    directory: Path, durability: str, partitions: int, storages: int
 ) -> AsyncIterator[RedisProcesses]:
     async with AsyncExitStack() as opened:
+        registry = opened.enter_context(valkey(directory / "registry"))
         valkeys = opened.enter_context(
             ValkeyCluster.running(directory / "valkeys", masters=3, replicas=3)
         )
@@ -155,6 +157,8 @@ async def redis_processes(
         processes = LocalCluster(
             directory / "data",
             partitions=partitions,
+            storages=storages,
+            registry_url=registry.connection_url,
             log_dir=directory / "logs",
             environment={
                 "storage": {**cluster_id, **engine},
