@@ -70,6 +70,11 @@ async def free_memory(server: Server) -> int:
     return max(0, limit - int(memory.get("used_memory", 0)))
 
 
+async def server_time_ms(server: Server) -> int:
+    """The clock of the server, without the command TIME, which its user may not have."""
+    return int((await _info(server, b"server"))["server_time_usec"]) // 1000
+
+
 async def _info(server: Server, section: bytes) -> dict[str, str]:
     (answer,) = await server.ask((b"INFO", section), within_ms=_CHECK_WITHIN_MS)
     lines = answer.decode(errors="replace").splitlines()

@@ -49,7 +49,13 @@ from storage_svc.engines.keys import successor, u64
 from storage_svc.engines.marks import Fate, Mark, fate_of
 from storage_svc.engines.paged_reader import PagedReader
 from storage_svc.engines.redis.address import MasterFinder, ServerUrl
-from storage_svc.engines.redis.checks import Durability, check_server, check_types, free_memory
+from storage_svc.engines.redis.checks import (
+    Durability,
+    check_server,
+    check_types,
+    free_memory,
+    server_time_ms,
+)
 from storage_svc.engines.redis.layout import (
     LAYOUT_VERSION,
     Argument,
@@ -129,12 +135,11 @@ class RedisEngines:
         """The clock of the server of the first partition; raises ConnectionError."""
         server = self._server(Identity(cluster_id, 0, 0))
         try:
-            ((seconds, micros),) = await server.ask((b"TIME",), within_ms=COMMIT_WITHIN_MS)
-        except AnswerLost as error:
+            return await server_time_ms(server)
+        except (AnswerLost, RedisError, KeyError) as error:
             raise ConnectionError(f"the server cannot be reached: {error}") from error
         finally:
             await server.close()
-        return int(seconds) * 1000 + int(micros) // 1000
 
     def _server(self, identity: Identity) -> Server:
         return Server(MasterFinder(self._url, mark_key(identity)))

@@ -12,8 +12,11 @@ import pytest
 
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import u64
+from storage_svc.engines.redis.address import ServerUrl
+from storage_svc.engines.redis.engine import RedisEngines
 from tests.model.redis.conftest import Servers, puts
 from tests.support.repository import ROOT
+from tidemark.clock import SystemClock
 
 
 async def test_a_user_needs_no_rights_beyond_those_that_are_documented(servers: Servers) -> None:
@@ -32,6 +35,8 @@ async def test_a_user_needs_no_rights_beyond_those_that_are_documented(servers: 
         assert len(await engine.scan(Table.RUN_HEADERS, b"", None, limit=9999)) == 3000
         await engine.verify()
         assert await engine.free_bytes() > 0
+        engines = RedisEngines(ServerUrl.parse(f"redis://tidemark:secret@{host}"))
+        assert abs(await engines.time_ms("any") - SystemClock().wall_ms()) < 60_000
     finally:
         servers.redis.execute_command("ACL DELUSER tidemark")
 
