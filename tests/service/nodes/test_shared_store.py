@@ -136,7 +136,11 @@ async def test_an_operator_moves_a_partition_and_drains_a_storage_node(
     nodes: SharedNodes,
 ) -> None:
     """S9: `tidemark cluster` shows nodes and storage epochs, and what is impossible is refused."""
-    cli = Cli({"TIDEMARK_ADDRESS": nodes.members[0][1]})
+    first = {"TIDEMARK_STORAGE_ADDRESSES": nodes.addresses[0]}
+    cli = Cli({"TIDEMARK_ADDRESS": nodes.members[0][1], **first})
+    elsewhere = str((await nodes.held())[1][0])
+    listed = await asyncio.to_thread(cli.run, "retention", "history", "--partition", elsewhere)
+    assert listed.code == 0, listed.err
     async with tidemark.connect(nodes.members[0][1]) as client:
         with pytest.raises(InvalidArgument, match="no partition 4"):
             await client.admin.move_partition(4, storage_id=nodes.addresses[0])

@@ -1,5 +1,6 @@
 """`tidemark retention ...`: run a pass, show the state of the jobs and what was removed."""
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -9,6 +10,8 @@ from tidemark.cli.display import units
 from tidemark.cli.options import JobsAddress, StorageAddress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tidemark.client.admin.values import Finding, Job, Pass, PassProgress, Removal
 
 _STATUS_TIMEOUT_MS: Final = 10_000
@@ -151,7 +154,7 @@ async def history(
             removal.pass_id,
         )
 
-    addresses = [storage_address] if storage_address else call.settings.storage_addresses
+    addresses = [storage_address] if storage_address else await _storages(call)
     rows = upkeep.list_retention_history(
         [call.open(address) for address in addresses],
         retention_type=type_,
@@ -162,3 +165,16 @@ async def history(
         timeout_ms=call.timeout_ms,
     )
     await call.out.stream(rows, columns, row, limit=limit)
+
+
+async def _storages(call: Call) -> "Sequence[str]":
+    """The storage nodes of the settings, or all that share a store, as one of those names them."""
+    from tidemark.client.admin import upkeep
+    from tidemark.errors import TidemarkError
+
+    named = call.settings.storage_addresses
+    for address in named:
+        with suppress(TidemarkError):  # the listing reports it, if it is needed
+            found = await upkeep.shared_storages(call.open(address), timeout_ms=call.timeout_ms)
+            return found or named
+    return named

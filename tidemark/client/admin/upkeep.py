@@ -11,8 +11,9 @@ import grpc
 from tidemark.api.lifecycle.v1 import jobs_pb2, lifecycle_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.lifecycle.v1.lifecycle_pb2_grpc import LifecycleServiceStub
-from tidemark.api.storage.v1 import retention_pb2
+from tidemark.api.storage.v1 import retention_pb2, storage_pb2
 from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
+from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.client.admin.pages import pages
 from tidemark.client.admin.values import Finding, Job, Pass, PassProgress, Removal, Sweeper
 from tidemark.client.arguments import check_bool, check_int, check_str
@@ -52,6 +53,15 @@ async def run_job(
         Finding(each.topic, each.rule, each.due, each.why_not) for each in answer.findings
     )
     return Pass(answer.pass_id, findings, dict(answer.failed_partitions))
+
+
+async def shared_storages(storage: grpc.aio.Channel, *, timeout_ms: int | None = None) -> list[str]:
+    """The addresses of all storage nodes that share a store with this one; none if it does not
+    share one."""
+    request = storage_pb2.DescribeStorageRequest()
+    stub = StorageServiceStub(storage)
+    described = await stub.DescribeStorage(request, timeout=_seconds(timeout_ms))
+    return list(described.node_addresses)
 
 
 async def list_retention_history(
