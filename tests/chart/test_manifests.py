@@ -31,6 +31,11 @@ CUSTOM = {"ServiceMonitor"}  # defined by the Prometheus operator, not by Kubern
 KNOWN = {variable.name for service in SERVICES for variable in service.variables()}
 
 SEVERAL = VALUE_SETS["several nodes"]
+REDIS_SECRETS = {
+    "TIDEMARK_REDIS_USERNAME": "tidemark",
+    "TIDEMARK_REDIS_PASSWORD": "secret",
+    "TIDEMARK_REGISTRY_URL": "redis://tidemark:secret@valkey:6379",
+}
 
 each_value_set = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
 
@@ -251,7 +256,6 @@ def test_storage_on_a_shared_store_is_a_deployment_without_volumes() -> None:
     storage = rendered[f"Deployment/{NAME}-storage"]
     spec = storage["spec"]["template"]["spec"]
     assert [volume["name"] for volume in spec["volumes"]] == ["tmp"]
-    assert storage["spec"]["strategy"] == {"type": "Recreate"}
     variables = environment(container(storage["spec"]["template"]))
     assert variables["TIDEMARK_STORAGE_ADVERTISE"] == "$(POD_IP):7410"
     assert variables["TIDEMARK_STORAGE_ADDRESSES"] == f"{NAME}-storage:7410"
@@ -263,6 +267,27 @@ def test_storage_on_a_shared_store_is_a_deployment_without_volumes() -> None:
     } <= rendered.keys()
 
 
+def test_nodes_of_a_shared_store_are_replaced_one_by_one_only_with_a_registry() -> None:
+    """S9: without one, the second takes everything from the first while brokers still use it."""
+    sharing = render(REDIS)[f"Deployment/{NAME}-storage"]
+    alone = render(VALUE_SETS["redis from one secret"])[f"Deployment/{NAME}-storage"]
+
+    assert sharing["spec"]["replicas"] == 2
+    assert sharing["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+    assert alone["spec"]["strategy"] == {"type": "Recreate"}
+    first, second = (
+        StorageSettings.from_environment(
+            {**environment_of_pod(sharing, f"{NAME}-storage-x", ip), **REDIS_SECRETS}
+        )
+        for ip in ("10.0.0.1", "10.0.0.2")
+    )
+    assert first.shares_partitions
+    assert (first.own_address, second.own_address) == ("10.0.0.1:7410", "10.0.0.2:7410")
+
+
 def test_the_connection_of_the_store_comes_from_a_secret() -> None:
     """S5, S9: the user and the password, or the whole URL; only storage gets them."""
     beside, inside = render(REDIS), render(VALUE_SETS["redis from one secret"])
@@ -270,7 +295,11 @@ def test_the_connection_of_the_store_comes_from_a_secret() -> None:
     login = connection_of(beside, "tidemark-valkey")
     whole = connection_of(inside, "valkey")
 
-    assert login == {"TIDEMARK_REDIS_USERNAME": "username", "TIDEMARK_REDIS_PASSWORD": "tidemark"}
+    assert login == {
+        "TIDEMARK_REDIS_USERNAME": "username",
+        "TIDEMARK_REDIS_PASSWORD": "tidemark",
+        "TIDEMARK_REGISTRY_URL": "registry-url",
+    }
     assert whole == {"TIDEMARK_REDIS_URL": "url"}
     for rendered in (beside, inside):
         for key, template in pods(rendered):
@@ -318,7 +347,7 @@ def test_several_brokers_have_ids_and_addresses_of_their_own() -> None:
 
 
 def test_the_url_of_the_registry_may_be_in_a_secret() -> None:
-    """S5, S8: then it is in no manifest, and only brokers get it."""
+    """S5, S8: then it is in no manifest, and only brokers and storage get it."""
     rendered = render({"registry": {"secret": {"name": "login", "key": "redis"}}})
 
     found = {
@@ -326,9 +355,8 @@ def test_the_url_of_the_registry_may_be_in_a_secret() -> None:
         for key, template in pods(rendered)
     }
 
-    assert found.pop(f"Deployment/{NAME}-broker") == {
-        "secretKeyRef": {"name": "login", "key": "redis"}
-    }
+    for key in (f"Deployment/{NAME}-broker", f"StatefulSet/{NAME}-storage"):
+        assert found.pop(key) == {"secretKeyRef": {"name": "login", "key": "redis"}}
     assert set(found.values()) == {None}
 
 

@@ -34,6 +34,7 @@ from tests.support.chart_rendering import (
     environment,
     render,
 )
+from tests.support.chart_rendering import pods as pods_of
 from tests.support.chart_value_sets import REDIS, VALKEY
 from tests.support.local_broker import in_time, until
 from tests.support.valkey import valkey
@@ -164,24 +165,24 @@ async def running(
 
 @asynccontextmanager
 async def several_pods(
-    tmp_path: Path, registry_url: str
+    tmp_path: Path, values: Values, brokers: Sequence[str], secrets: Secrets = NO_SECRETS
 ) -> AsyncIterator[Mapping[str, ServiceProcess]]:
-    """Two storage nodes, two brokers and lifecycle, each pod at an address of its own."""
+    """Two storage nodes, some brokers and lifecycle, each pod at an address of its own."""
     ports = dict(zip(SERVICES, free_ports(HOST, len(SERVICES)), strict=True))
-    values: dict[str, Any] = {name: {"port": port} for name, port in ports.items()}
-    values["storage"]["replicas"] = values["broker"]["replicas"] = 2
-    rendered = render({**values, "registry": {"url": registry_url}})
+    with_ports = {name: {**values.get(name, {}), "port": port} for name, port in ports.items()}
+    rendered = render({**values, **with_ports})
+    templates = {container(pod)["name"]: pod for _, pod in pods_of(rendered)}
     hosts = {
         **{("storage", str(number)): host for number, host in enumerate(STORAGE_HOSTS)},
         ("lifecycle", "0"): HOST,
-        **{("broker", letter): host for letter, host in BROKER_HOSTS.items()},
+        **{("broker", letter): BROKER_HOSTS[letter] for letter in brokers},
     }
     async with AsyncExitStack() as stopping:
         processes: dict[str, ServiceProcess] = {}
         for (name, suffix), host in hosts.items():
-            pod = rendered[KEYS[name]]["spec"]["template"]
+            pod = templates[name]
             only, key = container(pod), f"{name}-{suffix}"
-            variables = local_environment(name, pod, tmp_path / key, suffix, host)
+            variables = local_environment(name, pod, tmp_path / key, suffix, host, secrets)
             listen = f"TIDEMARK_{name.upper()}_LISTEN"
             process = processes[key] = ServiceProcess(
                 key,
@@ -202,9 +203,13 @@ async def test_several_pods_of_the_rendered_chart_are_one_cluster(tmp_path: Path
     """S5, S8: they find each other, agree on 16 partitions, and a broker that stops hands over."""
     (tmp_path / "valkey").mkdir()
     with valkey(tmp_path / "valkey") as registry:
-        url = f"redis://127.0.0.1:{registry.port}"
+        values = {
+            "storage": {"replicas": 2},
+            "broker": {"replicas": 2},
+            "registry": {"url": f"redis://127.0.0.1:{registry.port}"},
+        }
         async with (
-            several_pods(tmp_path, url) as processes,
+            several_pods(tmp_path, values, ["a", "b"]) as processes,
             tidemark.connect(processes["broker-b"].address) as client,
         ):
             await client.create_topic("orders")
@@ -292,24 +297,41 @@ async def test_each_service_stops_by_itself_within_the_time_its_pod_gets(
 
 
 async def test_the_example_for_redis_works_with_the_valkey_of_the_example(tmp_path: Path) -> None:
-    """S5, S9: with the rights and the settings that it names, and a password of any characters."""
+    """S5, S9: with the rights and the settings that it names, and a password of any characters.
+    Its storage nodes share the partitions, and one that stops hands over."""
     password = "p@ss/w0rd:%?#"
     with valkey_of_the_example(tmp_path / "valkey", password) as server:
         address = f"{HOST}:{server.port}"
         url = f"redis://tidemark:{quote(password, safe='')}@{address}"
         users = {"username": "tidemark", "tidemark": password, "registry-url": url}
         here = json.loads(json.dumps(REDIS).replace("valkey:6379", address))
-        pods = rendered_pods({**KEYS, "storage": f"Deployment/{NAME}-storage"}, here)
+        async with (
+            several_pods(tmp_path, here, ["a"], {"tidemark-valkey": users}) as processes,
+            tidemark.connect(processes["broker-a"].address) as client,
+        ):
+            nodes = [processes[f"storage-{number}"].address for number in range(2)]
 
-        async with running(pods, tmp_path, secrets={"tidemark-valkey": users}):
-            status, output = await run_hook(pods)
+            async def is_shared() -> bool:
+                partitions = await client.admin.list_partitions()
+                return {each.storage_address for each in partitions} == set(nodes)
 
+            await until(is_shared)
+            await client.create_topic("orders")
+            publishers = [await client.publisher(f"orders/{number}") for number in range(32)]
+            for publisher in publishers:
+                await in_time(publisher.publish(b"before"))
+
+            status = await processes["storage-1"].stop(STOP_TIMEOUT_MS)
+
+            for publisher in publishers:
+                await in_time(publisher.publish(b"after"))
+            left = {each.storage_address for each in await client.admin.list_partitions()}
         with admin_of(server) as admin:
             keys = {bytes(key).split(b"/")[0] for key in admin.keys("*")}
 
-    assert status == 0, output
+    assert (status, left) == (0, {nodes[0]})
     assert keys == {b"{tidemark"}
-    assert not (tmp_path / "volume").exists()
+    assert not any((tmp_path / name / "volume").exists() for name in processes)
 
 
 @contextmanager

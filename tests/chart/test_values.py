@@ -447,9 +447,17 @@ NONSENSE: dict[str, tuple[Values, str]] = {
         redis_with(url="rediss://a", tls={"secretName": "valkey-tls", "caKey": ""}),
         "storage.redis.tls.secretName is set without caKey and certKey",
     ),
-    "redis with several nodes": (
+    "redis with several nodes without a registry": (
         {"storage": {"engine": "redis", "replicas": 2, "redis": {"url": "redis://a"}}},
-        "storage.replicas is 2: with storage.engine redis, one node holds all partitions",
+        "storage.replicas is 2: with storage.engine redis, several nodes need a registry",
+    ),
+    "redis with several nodes and two schedulers": (
+        {
+            "storage": {"engine": "redis", "replicas": 2, "redis": {"url": "redis://a"}},
+            "registry": {"url": "redis://a"},
+            "retention": {"replicas": 2},
+        },
+        "retention.replicas is 2: with several storage nodes and storage.engine redis",
     ),
     "redis with volumes": (
         {

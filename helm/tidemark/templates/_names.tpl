@@ -75,9 +75,22 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ .pod }}.{{ include "tidemark.name" $it }}-pods:{{ .root.Values.storage.port }}
 {{- end }}
 
-{{/* "true" if brokers have a registry. */}}
+{{/* "true" if there is a registry. */}}
 {{- define "tidemark.hasRegistry" -}}
 {{- if or .Values.registry.url .Values.registry.secret.name }}true{{ end -}}
+{{- end }}
+
+{{/* Of services whose members find each other in the registry: RollingUpdate if there is one, or Recreate.
+     Takes root and strategy, which is one of them or "". */}}
+{{- define "tidemark.updateStrategy" -}}
+{{- $type := default (eq (include "tidemark.hasRegistry" .root) "true" | ternary "RollingUpdate" "Recreate") .strategy -}}
+type: {{ $type }}
+{{- if eq $type "RollingUpdate" }}
+# A member hands its partitions over before it ends; the new one is there by then.
+rollingUpdate:
+  maxSurge: 1
+  maxUnavailable: 0
+{{- end }}
 {{- end }}
 
 {{/* Services listen on loopback by default. Takes root and port. */}}

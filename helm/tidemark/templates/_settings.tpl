@@ -63,3 +63,16 @@ TIDEMARK_METRICS_LISTEN: {{ include "tidemark.listen" (dict "root" .root "port" 
 OTEL_EXPORTER_OTLP_ENDPOINT: {{ . | quote }}
 {{- end }}
 {{- end }}
+
+{{/* The setting of the registry, and the key of the Secret that takes its place, as YAML. */}}
+{{- define "tidemark.registrySettings" -}}
+TIDEMARK_REGISTRY_URL: {{ .Values.registry.url | quote }}
+{{- end }}
+
+{{- define "tidemark.registrySecrets" -}}
+{{- with .Values.registry.secret }}
+{{- if .name }}
+TIDEMARK_REGISTRY_URL: {{ dict "name" .name "key" .key | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
