@@ -47,10 +47,20 @@ async def check_server(server: Server, durability: Durability) -> None:
                 f"answered: set it to {wanted.decode()}, or the durability to as-is"
             )
     if durability is Durability.REPLICATED:
+        await _check_waits(server)
         replication = await _info(server, b"replication")
         if not int(replication.get("connected_slaves", 0)):
             # It may come back: after a failover the former master does.
             raise ConnectionError("the server has no replica: commits could not be replicated")
+
+
+async def _check_waits(server: Server) -> None:
+    """A refused wait would look as if no replica confirmed anything."""
+    for command in ((b"WAIT", 0, 0), (b"WAITAOF", 0, 0, 0)):
+        try:
+            await server.ask(command, within_ms=_CHECK_WITHIN_MS)
+        except ResponseError as error:
+            raise StoreNotFit(f"the server does not wait for replicas: {error}") from error
 
 
 async def check_types(server: Server, identity: Identity, where: str) -> None:

@@ -99,6 +99,20 @@ def test_a_wrong_url_is_refused_and_not_repeated(url: str) -> None:
     assert "TIDEMARK_REDIS_URL" in refused.value.detail
 
 
+@pytest.mark.parametrize("missing", ["wait", "waitaof"])
+async def test_a_user_that_may_not_wait_for_replicas_is_refused_with_the_reason(
+    servers: Servers, missing: str
+) -> None:
+    """S5, S9: otherwise it would look as if no replica ever confirmed anything."""
+    servers.redis.execute_command(f"ACL SETUSER waiting on >secret ~* +@all -{missing}")
+    host = servers.url.removeprefix("redis://")
+
+    with pytest.raises(StoreNotFit, match=f"no permissions to run the '{missing}' command"):
+        await servers.open(Durability.REPLICATED, f"redis://waiting:secret@{host}")
+
+    servers.redis.execute_command("ACL DELUSER waiting")
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 
