@@ -22,9 +22,11 @@ from storage_svc.engines.node_record import (
 )
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
 from storage_svc.node import StorageNode
+from storage_svc.partition.losses import no_witness
 from storage_svc.placement.assigned import MEMBERS, AssignedPartitions
 from storage_svc.placement.clock_check import ClockCheck
 from storage_svc.placement.placement import Placement
+from storage_svc.placement.witness_reports import WitnessReports
 from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceServicer_to_server
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
@@ -74,6 +76,9 @@ async def storage(
     wrapped = wrap(shared or engines)
     server = RpcServer(settings.listen, clock=clock)
     async with ChannelPool() as channels, AsyncExitStack() as stack:
+        reports: WitnessReports | None = None
+        if settings.shares_partitions:
+            reports = await stack.enter_async_context(_witness_reports(settings, clock))
         node = StorageNode(
             settings,
             (lambda: wrap(_redis_engines(settings)))
@@ -81,6 +86,7 @@ async def storage(
             else (lambda: wrapped),
             channels,
             clock,
+            witness=no_witness if reports is None else reports.highest,
         )
         record, placement, assigned = None, None, None
         clock_check: ClockCheck | None = None
@@ -126,6 +132,8 @@ async def storage(
             node.announce(address)
             sampler = key_figures.sampler(partitions.held.values())
             tasks.append(asyncio.create_task(sampler.run(clock)))
+            if reports is not None:
+                tasks.append(asyncio.create_task(reports.run(partitions.held.values())))
             if placement is not None:
                 tasks.append(asyncio.create_task(_place(placement.run(), server, failures)))
             if shared is not None and settings.shares_partitions:
@@ -180,6 +188,19 @@ async def _membership(
         yield Membership(registry, member, partitions, clock, timers=timers)
     finally:
         await registry.close()
+
+
+@asynccontextmanager
+async def _witness_reports(
+    settings: StorageSettings, clock: Clock
+) -> AsyncIterator[WitnessReports]:
+    from tidemark.registry.witnesses import RedisWitnesses
+
+    witnesses = RedisWitnesses(settings.registry_url, settings.cluster_id)
+    try:
+        yield WitnessReports(witnesses, clock)
+    finally:
+        await witnesses.close()
 
 
 async def _open_alone(

@@ -8,6 +8,7 @@ from storage_svc.lifecycle.announcer import Announcer
 from storage_svc.lifecycle.lifecycle_watch import SilencePolicy
 from storage_svc.partition.commit_figures import CommitFigures
 from storage_svc.partition.health import FaultReason
+from storage_svc.partition.losses import Witness, no_witness
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
 from storage_svc.turns import CommonTurns
@@ -25,13 +26,17 @@ class StorageNode:
         engines: Callable[[], Engines],
         channels: ChannelPool,
         clock: Clock,
+        *,
+        witness: Witness = no_witness,
     ) -> None:
         """`engines` is called for each partition that is opened: those of a shared store remember
-        under which epoch they had it open, and take it back only if no other node has opened it."""
+        under which epoch they had it open, and take it back only if no other node has opened it.
+        `witness` is asked how far a partition has been seen."""
         self._settings = settings
         self._engines = engines
         self._channels = channels
         self._clock = clock
+        self._witness = witness
         self._held: dict[int, Partition] = {}
         self._lost: set[int] = set()
         self._address = ""
@@ -126,6 +131,7 @@ class StorageNode:
             disk_free_bytes_min=settings.disk_free_bytes_min,
             silence=_silence(settings),
             on_taken_over=lambda: on_taken_over(number),
+            witness=self._witness,
             loss_confirmed=loss_confirmed,
             turns=self._turns,
             figures=self._figures,

