@@ -68,6 +68,9 @@ class ExchangePart:
         self._all_unsent = unsent
         self._unsent: deque[tuple[int, ExchangeResult | TidemarkError, int]] = deque()
         """Request ids, results, and about how many bytes each takes in a frame."""
+        self._commit = partition.last_commit
+        """One that contains all that is kept, or follows it. Not the present one of the partition:
+        that may have been opened again without commits that are lost."""
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._closed = False
@@ -161,6 +164,7 @@ class ExchangePart:
 
     def _keep(self, results: Iterable[_Answered]) -> None:
         kept = result_bytes = 0
+        self._commit = self._partition.last_commit
         for request_id, result in results:
             size = _bytes_of(result)
             self._unsent.append((request_id, result, size))
@@ -179,7 +183,7 @@ class ExchangePart:
         They take at most `share_bytes`, or one result that fits `room_bytes`.
         """
         used_bytes = self._write_results(response, share_bytes, room_bytes)
-        response.commit = self._partition.last_commit
+        response.commit = self._commit
         events = self._events
         if events.expired and not self._unsent:  # after the results that handed them out
             count = _fitting(len(events.expired), EXPIRED_BYTES, share_bytes - used_bytes)

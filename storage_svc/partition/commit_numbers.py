@@ -10,6 +10,7 @@ that the first commit of an opening writes. With RocksDB numbers have no gaps, a
 a loss is confirmed.
 """
 
+import random
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -92,7 +93,9 @@ class CommitNumbers:
 
     def accept(self, loss: Loss) -> None:
         """Whatever witnesses have seen so far is not missed any more."""
-        self._accepted = max(loss.witnessed, self.before_first) + ACCEPTED_SKIP
+        # By chance: the confirmation may be lost as well, and be made again.
+        skip = ACCEPTED_SKIP + random.getrandbits(31)
+        self._accepted = max(loss.witnessed, self.before_first) + skip
         self._first = self._accepted + 1
         self._is_written = False
 

@@ -50,7 +50,7 @@ class Losses:
 
         Raises LossWitnessed, unless an operator has confirmed the loss.
         """
-        loss = state.loss or await self._find(state, last_commit)
+        loss = await self._find(state, last_commit)
         if self._is_confirmed:
             loss = loss or self._known or Loss(0, state.numbers.last)
             await _accept(state, loss)
@@ -109,11 +109,13 @@ class Losses:
             answer.exception()  # marked as seen: the operator may be gone
 
     async def _find(self, state: PartitionState, last_commit: int) -> Loss | None:
-        known = 0 if self._known is None else self._known.witnessed
-        for witnessed in (known, last_commit, await self._witness(self._partition)):
-            if not state.numbers.has(witnessed):
-                return Loss(witnessed, state.numbers.last)
-        return None
+        """The highest commit that is missing, of those that are known; None if none is."""
+        seen = [last_commit, await self._witness(self._partition)]
+        seen += [each.witnessed for each in (self._known, state.loss) if each is not None]
+        missing = [number for number in seen if not state.numbers.has(number)]
+        if state.loss is not None:  # of which the confirmation may be lost as well
+            missing.append(state.loss.witnessed)
+        return Loss(max(missing), state.numbers.last) if missing else None
 
 
 async def _accept(state: PartitionState, loss: Loss) -> None:
@@ -125,7 +127,9 @@ async def _accept(state: PartitionState, loss: Loss) -> None:
     if not state.engine.storage_epoch:  # which does it otherwise
         counters.skip_by(SKIP)
         state.first_broker_epoch = counters.broker_epoch + SKIP
-    # The claim may be older than that of the present holder, which could not claim again.
+    # No broker holds the partition: one that is connected claims, and learns of the loss.
+    counters.broker_epoch = max(state.first_broker_epoch, counters.broker_epoch + 1)
+    # It may be older than that of the present holder, which could not claim again.
     state.claim = NO_CLAIM
     batch = Batch()
     delete_loss(batch)

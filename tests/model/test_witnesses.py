@@ -14,6 +14,7 @@ from tests.support.partition_life import ACK
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tidemark.errors import (
     CommitOutcomeUnknown,
+    Fenced,
     InvalidArgument,
     PartitionFaulty,
     ReservationNotFound,
@@ -163,6 +164,42 @@ async def test_commits_after_a_confirmed_loss_can_be_lost_as_well(nodes: Nodes) 
     again = await behind(nodes, node.last_commit)
 
     assert (await again.confirm_loss()).witnessed == node.last_commit
+
+
+async def test_a_confirmation_that_is_lost_is_made_again_under_other_numbers(nodes: Nodes) -> None:
+    """S9: a witness of the first one would take the second for it otherwise."""
+    node = await behind(nodes, await lost_tail(nodes))
+    await node.confirm_loss()
+    first = node.last_commit
+    await node.close()
+    nodes.store.lose_tail(0, 1)
+    again = await nodes.start()
+    assert reasons(again) == ["DATA_LOST"]
+
+    await again.confirm_loss()
+
+    assert again.last_commit != first
+    assert not again.state.numbers.is_stored(first)
+
+
+async def test_a_broker_learns_of_a_confirmed_loss_when_it_claims(nodes: Nodes) -> None:
+    """S9, E1: it is fenced until then. What it knows of owners may be undone."""
+    node = await started(nodes)
+    claimed = await do(node, ClaimPartition(CLAIM))
+    await do(node, RUN)
+    nodes.store.lose_tail(0, 1)
+    with pytest.raises(PartitionFaulty):
+        await do(node, RUN)
+    witnessed = node.last_commit
+    await node.confirm_loss()
+
+    (fenced,) = await node.submit([RUN], broker_epoch=claimed.broker_epoch)
+    again = await do(node, ClaimPartition(CLAIM, claimed.broker_epoch, 0, witnessed))
+    later = await do(node, ClaimPartition(CLAIM, again.broker_epoch, 0, node.last_commit))
+
+    assert isinstance(fenced, Fenced)
+    assert again.broker_epoch > claimed.broker_epoch
+    assert (again.lost_commits, later.lost_commits) == (True, False)
 
 
 async def test_what_lost_commits_named_is_not_named_again(nodes: Nodes) -> None:

@@ -103,7 +103,7 @@ async def test_a_partition_behind_the_registry_serves_nothing_until_that_is_conf
     with redis.Redis.from_url(store.connection_url, decode_responses=True) as server:
 
         async def is_reported() -> bool:
-            return server.hexists(key, field)
+            return bool(server.hexists(key, field))
 
         await until(is_reported)
         lost = int(server.hget(key, field) or 0) + 1_000
