@@ -2,7 +2,8 @@
 
 Pure. A body is a MessageBatch. `MessageBatch.messages` and `Message.payload` are both field 1, so a
 plain payload follows its tag and length inside a message that follows its own. Most bodies are one
-such payload, and neither making nor checking one needs an object for each message.
+such payload, and neither making nor checking one needs an object for each message. What is made
+here is the same to the byte as what an encoder makes of it: the repeat of a run must be (S11).
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,10 @@ from typing import Final
 _FIELD_1: Final = b"\x0a"
 """The tag of field 1 with a length, as Protocol Buffers write it."""
 
-_PREFIX_BYTES: Final = range(4, 12)
+_EMPTY: Final = b"\x0a\x00"
+"""An empty message: an empty payload is not written."""
+
+_PREFIX_BYTES: Final = range(len(_EMPTY), 12)
 _SIZES_MAX: Final = 4096
 """Sizes whose prefixes are kept: small messages have few of them."""
 
@@ -36,6 +40,8 @@ def is_one_payload(body: bytes) -> bool:
 @lru_cache(_SIZES_MAX)
 def _prefix(size: int) -> bytes:
     """What stands before a payload of that size."""
+    if not size:
+        return _EMPTY
     payload_head = _FIELD_1 + _varint(size)
     return _FIELD_1 + _varint(len(payload_head) + size) + payload_head
 

@@ -68,6 +68,8 @@ class Dispatcher:
         """The feeds of each queue, one for each group."""
         self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
         """Feeds that get messages with the next frame of a partition and have no reserve in it."""
+        self._handed_out: dict[Consumer, list[HandedOut]] = {}
+        """What the frame that is being taken has handed out in columns."""
         self.standing = StandingReserves(links)
         self.delivered = Tally()
         """Messages that were handed to consumers."""
@@ -313,8 +315,7 @@ class Dispatcher:
         if lost:
             self._release(feed.partition, slices)
         elif slices:
-            self.delivered.add(messages, feed.lmq_name)
-            consumer.deliver(consumer, feed, slices)
+            self._deliver(consumer, feed, slices, messages)
         return not lost
 
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None:
@@ -331,8 +332,7 @@ class Dispatcher:
             self.standing.recall(standing)
             self._release(partition, slices)
         elif slices:
-            self.delivered.add(messages, feed.lmq_name)
-            consumer.deliver(consumer, feed, slices)
+            self._deliver(consumer, feed, slices, messages)
         if not reserved.standing_messages:
             self.standing.end(standing)
             if reserved.more and self._feeds.get(feed.key) is feed:
@@ -343,8 +343,10 @@ class Dispatcher:
             self.standing.recall_all(consumer)  # its client must read first
 
     def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None:
-        """Standing reserves have handed out one plain slice each, and stand on."""
-        by_consumer: dict[Consumer, list[HandedOut]] = {}
+        """Standing reserves have handed out one plain slice each, and stand on.
+
+        What all partitions of a frame hand out is delivered together, by `deliver_handed_out`.
+        """
         for standing_id, left, *columns in zip(
             hand_outs.standing_ids,
             hand_outs.standing_messages,
@@ -365,12 +367,26 @@ class Dispatcher:
                 continue
             self.standing.used(standing, handed.messages)
             self.delivered.add(handed.messages, handed.feed.lmq_name)
-            by_consumer.setdefault(standing.consumer, []).append(handed)
-        for consumer, handed_out in by_consumer.items():
-            assert consumer.deliver_many is not None, "checked above"
-            consumer.deliver_many(consumer, handed_out)
-            if consumer.room.is_unread:
-                self.standing.recall_all(consumer)  # its client must read first
+            self._handed_out.setdefault(standing.consumer, []).append(handed)
+
+    def deliver_handed_out(self) -> None:
+        """All results of a frame were taken."""
+        for consumer in list(self._handed_out):
+            self._deliver_many(consumer)
+
+    def _deliver_many(self, consumer: Consumer) -> None:
+        handed_out = self._handed_out.pop(consumer, None)
+        if handed_out is None:
+            return
+        assert consumer.deliver_many is not None, "only such consumers are handed out to in columns"
+        consumer.deliver_many(consumer, handed_out)
+        if consumer.room.is_unread:
+            self.standing.recall_all(consumer)  # its client must read first
+
+    def _deliver(self, consumer: Consumer, feed: Feed, slices: Slices, messages: int) -> None:
+        self._deliver_many(consumer)  # they came first
+        self.delivered.add(messages, feed.lmq_name)
+        consumer.deliver(consumer, feed, slices)
 
     def _takes(self, standing: StandingReserve, handed: HandedOut) -> bool:
         """Whether a hand-out is delivered in columns."""

@@ -46,6 +46,9 @@ class LinkEvents:
     def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None:
         self.dispatcher.handed_out_many(partition, hand_outs)
 
+    def frame_taken(self) -> None:
+        self.dispatcher.deliver_handed_out()
+
     def next_deadline(self, partition: int, in_ms: int | None) -> None:
         self.timers[partition].next_deadline(in_ms)
 

@@ -64,6 +64,7 @@ class Listener(Protocol):
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None: ...
     def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None: ...
+    def frame_taken(self) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
     def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
     def link_up(self, partition: int) -> None: ...
@@ -396,29 +397,13 @@ class PartitionLink:
                 self._unanswered.take(result)
         if frame.results:
             self._let_leave()
-        was_serving, openings = self.serving, self._health.openings
         if frame.HasField("health"):
-            self._health = frame.health
-        if self.connected.is_set() and openings != self._health.openings:
-            # The outcome of its last commit is unknown: reservations may have expired, or been made
-            # without an answer. Only a report after a new claim reveals them.
-            raise Unavailable(
-                f"storage has reopened partition {self.partition}", partition=str(self.partition)
-            )
+            self._take_health(frame.health)
+        elif not self.connected.is_set():
+            return  # the bind is refused
         listener = self._listener
-        if not self.connected.is_set():
-            if not frame.HasField("health"):
-                return  # the bind is refused
-            self.connected.set()
-            self.is_unreachable = False
-            self._holding.claimed()
-            self._detail = ""
-            self._entered()
-            _log.info("link up", extra={"partition": self.partition})
         if listener is None:
             return
-        if self.serving and not was_serving:
-            listener.link_up(self.partition)
         if frame.expired_reservation_ids:
             # Behind the results of this frame, some of which are seen in the next turn.
             asyncio.get_running_loop().call_soon(
@@ -430,6 +415,29 @@ class PartitionLink:
             deadline = frame.next_deadline
             in_ms = deadline.in_ms if deadline.HasField("in_ms") else None
             listener.next_deadline(self.partition, in_ms)
+
+    def _take_health(self, health: partition_pb2.PartitionHealth) -> None:
+        was_serving, openings = self.serving, self._health.openings
+        self._health = health
+        if self.connected.is_set() and openings != health.openings:
+            # The outcome of its last commit is unknown: reservations may have expired, or been made
+            # without an answer. Only a report after a new claim reveals them.
+            raise Unavailable(
+                f"storage has reopened partition {self.partition}", partition=str(self.partition)
+            )
+        if not self.connected.is_set():
+            self.connected.set()
+            self.is_unreachable = False
+            self._holding.claimed()
+            self._detail = ""
+            self._entered()
+            _log.info("link up", extra={"partition": self.partition})
+        if self._listener is not None and self.serving and not was_serving:
+            self._listener.link_up(self.partition)
+
+    def frame_taken(self) -> None:
+        if self._listener is not None:
+            self._listener.frame_taken()
 
     def _handed_out(self, result: exchange_pb2.OperationResult) -> None:
         """In order with the results of reserves."""

@@ -47,6 +47,9 @@ class LinkPart(Protocol):
     def take(self, response: exchange_pb2.PartitionResponse) -> None:
         """Results and events have arrived. Raises why the part must end."""
 
+    def frame_taken(self) -> None:
+        """All parts of a frame were taken."""
+
     def part_ended(self, reason: TidemarkError) -> None:
         """The stream does not carry the partition any more."""
 
@@ -121,8 +124,7 @@ class StorageNodeLink:
         try:
             async for frame in stream:
                 self.frames_received += 1
-                for response in frame.parts:
-                    self._take(response)
+                self._take_frame(frame)
             reason = Unavailable("storage ended the exchange")
             self._on_broken()
         except TidemarkError as error:
@@ -139,10 +141,22 @@ class StorageNodeLink:
             await asyncio.gather(writing, return_exceptions=True)
             self._broken(reason)
 
-    def _take(self, response: exchange_pb2.PartitionResponse) -> None:
-        link, broker_epoch = self._bound.get(response.partition, (None, 0))
-        if link is None or broker_epoch != response.broker_epoch:
-            return  # of an earlier bind, whose link has dropped its callers
+    def _take_frame(self, frame: exchange_pb2.ExchangeResponse) -> None:
+        last: LinkPart | None = None
+        for response in frame.parts:
+            link, broker_epoch = self._bound.get(response.partition, (None, 0))
+            if link is not None and broker_epoch == response.broker_epoch:
+                self._take(link, response)
+                last = link
+            # else of an earlier bind, whose link has dropped its callers
+        if last is None:
+            return
+        try:
+            last.frame_taken()  # once: what all of them bring is delivered together
+        except Exception:
+            _log.exception("a frame was not taken")
+
+    def _take(self, link: LinkPart, response: exchange_pb2.PartitionResponse) -> None:
         try:
             link.take(response)
             if not response.HasField("end"):

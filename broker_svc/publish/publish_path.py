@@ -194,7 +194,8 @@ class PublishPath:
         append = operation.append
         append.lmq_name = run.lmq_name
         append.count = run.count
-        append.body = attempt.body or run.batch.SerializeToString()
+        # Sorted headers: the repeat of a run is the same to the byte at any broker (S11).
+        append.body = attempt.body or run.batch.SerializeToString(deterministic=True)
         append.topic_version = topic.version
         if run.fairness_key:
             append.fairness_key = run.fairness_key

@@ -231,15 +231,15 @@ class RunArrays:
     ) -> None:
         for publisher in runs.publishers:
             publisher.unanswered -= 1
-            if publisher.lease.failed:
-                array.cache.destroy(publisher)
         if isinstance(result, TidemarkError) or result.HasField("error"):
+            _drop_failed(array.cache, runs.publishers)
             error = result if isinstance(result, TidemarkError) else from_status(result.error)
             for run in runs.runs:
                 array.refuse(run[0], error)
             return
         appends = result.appends
         if appends.refused or appends.repeated_runs:
+            _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
             return
         self._publish_path.published.add(sum(run[3] for run in runs.runs), runs.topic.name)
@@ -276,6 +276,13 @@ class RunArrays:
             else:
                 result = message_pb2.PublishResult(request_id=run[0], error=error)
                 array.results.published(result, array.share_bytes)
+
+
+def _drop_failed(cache: PublisherCache, publishers: Iterable[Publisher]) -> None:
+    """Where runs fail, their queues may not be loaded: the next run loads them again."""
+    for publisher in publishers:
+        if publisher.lease.failed:
+            cache.destroy(publisher)
 
 
 def _single(run: _Run) -> message_pb2.PublishRun:

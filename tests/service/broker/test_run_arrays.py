@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
+from typing import TypeAlias
 
 import pytest
 
@@ -24,11 +24,13 @@ from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRes
 from tidemark.bodies import body_of
 from tidemark.client.transport.codec import Stored
 from tidemark.client.transport.frames import PlainRun
-from tidemark.client.transport.session import RunResult
-from tidemark.errors import InvalidArgument
+from tidemark.errors import InvalidArgument, TidemarkError
 from tidemark.names import partition_of
 from tidemark.rpc.callbacks import complete
 from tidemark.rpc.statuses import from_status
+
+RunResult: TypeAlias = PublishResult | Stored
+"""A result of its own, or what came in columns."""
 
 UNLIKE_PARSED = b"\x0a\x02\x0a\x00"
 """One empty message, in a form that is shorter once it is parsed and serialized again."""
@@ -47,16 +49,28 @@ def plain(
 
 
 def batch(*messages: Message) -> bytes:
-    return MessageBatch(messages=messages).SerializeToString()
+    return MessageBatch(messages=messages).SerializeToString(deterministic=True)
+
+
+class Sent:
+    """A run that was sent in columns, with the future of its result."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+
+    def stored(self, stored: Stored) -> None:
+        self.answer.set_result(stored)
+
+    def __call__(self, result: PublishResult | TidemarkError) -> None:
+        complete(self.answer, result)
 
 
 async def publish(session: Session, runs: Sequence[PlainRun]) -> list[RunResult]:
     """Publish runs in one array; returns their results."""
-    answers: list[asyncio.Future[RunResult]] = []
-    for run in runs:
-        answers.append(asyncio.get_running_loop().create_future())
-        session.send_plain_run(run, partial(complete, answers[-1]))
-    return await in_time(asyncio.gather(*answers))
+    sent = [Sent() for _ in runs]
+    for run, each in zip(runs, sent, strict=True):
+        session.send_plain_run(run, each)
+    return await in_time(asyncio.gather(*(each.answer for each in sent)))
 
 
 def reason_of(result: RunResult) -> str:
@@ -74,9 +88,9 @@ async def test_runs_for_many_queues_of_all_partitions_are_stored(local: LocalBro
 
     results = await publish(session, [plain(queue, body_of([b"2"])) for queue in queues])
 
-    offsets = [each.first_offset for each in results if isinstance(each, Stored)]
-    assert offsets == [1, 0] * (len(queues) // 2)
-    assert all(each.publisher_id for each in results if isinstance(each, Stored))
+    stored = [each for each in results if isinstance(each, tuple)]
+    assert [first_offset for _, first_offset, _ in stored] == [1, 0] * (len(queues) // 2)
+    assert all(queue_id and publisher_id for queue_id, _, publisher_id in stored)
     consumer = session.open_consumer(credit=10_000)
     await consumer.subscribe(*queues[:4])
     assert sorted(payloads_of(await take(consumer, 6))) == [b"1", b"1", *[b"2"] * 4]
@@ -106,8 +120,8 @@ async def test_a_run_that_is_refused_spoils_no_other(local: LocalBroker) -> None
     results = await publish(session, list(runs))
 
     assert list(map(reason_of, results)) == list(runs.values())
-    stored = [each.first_offset for each in results if isinstance(each, Stored)]
-    assert stored == [0, 1, 2]
+    stored = [each for each in results if isinstance(each, tuple)]
+    assert [first_offset for _, first_offset, _ in stored] == [0, 1, 2]
     assert (await local.queue(QUEUE)).messages == 4
 
 
@@ -127,10 +141,10 @@ async def test_a_repeat_gets_the_first_answer(local: LocalBroker) -> None:
     )
     alone = await session.submit(run_of(QUEUE, b"1", sequence=2))
 
-    assert isinstance(first, Stored)
+    assert isinstance(first, tuple)
     assert isinstance(again, PublishResult)
     assert isinstance(fresh, PublishResult)
-    assert (again.receipt.duplicate, again.receipt.first_offset) == (True, first.first_offset)
+    assert (again.receipt.duplicate, again.receipt.first_offset) == (True, first[1])
     assert (fresh.receipt.duplicate, fresh.receipt.first_offset) == (False, 2)
     assert reason_of(other) == "SEQUENCE_CONFLICT"
     assert (alone.receipt.duplicate, alone.receipt.first_offset) == (True, 2)
@@ -152,6 +166,21 @@ async def test_a_repeat_at_a_broker_that_knows_nothing_yet_is_the_same_to_the_by
 
     assert isinstance(again, PublishResult)
     assert again.receipt.duplicate
+
+
+async def test_a_repeat_with_its_headers_in_another_order_is_the_same(local: LocalBroker) -> None:
+    """S11: their order on the way has no meaning, and differs from one process to the next."""
+    session = await local.session()
+    headers = [(f"name-{number}", "value") for number in range(limits.HEADERS_COUNT_MAX)]
+    first, again = (Message(headers=dict(each)) for each in (headers, headers[::-1]))
+    await session.publish(QUEUE, [first], sequence=1)
+
+    repeated = await session.publish(QUEUE, [again], sequence=1)
+    (in_columns,) = await publish(session, [plain(QUEUE, batch(again), sequence=1)])
+
+    assert repeated.duplicate
+    assert isinstance(in_columns, PublishResult)
+    assert in_columns.receipt.duplicate
 
 
 async def test_runs_of_a_queue_stay_in_order_while_its_topic_is_looked_up(

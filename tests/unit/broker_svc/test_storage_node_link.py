@@ -11,6 +11,7 @@ from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
     ExchangeRequest,
+    ExchangeResponse,
     Operation,
     OperationResult,
     PartitionResponse,
@@ -66,7 +67,7 @@ class Node:
 
     def answer(self, partition: int, epoch: int = EPOCH, **fields: object) -> None:
         response = PartitionResponse(partition=partition, broker_epoch=epoch, **fields)  # type: ignore[arg-type]
-        self.link._take(response)
+        self.link._take_frame(ExchangeResponse(parts=[response]))
 
     def has_frame(self) -> bool:
         return bool(self.link._leaving)

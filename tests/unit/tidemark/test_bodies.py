@@ -15,7 +15,7 @@ def test_one_payload_is_what_the_encoder_makes_of_it_and_is_recognized(size: int
 
     body = body_of([payload])
 
-    assert MessageBatch.FromString(body) == MessageBatch(messages=[Message(payload=payload)])
+    assert body == MessageBatch(messages=[Message(payload=payload)]).SerializeToString()
     assert is_one_payload(body)
 
 
@@ -31,7 +31,7 @@ def test_payloads_of_equal_and_of_different_sizes_keep_their_order() -> None:
     [
         b"",
         b"\x0a",
-        b"\x0a\x00",
+        b"\x0a\x02\x0a\x00",
         b"\x0a\x05\x0a\x05a",
         b"x" * 100,
         body_of([b"a", b"b"]),

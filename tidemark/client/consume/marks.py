@@ -58,6 +58,10 @@ class Marks:
 
     def set_open(self, mark: Mark, start: int, end: int) -> list[Range]:
         """Mark the open messages from `start` to `end`; returns them."""
+        if self._marks is None and not start and end == self._count:
+            self._marks = bytearray((mark,)) * end  # the usual case: all at once
+            self.open = 0
+            return [(0, end)] if end else []
         ranges = self.find(Mark.OPEN, start, end)
         if self._marks is None:
             self._marks = bytearray(self._count)

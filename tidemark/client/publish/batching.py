@@ -75,11 +75,11 @@ class Call(Generic[D]):
     def body(self) -> bytes:
         """Its messages as they are sent. Bodies of several calls are joined to one."""
         if self.batch is not None:
-            return self.batch.SerializeToString()
+            return self.batch.SerializeToString(deterministic=True)
         if not self.headers:
             return body_of((self.payload,))
         message = Message(payload=self.payload, headers=self.headers)
-        return MessageBatch(messages=(message,)).SerializeToString()
+        return MessageBatch(messages=(message,)).SerializeToString(deterministic=True)
 
 
 class Run(Generic[D]):

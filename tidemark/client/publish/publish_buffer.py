@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from typing import Final, TypeAlias
 
 from tidemark import limits
@@ -24,7 +23,7 @@ from tidemark.client.transport.codec import Stored
 from tidemark.client.transport.connection import Connection, Identity, SessionPart
 from tidemark.client.transport.frames import FRAME_RUNS
 from tidemark.client.transport.routes import Routes
-from tidemark.client.transport.session import RunResult, Session
+from tidemark.client.transport.session import Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry.traces import tracing_enabled
@@ -91,7 +90,10 @@ class PublishBuffer:
 
     def lane_part(self, connection: Connection) -> "LanePart":
         """The part of a connection that carries runs."""
-        return self._lane_parts.setdefault(connection, LanePart(self, connection))
+        part = self._lane_parts.get(connection)
+        if part is None:
+            part = self._lane_parts[connection] = LanePart(self, connection)
+        return part
 
     # --- calls ---------------------------------------------------------------------------------
 
@@ -251,28 +253,42 @@ class PublishBuffer:
         for run in lane.runs:
             lane.unanswered += 1
             size += run.size
-            done = partial(self._answered, lane, run, forwarded)
+            sent = _SentRun(self, lane, run, forwarded)
             if session is not None:
                 columns = (lane.lmq_name, run.body, run.count, run.sequence, lane.partition)
-                session.send_plain_run(columns, done)
+                session.send_plain_run(columns, sent)
             else:
-                sender.send_run(lane.long_form(run), done)
+                sender.send_run(lane.long_form(run), sent)
         return size
 
-    def _answered(
-        self, lane: Lane, run: Run, forwarded: bool, result: RunResult | TidemarkError
+    def stored(
+        self,
+        lane: Lane,
+        run: Run,
+        stored: Stored,
+        *,
+        forwarded: bool,
+        schedule_id: int = 0,
+        duplicate: bool = False,
     ) -> None:
-        lane.unanswered -= 1
+        """A run is on disk."""
         part = self._partition(lane.partition)
-        if not isinstance(result, TidemarkError) and run in lane.runs:  # else it is repeated
-            if isinstance(result, PublishResult) and result.HasField("error"):
-                self._refused(lane, run, part, from_status(result.error))
-            else:
-                part.backoff.reset()
-                if not forwarded and self._routes.forwards(lane.partition):
-                    self._routes.follow(lane.partition, "")  # home holds it by now
-                stored = result if isinstance(result, Stored) else Stored.of(result.receipt)
-                self._succeed(lane, run, part, stored)
+        if run in lane.runs:  # else it is repeated
+            part.backoff.reset()
+            if not forwarded and self._routes.forwards(lane.partition):
+                self._routes.follow(lane.partition, "")  # home holds it by now
+            self._succeed(lane, run, part, stored, schedule_id, duplicate)
+        self._answered_one(lane, part)
+
+    def refused(self, lane: Lane, run: Run, error: TidemarkError, *, answered: bool) -> None:
+        """A run is not stored; without an answer that is not known, and it is repeated."""
+        part = self._partition(lane.partition)
+        if answered and run in lane.runs:
+            self._refused(lane, run, part, error)
+        self._answered_one(lane, part)
+
+    def _answered_one(self, lane: Lane, part: _Partition) -> None:
+        lane.unanswered -= 1
         if not lane.unanswered:
             if lane.idle:
                 self._drop(lane)
@@ -301,10 +317,18 @@ class PublishBuffer:
         lane.runs.remove(run)
         self._fail(run.calls, error)
 
-    def _succeed(self, lane: Lane, run: Run, part: _Partition, stored: Stored) -> None:
+    def _succeed(
+        self,
+        lane: Lane,
+        run: Run,
+        part: _Partition,
+        stored: Stored,
+        schedule_id: int,
+        duplicate: bool,
+    ) -> None:
         lane.runs.remove(run)
         part.sequences.answered(run.sequence)
-        queue_id, offset, publisher_id, schedule_id, duplicate = stored
+        queue_id, offset, publisher_id = stored
         for call in run.calls:
             if not call.answer.done():
                 receipt = PublishReceipt(
@@ -391,6 +415,41 @@ class PublishBuffer:
         for call in calls:
             if not call.answer.done():
                 call.answer.set_exception(error)
+
+
+class _SentRun:
+    """Passes the result of one run to the buffer."""
+
+    __slots__ = ("_forwarded", "_lane", "_publish_buffer", "_run")
+
+    def __init__(
+        self, publish_buffer: PublishBuffer, lane: Lane, run: Run, forwarded: bool
+    ) -> None:
+        self._publish_buffer = publish_buffer
+        self._lane = lane
+        self._run = run
+        self._forwarded = forwarded
+
+    def stored(self, stored: Stored) -> None:
+        self._publish_buffer.stored(self._lane, self._run, stored, forwarded=self._forwarded)
+
+    def __call__(self, result: PublishResult | TidemarkError) -> None:
+        """A result of its own, or why there is none."""
+        lane, run = self._lane, self._run
+        if isinstance(result, TidemarkError):
+            self._publish_buffer.refused(lane, run, result, answered=False)
+        elif result.HasField("error"):
+            self._publish_buffer.refused(lane, run, from_status(result.error), answered=True)
+        else:
+            receipt = result.receipt
+            self._publish_buffer.stored(
+                lane,
+                run,
+                (receipt.queue_id, receipt.first_offset, receipt.publisher_id),
+                forwarded=self._forwarded,
+                schedule_id=receipt.schedule_id,
+                duplicate=receipt.duplicate,
+            )
 
 
 class LanePart(SessionPart):

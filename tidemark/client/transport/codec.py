@@ -4,7 +4,7 @@ Pure: it sends nothing and keeps no state.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from google.rpc.status_pb2 import Status
 
@@ -24,6 +24,9 @@ from tidemark.rpc.statuses import from_status
 Action: TypeAlias = Ack | Nack | DeadLetter | Extend | Release
 Target: TypeAlias = int | bytes
 """What to settle: a delivery tag of this session, or a receipt from any session."""
+
+Stored: TypeAlias = tuple[int, int, int]
+"""What a receipt in columns adds to a run: queue_id, first_offset and publisher_id."""
 
 Range: TypeAlias = tuple[int, int]
 """Messages of a delivery, counted from 0: first inclusive, last exclusive."""
@@ -67,26 +70,6 @@ def fill_settlement(
             settlement.extend.CopyFrom(action)
         case Release():
             settlement.release.CopyFrom(action)
-
-
-class Stored(NamedTuple):
-    """What a receipt adds to a run."""
-
-    queue_id: int
-    first_offset: int
-    publisher_id: int
-    schedule_id: int = 0
-    duplicate: bool = False
-
-    @staticmethod
-    def of(receipt: PublishReceipt) -> "Stored":
-        return Stored(
-            receipt.queue_id,
-            receipt.first_offset,
-            receipt.publisher_id,
-            receipt.schedule_id,
-            receipt.duplicate,
-        )
 
 
 def deliveries_in_order(

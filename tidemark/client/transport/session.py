@@ -9,7 +9,7 @@ the reason.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self
 
 import grpc
 
@@ -36,14 +36,17 @@ from tidemark.client.transport.frames import Outgoing, PlainRun
 from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.pending_calls import PendingCalls
 from tidemark.errors import Internal, TidemarkError, Unavailable
-from tidemark.rpc.callbacks import Done
+from tidemark.rpc.callbacks import Done, pass_on
 from tidemark.rpc.channel import open_channel
 
 _log = logging.getLogger(__name__)
 
 
-RunResult: TypeAlias = message_pb2.PublishResult | Stored
-"""The result of a run that went in columns: in columns as well if it is stored."""
+class SentRun(Protocol):
+    """Receives the result of a run that went in columns, by one of these."""
+
+    def stored(self, stored: Stored) -> None: ...
+    def __call__(self, result: message_pb2.PublishResult | TidemarkError) -> None: ...
 
 
 class Taker(Protocol):
@@ -85,8 +88,8 @@ class Session:
         self._closing = False
         self._last_id = 0
         self._publishes = PendingCalls[message_pb2.PublishResult]()
-        self._plain_publishes = PendingCalls[RunResult]()
-        """Runs that went in columns."""
+        self._sent_runs: dict[int, SentRun] = {}
+        """Runs that went in columns, by their request ids."""
         self._settles = PendingCalls[SettleResult]()
         self._acks = PendingCalls[broker_pb2.AcksResult]()
         self._syncs = PendingCalls[subscription_pb2.SubscriptionSyncResult]()
@@ -176,11 +179,11 @@ class Session:
         self._outgoing.runs.append(run)
         self._publishes.call_back(run.request_id, done)
 
-    def send_plain_run(self, run: PlainRun, done: Done[RunResult]) -> None:
+    def send_plain_run(self, run: PlainRun, sent: SentRun) -> None:
         """Send a run that has nothing but messages and a sequence: it travels in columns."""
         request_id = self._next_id()
         self._outgoing.plain_runs.append((request_id, run))
-        self._plain_publishes.call_back(request_id, done)
+        self._sent_runs[request_id] = sent
 
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
         """Have the broker materialize a queue before the first run."""
@@ -356,8 +359,11 @@ class Session:
         for receipts in frame.published_arrays:
             self._take_receipts(receipts)
         for published in frame.published:
-            if not self._publishes.answer(published.request_id, published):
-                self._plain_publishes.answer(published.request_id, published)
+            sent = self._sent_runs.pop(published.request_id, None)
+            if sent is not None:
+                pass_on(sent, published)
+            else:
+                self._publishes.answer(published.request_id, published)
         for settled in frame.settled:
             if not self._settles.answer(settled.request_id, settled):
                 self.failed_settlements.append(settled)
@@ -396,15 +402,17 @@ class Session:
                 self.settle_nowait(tag, Release())
 
     def _take_receipts(self, receipts: message_pb2.ReceiptArray) -> None:
-        answer = self._plain_publishes.answer
-        for request_id, queue_id, first_offset, publisher_id in zip(
-            receipts.request_ids,
-            receipts.queue_ids,
-            receipts.first_offsets,
-            receipts.publisher_ids,
-            strict=True,
-        ):
-            answer(request_id, Stored(queue_id, first_offset, publisher_id))
+        stored = zip(
+            receipts.queue_ids, receipts.first_offsets, receipts.publisher_ids, strict=True
+        )
+        for request_id, each in zip(receipts.request_ids, stored, strict=True):
+            sent = self._sent_runs.pop(request_id, None)
+            if sent is None:
+                continue
+            try:
+                sent.stored(each)
+            except Exception:  # as `pass_on` does
+                _log.exception("a result was not taken")
 
     def _take_ended(self, ended: Iterable[broker_pb2.EndedDelivery]) -> None:
         tags: dict[int, set[int]] = {}
@@ -421,7 +429,6 @@ class Session:
         self._ended = error
         for pending in (
             self._publishes,
-            self._plain_publishes,
             self._settles,
             self._acks,
             self._syncs,
@@ -429,6 +436,9 @@ class Session:
             self._renewals,
         ):
             pending.fail(error)
+        sent_runs, self._sent_runs = self._sent_runs, {}
+        for sent in sent_runs.values():
+            pass_on(sent, error)
         for consumer in self._consumers.values():
             consumer.end(error)
         self.notified.notify_all()
