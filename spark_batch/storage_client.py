@@ -96,10 +96,11 @@ class StorageClient:
 
         return wait
 
-    def applied_rows(self, pass_id: str) -> int:
-        """Planned rows of a pass that this service has applied so far."""
+    def pass_rows(self, pass_id: str) -> tuple[int, int]:
+        """Planned rows of a pass that this service knows of, and those that it has applied."""
         request = retention_pb2.GetPassProgressRequest(pass_id=pass_id)
-        return int(self._call(self._retention.GetPassProgress, request).rows)
+        found = self._call(self._retention.GetPassProgress, request)
+        return found.planned_rows, found.rows
 
     def next_due(self, request: retention_pb2.NextDueRequest) -> retention_pb2.NextDueResponse:
         """When rules can next apply in the partitions of this service."""

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from queue import Queue
+from threading import Thread
 from typing import Final
 
 import pyarrow as pa
@@ -24,6 +26,9 @@ from tidemark.rpc import from_status
 
 CALLS_IN_PROGRESS_MAX: Final = 2
 """Concurrent calls of one task to a storage service, so that it always has the next one."""
+
+BATCHES_AHEAD_MAX: Final = 32
+"""Batches of the plan, of 10 000 rows by default, that a task reads before storage takes them."""
 
 OUTCOME: Final = StructType(
     [
@@ -67,7 +72,8 @@ def _apply(
     totals: _Totals = {}
     clients: dict[str, StorageClient] = {}
     rows_max = min(batch_size, RUNS_PER_ROW_MAX)
-    plan = (fold(batch, rows_max) for batch in batches)
+    ahead = _ReadAhead(batches)
+    plan = (fold(batch, rows_max) for batch in ahead)
     in_progress: dict[str, deque[tuple[Call, PendingApply]]] = {}
     failed: set[int] = set()
 
@@ -89,6 +95,7 @@ def _apply(
                 in_progress[address] = deque()
             if len(in_progress[address]) == CALLS_IN_PROGRESS_MAX:
                 finish_next(address)
+            call.request.planned_rows = ahead.take_planned()
             in_progress[address].append((call, clients[address].apply(call.request)))
         for address, calls in in_progress.items():
             while calls:
@@ -97,6 +104,39 @@ def _apply(
         rows = [(*key, *total) for key, total in totals.items()]
         columns = [list(column) for column in zip(*rows, strict=True)]
         yield pa.RecordBatch.from_pydict(dict(zip(OUTCOME.names, columns, strict=True)))
+
+
+class _ReadAhead:
+    """The batches of a plan, read in a thread: Spark goes on planning while storage deletes."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._ready: Queue[pa.RecordBatch | BaseException | None] = Queue(BATCHES_AHEAD_MAX)
+        self._planned = 0
+        self._reported = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        Thread(target=self._read, daemon=True).start()
+        while (batch := self._ready.get()) is not None:
+            if isinstance(batch, BaseException):
+                raise batch
+            yield batch
+
+    def _read(self) -> None:
+        try:
+            for batch in self._batches:
+                self._planned += batch.num_rows
+                self._ready.put(batch)
+        except BaseException as error:  # it is raised where the batches are used
+            self._ready.put(error)
+        else:
+            self._ready.put(None)
+
+    def take_planned(self) -> int:
+        """The rows that were read since this was last asked for."""
+        planned, reported = self._planned, self._reported
+        self._reported = planned
+        return planned - reported
 
 
 def _finish(

@@ -32,6 +32,9 @@ _OF_PART: Final = ("partition", "topic", "retention_type", "age_ms")
 _OF_LANE: Final = (*_OF_PART, "lmq_name", "queue_id", "group", "fairness_key")
 """The columns that planned rows of one lane share."""
 
+COLUMNS: Final = (*_OF_LANE, "first_offset", "messages", "before_ms")
+"""The columns of a plan that requests are made of."""
+
 END_OFFSET: Final = "end_offset"
 ROWS: Final = "rows"
 """What folding adds: where the last run of a row ends, and how many planned rows it stands for."""

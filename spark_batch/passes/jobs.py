@@ -20,6 +20,7 @@ from pyspark_tidemark.storage import PartitionAddress
 from spark_batch.due_work import DueWork, find_due_work
 from spark_batch.passes import cap, rules, table_reader
 from spark_batch.passes.applier import OUTCOME, applier
+from spark_batch.passes.calls import COLUMNS
 from spark_batch.passes.failures import Failures, collect_failures
 from spark_batch.passes.findings import Counts
 from spark_batch.passes.outcome import TYPES, Found, JobName, Pass, conclude
@@ -77,8 +78,6 @@ class Jobs:
         self._clock = clock
         self._running: dict[str, str] = {}
         """The id of the last pass of each job that is running."""
-        self._planned: dict[str, int] = {}
-        """The rows that the last pass of each job has planned."""
 
     def retention(self, dry_run: bool = False) -> Pass:
         """Expired and completed messages, inactive queues and groups, old records (R1-R4, R14)."""
@@ -192,8 +191,7 @@ class Jobs:
                             batch_size=bounds.batch_size,
                             failures=failures,
                         )
-                        planned = partial(self._note_planned, name)
-                        counts = _apply_oldest(plan, bounds.limit, planned, apply, failures)
+                        counts = _apply_oldest(plan, bounds.limit, apply, failures)
                     failed |= failures.value
         found = Found(tuple(topics), counts, failed)
         duration_ms = self._clock.monotonic_ms() - started_ms
@@ -207,7 +205,6 @@ class Jobs:
         context.setLocalProperty("spark.scheduler.pool", name)
         context.setJobGroup(pass_id, f"Tidemark {pass_id}")
         self._running[name] = pass_id
-        self._planned[name] = 0
         try:
             yield
         finally:
@@ -221,21 +218,19 @@ class Jobs:
         """What a plan and its application add the partitions to that fail."""
         return collect_failures(self._spark.sparkContext)
 
-    def _note_planned(self, name: str, rows: int) -> None:
-        self._planned[name] += rows
-
     def progress(self, name: str) -> tuple[int, int, int, int]:
         """The tasks of the pass under way, how many are done, and the same of its planned rows."""
-        planned = self._planned.get(name, 0)
-        return (*self._tasks(name), planned, min(planned, self._applied(name)) if planned else 0)
+        return (*self._tasks(name), *self._rows(name))
 
-    def _applied(self, name: str) -> int:
-        """Planned rows that storage has applied; not counted where it does not answer."""
-        pass_id, applied = self._running.get(name, ""), 0
+    def _rows(self, name: str) -> tuple[int, int]:
+        """Rows planned so far and those that storage has applied, as far as it answers."""
+        pass_id = self._running.get(name, "")
+        planned = applied = 0
         for address in self._settings.storage_addresses if pass_id else ():
             with suppress(TidemarkError), StorageClient(address) as client:
-                applied += client.applied_rows(pass_id)
-        return applied
+                rows = client.pass_rows(pass_id)
+                planned, applied = planned + rows[0], applied + rows[1]
+        return planned, min(planned, applied)
 
     def _tasks(self, name: str) -> tuple[int, int]:
         """The Spark tasks of the pass under way so far, and how many of them are done."""
@@ -265,7 +260,7 @@ class Jobs:
         """Have the executors apply a plan; returns what was removed. Safe to repeat."""
         addresses = {each.partition: each.address for each in cluster}
         apply = applier(addresses, pass_id, batch_size, failures, current_traceparent())
-        outcomes = plan.mapInArrow(apply, OUTCOME).collect()
+        outcomes = plan.select(*COLUMNS).mapInArrow(apply, OUTCOME).collect()
         counts: dict[tuple[str, str], int] = {}
         for row in outcomes:
             key = (row["topic"], row["retention_type"])
@@ -284,24 +279,23 @@ def tag_of(name: str) -> str:
 def _apply_oldest(
     plan: DataFrame,
     limit: int,
-    planned: Callable[[int], None],
     apply: Callable[[DataFrame], Counts],
     failures: Failures,
 ) -> Counts:
     """Apply the oldest rows of a plan until so much is removed; 0 is no limit.
 
-    The plan is made first, so that its rows can be counted: `planned` is called with their number.
+    Without a limit, the plan is applied while it is being made, and Spark keeps none of it.
 
     Rows of which nothing could be removed do not count, and neither do those of partitions that
     fail: they are the oldest in every pass, and would keep younger ones from leaving.
     """
+    if not limit:
+        return apply(plan)
     counts: dict[tuple[str, str], int] = {}
     with cap.persisted(plan) as left:
         while True:
-            oldest = cap.find_cap(left, limit) if limit else None
-            portion = left if oldest is None else left.where(oldest)
-            planned(portion.count())
-            for key, removed in apply(portion).items():
+            oldest = cap.find_cap(left, limit)
+            for key, removed in apply(left if oldest is None else left.where(oldest)).items():
                 counts[key] = counts.get(key, 0) + removed
                 limit -= removed if key[1] != OLD_RECORDS else 0
             if oldest is None or limit <= 0:

@@ -81,6 +81,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     ) -> retention_pb2.ApplyRetentionResponse:
         _check_name(request.pass_id, "pass_id")
         operations = read_parts(request)
+        self._tally.add(request.pass_id, planned=request.planned_rows)
         places: dict[int, list[int]] = {}
         for at, part in enumerate(request.parts):
             places.setdefault(part.partition, []).append(at)
@@ -109,7 +110,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
                     add_applied(parts[at][1], applied)
                     if not applied.more:  # otherwise the call is repeated
                         rows = sum(row.planned_rows for row in operation.rows)
-                        self._tally.add(operation.pass_id, rows)
+                        self._tally.add(operation.pass_id, applied=rows)
         except TidemarkError as error:
             for _, result in parts[at:]:
                 result.error.CopyFrom(to_status(error))
@@ -118,7 +119,8 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         self, request: retention_pb2.GetPassProgressRequest, context: Context
     ) -> retention_pb2.GetPassProgressResponse:
         _check_name(request.pass_id, "pass_id")
-        return retention_pb2.GetPassProgressResponse(rows=self._tally.rows(request.pass_id))
+        found = self._tally.rows(request.pass_id)
+        return retention_pb2.GetPassProgressResponse(rows=found.applied, planned_rows=found.planned)
 
     async def NextDue(
         self, request: retention_pb2.NextDueRequest, context: Context

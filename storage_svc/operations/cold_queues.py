@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from storage_svc.engines import queue_rows, run_rows
+from storage_svc.engines.age_rows import Bounds
 from storage_svc.engines.engine import Table
+from storage_svc.engines.keys import u64x2, u64x3
 from storage_svc.engines.queue_rows import ColdQueue
-from storage_svc.engines.run_rows import PlainRun
+from storage_svc.engines.run_rows import RunNumbers
+from storage_svc.operations import history
 from storage_svc.operations.history import RetentionType
-from storage_svc.operations.retention_rules import Removal, RetentionRow, age_limit_s
+from storage_svc.operations.retention_rules import RetentionRow, age_limit_s
 from storage_svc.partition.commit import CommitContext
-from storage_svc.turns import in_turns
+from storage_svc.turns import give_way
 from tidemark.names import topic_of
 from tidemark.topics import MaxWaitAction, TopicSettings
 
@@ -26,19 +29,23 @@ TURN_ROWS_MAX = 128
 
 @dataclass(slots=True)
 class Emptied:
-    """What was removed by the names of the queues, and the rows that are left to be applied."""
+    """What was removed, and the rows that are left to be applied."""
 
-    removed: dict[str, Removal] = field(default_factory=dict)
+    messages: int = 0
+    body_bytes: int = 0
     stale: int = 0
     left: list[RetentionRow] = field(default_factory=list)
 
 
 async def empty_cold_queues(
-    commit: CommitContext, kind: RetentionType, rows: Sequence[RetentionRow]
+    commit: CommitContext, kind: RetentionType, pass_id: str, rows: Sequence[RetentionRow]
 ) -> Emptied:
-    """Delete the planned runs of queues that have no other, and whose rows show that it is due."""
+    """Delete the planned runs of queues that have no other, and whose rows show that it is due.
+
+    The history counts what is removed.
+    """
     done = Emptied()
-    cold_rows = []
+    topics: dict[str, list[RetentionRow]] = {}
     journal, erasures = commit.journal, commit.state.erasures
     for row in rows:
         queue_id = row.queue_id
@@ -47,39 +54,80 @@ async def empty_cold_queues(
         if busy or row.fairness_key or (erasures and erasures.concerns(queue_id)):
             done.left.append(row)
         else:
-            cold_rows.append(row)
-    rules: dict[str, _Rule] = {}
-    async for some in in_turns(cold_rows, TURN_ROWS_MAX):
-        topics = [topic_of(row.lmq_name) for row in some]
-        for topic in set(topics) - rules.keys():
-            rules[topic] = _Rule(commit, kind, topic)
-        await _empty(commit, [rules[topic] for topic in topics], some, done)
+            topics.setdefault(topic_of(row.lmq_name), []).append(row)
+    first = True
+    for topic, cold_rows in topics.items():
+        rule = _Rule(commit, kind, topic)
+        for start in range(0, len(cold_rows), TURN_ROWS_MAX):
+            if not first:
+                await give_way()
+            first = False
+            some = cold_rows[start : start + TURN_ROWS_MAX]
+            removed = await _empty(commit, rule, topic, some, done)
+            history.write_all(commit, topic, kind, pass_id, removed)
     return done
 
 
 async def _empty(
-    commit: CommitContext, rules: Sequence["_Rule"], rows: Sequence[RetentionRow], done: Emptied
-) -> None:
+    commit: CommitContext,
+    rule: "_Rule",
+    topic: str,
+    rows: Sequence[RetentionRow],
+    done: Emptied,
+) -> dict[str, tuple[int, int]]:
+    """Messages and bytes that were removed, by the names of their queues."""
     journal = commit.journal
+    batch, changed = journal.batch, journal.changed_queues
     keys = [queue_rows.catalog_key(row.lmq_name) for row in rows]
     header_keys = [run_rows.plain_run_key(row.queue_id, row.first_offset) for row in rows]
     with commit.engine.reader() as reader:  # a pass must not displace what is in use
         values = await reader.load(Table.CATALOG, keys)
         headers = await reader.load(Table.RUN_HEADERS, header_keys)
-    for rule, row, key, value, header in zip(rules, rows, keys, values, headers, strict=True):
+    removed: dict[str, tuple[int, int]] = {}
+    deleted = []
+    moved: dict[tuple[Bounds, int], list[int]] = {}
+    for row, key, header_key, value, header in zip(
+        rows, keys, header_keys, values, headers, strict=True
+    ):
         cold = None if value is None or header is None else queue_rows.read_cold(value)
         if value is None or header is None or cold is None:
             done.left.append(row)
             continue
-        run = run_rows.read_plain_run(header)
-        another = cold.queue_id != row.queue_id or row.queue_id in journal.changed_queues
-        if another or run.messages != cold.messages or rule.needs_state(cold, row):
+        queue_id, first_offset = row.queue_id, row.first_offset
+        run = run_rows.read_numbers(header)
+        messages, body_bytes, _, dead_deadline_ms = run
+        another = cold.queue_id != queue_id or queue_id in changed
+        if another or messages != cold.messages or rule.needs_state(cold, first_offset):
             done.left.append(row)
-        elif rule.is_due(cold, row, run):
-            journal.empty_cold_queue(row.lmq_name, key, value, cold, row.first_offset, run)
-            done.removed[row.lmq_name] = Removal(run.messages, run.body_bytes)
-        else:
+            continue
+        if not rule.is_due(cold, first_offset, run):
             done.stale += 1
+            continue
+        lmq_name = row.lmq_name
+        deleted.append(header_key)
+        body = u64x2(queue_id, first_offset)
+        journal.deleted_bodies.append(body)
+        if body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
+            batch.delete(Table.RUN_BODIES, body)
+        if dead_deadline_ms:
+            batch.delete(Table.TTL, u64x3(dead_deadline_ms, queue_id, first_offset))
+        idle_since_ms = cold.bounds[2] or (0 if cold.scheduled else max(1, cold.last_activity_ms))
+        moved.setdefault((cold.bounds, idle_since_ms), []).append(queue_id)
+        emptied = queue_rows.emptied_value(value, cold, idle_since_ms, first_offset + messages)
+        batch.put(Table.CATALOG, key, emptied)
+        journal.emptied[lmq_name] = emptied
+        changed.add(queue_id)
+        removed[lmq_name] = messages, body_bytes
+        done.messages += messages
+        done.body_bytes += body_bytes
+        journal.messages -= messages
+        journal.body_bytes -= body_bytes
+    batch.delete_all(Table.RUN_HEADERS, deleted)
+    journal.deleted.update(deleted)
+    for (bounds, idle_since_ms), queue_ids in moved.items():
+        after = (0, 0, idle_since_ms, bounds[3])
+        journal.ages.move_all(topic, queue_ids, bounds, after)
+    return removed
 
 
 class _Rule:
@@ -96,7 +144,7 @@ class _Rule:
         self._until_ms = commit.now_ms - limit_ms if limit_ms else -1
         """Runs published by then are due."""
 
-    def needs_state(self, cold: ColdQueue, row: RetentionRow) -> bool:
+    def needs_state(self, cold: ColdQueue, first_offset: int) -> bool:
         """Whether more than the run leaves, or only a part of it."""
         if cold.kept and not self._settings.retention_enabled:
             return True  # its first use drops what was kept
@@ -105,12 +153,13 @@ class _Rule:
         if self._settings.max_wait_action is MaxWaitAction.DEAD_LETTER:
             return True
         # A group that was handed nothing of it waits for all of it.
-        handed_out = [max(each.base, each.position) > row.first_offset for _, each in cold.groups]
+        handed_out = [max(each.base, each.position) > first_offset for _, each in cold.groups]
         return bool(handed_out) and all(handed_out)
 
-    def is_due(self, cold: ColdQueue, row: RetentionRow, run: PlainRun) -> bool:
-        if run.publish_time_ms > self._until_ms:
+    def is_due(self, cold: ColdQueue, first_offset: int, run: RunNumbers) -> bool:
+        messages, _, publish_time_ms, _ = run
+        if publish_time_ms > self._until_ms:
             return False
         if not self._completed:
             return True
-        return bool(cold.groups) and not cold.waiting_groups(row.first_offset + run.messages)
+        return bool(cold.groups) and not cold.waiting_groups(first_offset + messages)

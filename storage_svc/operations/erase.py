@@ -118,13 +118,13 @@ async def _erase_runs(commit: CommitContext, erasure: Erasure, limit: int) -> St
                 return Step(step.examined, prefix_end(key[:-8]))
             if not erasure.purge.covers(first_offset):
                 continue
-        run = run_rows.read_plain_run(value)
+        _, body_bytes, _, dead_deadline_ms = run_rows.read_numbers(value)
         batch.delete(Table.RUN_HEADERS, key)
         commit.journal.deleted_bodies.append(queue + offset)
-        if run.body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
+        if body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
             batch.delete(Table.RUN_BODIES, queue + offset)
-        if run.dead_deadline_ms:
-            key = u64x3(run.dead_deadline_ms, erasure.queue_id, read_u64(offset))
+        if dead_deadline_ms:
+            key = u64x3(dead_deadline_ms, erasure.queue_id, read_u64(offset))
             batch.delete(Table.TTL, key)
     return step
 

@@ -3,6 +3,7 @@
 The commit that deletes writes one row per topic, type and pass, with the queues by name.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 
 from storage_svc.engines.engine import Row, Table
@@ -38,6 +39,22 @@ def write(
     queues = removals.setdefault((topic_of(lmq_name), kind.value, pass_id), {})
     before = queues.get(lmq_name, (0, 0))
     queues[lmq_name] = (before[0] + messages, before[1] + body_bytes)
+
+
+def write_all(
+    commit: CommitContext,
+    topic: str,
+    kind: RetentionType,
+    pass_id: str,
+    removed: Mapping[str, tuple[int, int]],
+) -> None:
+    """The same for queues of one topic: messages and bytes by their names."""
+    queues = commit.journal.removals.setdefault((topic, kind.value, pass_id), {})
+    if queues.keys().isdisjoint(removed):
+        queues.update(removed)
+    else:
+        for lmq_name, counts in removed.items():
+            write(commit, lmq_name, kind, pass_id, *counts)
 
 
 async def delete_old(commit: CommitContext, before: bytes, limit: int) -> list[Row]:

@@ -17,7 +17,7 @@ from storage_svc.loading.handles import Handle
 from storage_svc.loading.stored_runs import scan_runs
 from storage_svc.operations import history
 from storage_svc.operations.abandoned_groups import remove_abandoned
-from storage_svc.operations.cold_queues import empty_cold_queues
+from storage_svc.operations.cold_queues import Emptied, empty_cold_queues
 from storage_svc.operations.dead_letters import dispose_waiting
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.outbox import DeadReason
@@ -104,10 +104,10 @@ class ApplyRetention(NamedTuple):
         if commit.deletions_refused is not None:
             raise commit.deletions_refused
         totals: dict[str, Removal] = {}
-        stale, left = 0, list(self.rows)
+        emptied = Emptied(left=list(self.rows))
         if self.type in OF_MESSAGES:
-            emptied = await empty_cold_queues(commit, self.type, self.rows)
-            totals, stale, left = emptied.removed, emptied.stale, emptied.left
+            emptied = await empty_cold_queues(commit, self.type, self.pass_id, self.rows)
+        stale, left = emptied.stale, emptied.left
         queues = groups = 0
         more = False
         headers = await self._read_ahead(commit, left)
@@ -140,8 +140,8 @@ class ApplyRetention(NamedTuple):
             )
         for name, removed in totals.items():
             history.write(commit, name, self.type, self.pass_id, *removed)
-        messages = sum(removed.messages for removed in totals.values())
-        body_bytes = sum(removed.body_bytes for removed in totals.values())
+        messages = emptied.messages + sum(removed.messages for removed in totals.values())
+        body_bytes = emptied.body_bytes + sum(removed.body_bytes for removed in totals.values())
         _removed.add(groups or messages + queues, {"type": self.type.value})
         return RetentionApplied(messages, body_bytes, queues, stale, more, groups)
 

@@ -68,6 +68,26 @@ class AgeJournal:
             if time_ms:
                 self._add((kind, of_topic, time_ms), queue_id)
 
+    def move_all(
+        self, topic: str, queue_ids: Collection[int], before: Bounds, after: Bounds
+    ) -> None:
+        """The same for queues of one topic that have the same bounds."""
+        for kind in _KINDS:
+            before_ms, time_ms = before[kind], after[kind]
+            if before_ms == time_ms:
+                continue
+            of_topic = "" if kind == _IDLE else topic
+            if before_ms:
+                place = (kind, of_topic, before_ms)
+                if place in self._added:
+                    for queue_id in queue_ids:
+                        self._remove(place, queue_id)
+                else:
+                    self._removed.setdefault(place, set()).update(queue_ids)
+            if time_ms:
+                added = self._added.setdefault((kind, of_topic, time_ms), {})
+                added.update(dict.fromkeys(queue_ids))
+
     def remove(self, kind: AgeKind, topic: str, time_ms: int, queue_id: int) -> None:
         """Remove an entry that no queue has."""
         self._remove((_OF_NUMBER.index(kind), topic, time_ms), queue_id)

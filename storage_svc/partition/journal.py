@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.engine import Batch, Engine, Row, Table
 from storage_svc.engines.history_rows import Removals, history_values, index_keys
-from storage_svc.engines.keys import read_u64, u64, u64x2, u64x3
-from storage_svc.engines.queue_rows import ColdQueue
-from storage_svc.engines.run_rows import PlainRun
+from storage_svc.engines.keys import read_u64, u64, u64x2
 from storage_svc.partition.age_journal import AgeJournal
 from storage_svc.partition.deadlines import Deadlines
 from storage_svc.queue.group import Group
@@ -20,7 +18,6 @@ from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation, Span
 from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
-from tidemark.names import topic_of
 
 CONSUMED_PER_ROW_MAX = 64
 """Settled ranges that share a row: a reader decodes a chunk of rows at a time."""
@@ -243,40 +240,6 @@ class BatchJournal:
             for key, run in zip(bodies, runs, strict=True):
                 if self.bodies.pop(key, None) is not None:
                     self.appended[queue_id].remove(run)
-
-    def empty_cold_queue(
-        self,
-        lmq_name: str,
-        key: bytes,
-        value: bytes,
-        cold: ColdQueue,
-        first_offset: int,
-        run: PlainRun,
-    ) -> None:
-        """Delete the only run of a queue that is not loaded, by its rows alone.
-
-        `key` and `value` are its row of the catalog.
-        """
-        queue_id = cold.queue_id
-        header, body = run_rows.plain_run_key(queue_id, first_offset), u64x2(queue_id, first_offset)
-        batch = self.batch
-        batch.delete(Table.RUN_HEADERS, header)
-        self.deleted.add(header)
-        self.deleted_bodies.append(body)
-        if run.body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
-            batch.delete(Table.RUN_BODIES, body)
-        if run.dead_deadline_ms:
-            batch.delete(Table.TTL, u64x3(run.dead_deadline_ms, queue_id, first_offset))
-        idle_since_ms = cold.bounds[2] or (0 if cold.scheduled else max(1, cold.last_activity_ms))
-        after = (0, 0, idle_since_ms, cold.bounds[3])
-        self.ages.move(topic_of(lmq_name), queue_id, cold.bounds, after)
-        run_end = first_offset + run.messages
-        emptied = queue_rows.emptied_value(value, cold, idle_since_ms, run_end)
-        batch.put(Table.CATALOG, key, emptied)
-        self.emptied[lmq_name] = emptied
-        self.changed_queues.add(queue_id)
-        self.messages -= run.messages
-        self.body_bytes -= run.body_bytes
 
     def purged(self, messages: int, body_bytes: int) -> None:
         """Count messages that are gone, whose rows are erased by later commits."""

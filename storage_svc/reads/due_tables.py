@@ -24,7 +24,6 @@ from storage_svc.queue.record import QueueRecord
 from storage_svc.reads.queue_tables import rows_of_groups, rows_of_queue, rows_of_runs, run_row
 from storage_svc.reads.table_filter import Row, TableFilter
 from tidemark.errors import QueueNotFound
-from tidemark.names import topic_of
 from tidemark.topics import TopicSettings
 
 QUEUES_PER_PAGE = 256
@@ -98,7 +97,9 @@ async def scan_due_runs(partition: Partition, wanted: TableFilter) -> AsyncItera
                         # Queues whose waiting messages are due were read with these already.
                         waiting_ms = due_since[AgeKind.WAITING]
                         some = [e for e in some if not 0 < e.waiting_since_ms <= waiting_ms]
-                    async for due in _runs_of(partition, reader, some, due_since, wanted):
+                    async for due in _runs_of(
+                        partition, reader, topic.name, some, due_since, wanted
+                    ):
                         yield due
 
 
@@ -167,11 +168,12 @@ async def _catalog(reader: Reader, queue_ids: Sequence[int]) -> list[tuple[str, 
 async def _runs_of(
     partition: Partition,
     reader: Reader,
+    topic: str,
     queues: Sequence[_DueQueue],
     due_since: DueSince,
     wanted: TableFilter,
 ) -> AsyncIterator[list[Row]]:
-    """Runs of many queues. Those that are cold and have one run are read together."""
+    """Runs of many queues of a topic. Those that are cold and have one run are read together."""
     singles: list[tuple[str, ColdQueue, int]] = []
     others: list[str] = []
     for lmq_name, _, cold in queues:
@@ -188,15 +190,16 @@ async def _runs_of(
     settled_ms = due_since.get(AgeKind.SETTLED, 0)
     some: list[Row] = []
     for (lmq_name, cold, first_offset), header in zip(singles, headers, strict=True):
-        run = None if header is None else run_rows.read_plain_run(header)
-        if run is None or run.messages != cold.messages:
+        run = None if header is None else run_rows.read_numbers(header)
+        if run is None or run[0] != cold.messages:
             others.append(lmq_name)
             continue
-        waiting = cold.waiting_groups(first_offset + run.messages) if cold.groups else 0
-        last_ms = settled_ms if cold.groups and not waiting else waiting_ms
-        if run.publish_time_ms <= last_ms and wanted.has_time(run.publish_time_ms):
-            queue = (number, topic_of(lmq_name), lmq_name, cold.queue_id)
-            some.append(run_row(queue, "", first_offset, run, now_ms, len(cold.groups), waiting))
+        groups, publish_time_ms = len(cold.groups), run[2]
+        waiting = cold.waiting_groups(first_offset + run[0]) if groups else 0
+        last_ms = settled_ms if groups and not waiting else waiting_ms
+        if publish_time_ms <= last_ms and wanted.has_time(publish_time_ms):
+            queue = (number, topic, lmq_name, cold.queue_id)
+            some.append(run_row(queue, "", first_offset, run, now_ms, groups, waiting))
     yield some
     for lmq_name in others:
         try:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.engine import Table
 from storage_svc.engines.keys import prefix_end, successor
-from storage_svc.engines.run_rows import PlainRun
+from storage_svc.engines.run_rows import RunNumbers
 from storage_svc.operations.abandoned_groups import is_in_use, unused_since_ms
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.queue import QueueState
@@ -89,16 +89,18 @@ def rows_of_runs(
     for run in runs:
         if wanted.has_time(run.publish_time_ms):
             waiting = sum(not group.has_settled(run) for group in groups)
-            held = run.first_offset in exhausted or (any_held and state.is_held(run))
-            first, key = run.first_offset, run.fairness_key
-            yield run_row(head, key, first, run, now_ms, len(groups), waiting, held=held)
+            first = run.first_offset
+            held = first in exhausted or (any_held and state.is_held(run))
+            numbers = (run.messages, run.body_bytes, run.publish_time_ms, run.dead_deadline_ms)
+            key = run.fairness_key
+            yield run_row(head, key, first, numbers, now_ms, len(groups), waiting, held=held)
 
 
 def run_row(
     head: Row,
     fairness_key: str,
     first_offset: int,
-    run: Run | PlainRun,
+    run: RunNumbers,
     now_ms: int,
     groups: int,
     waiting: int,
@@ -106,18 +108,19 @@ def run_row(
     held: bool = False,
 ) -> Row:
     """A row of `runs`, from the columns of its queue."""
+    messages, body_bytes, publish_time_ms, _ = run
     return (
         *head,
         fairness_key,
         first_offset,
-        run.messages,
-        run.body_bytes,
-        run.publish_time_ms * 1000,
+        messages,
+        body_bytes,
+        publish_time_ms * 1000,
         groups,
         waiting,
         groups > 0 and not waiting,
         held,
-        max(0, now_ms - run.publish_time_ms),
+        max(0, now_ms - publish_time_ms),
     )
 
 

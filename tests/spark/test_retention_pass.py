@@ -80,6 +80,7 @@ def other_zone(spark: SparkSession) -> Iterator[None]:
 
 
 async def test_expired_and_completed_messages_leave_and_everything_else_stays(
+    spark: SparkSession,
     storage: RunningStorage,
     clock: ManualClock,
     retention: RunPass,
@@ -88,7 +89,7 @@ async def test_expired_and_completed_messages_leave_and_everything_else_stays(
 ) -> None:
     """R1, R2, R6, R8: in every partition, with a row of history each and a line to grep for.
 
-    P1: the session has another time zone than ours would have.
+    P1: the session has another time zone than ours would have. P3: planned and applied in one job.
     """
     topics = [
         await storage.create_topic("old", retention_enabled=True, retention_seconds=10),
@@ -117,6 +118,7 @@ async def test_expired_and_completed_messages_leave_and_everything_else_stays(
 
     nothing = dict.fromkeys(TYPES[JobName.RETENTION], 0)
     assert done.counts == {**nothing, "expired": 4, "completed": 6}
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(done.pass_id)) == 1
     assert again.counts == nothing
     assert await history(storage) == {("old/a", "expired"): 4, ("done/a", "completed"): 6}
     left = {

@@ -421,8 +421,13 @@ class ApplyRetentionRequest(_message.Message):
 
     PASS_ID_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    PLANNED_ROWS_FIELD_NUMBER: _builtins.int
     pass_id: _builtins.str
     """The pass that planned them. Required."""
+    planned_rows: _builtins.int
+    """Planned rows that the caller has learned of since its last call, for the progress of the pass:
+    those of this call and of calls to come. Default 0.
+    """
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetentionPart]:
         """The parts. Together 1 to 10 000 rows."""
@@ -432,10 +437,11 @@ class ApplyRetentionRequest(_message.Message):
         *,
         pass_id: _builtins.str = ...,
         parts: _abc.Iterable[Global___RetentionPart] | None = ...,
+        planned_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "pass_id", b"pass_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "pass_id", b"pass_id", "planned_rows", b"planned_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -546,18 +552,22 @@ class GetPassProgressResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
+    PLANNED_ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Planned rows that were applied here, those of which nothing was due any longer included. 0 for a
     pass that is not known.
     """
+    planned_rows: _builtins.int
+    """Planned rows that callers have reported here. 0 for a pass that is not known."""
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
+        planned_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["planned_rows", b"planned_rows", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

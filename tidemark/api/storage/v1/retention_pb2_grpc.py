@@ -95,8 +95,8 @@ class RetentionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetPassProgress(self, request, context):
-        """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
-        last passes. Fails with INVALID_ARGUMENT.
+        """Answers how many planned rows of a pass this process has applied, and knows of. It is kept in
+        memory, for the last passes. Fails with INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

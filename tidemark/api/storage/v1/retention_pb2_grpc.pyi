@@ -26,8 +26,8 @@ class RetentionServiceStub:
     INVALID_ARGUMENT, and has then changed nothing.
     """
     GetPassProgress: _aio.UnaryUnaryMultiCallable[_retention_pb2.GetPassProgressRequest, _retention_pb2.GetPassProgressResponse]
-    """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
-    last passes. Fails with INVALID_ARGUMENT.
+    """Answers how many planned rows of a pass this process has applied, and knows of. It is kept in
+    memory, for the last passes. Fails with INVALID_ARGUMENT.
     """
     NextDue: _aio.UnaryUnaryMultiCallable[_retention_pb2.NextDueRequest, _retention_pb2.NextDueResponse]
     """Answers when a rule can next apply in each partition that this process holds, from the index of
@@ -75,8 +75,8 @@ class RetentionServiceServicer:
         request: _retention_pb2.GetPassProgressRequest,
         context: _aio.ServicerContext[_retention_pb2.GetPassProgressRequest, _abc.Awaitable[_retention_pb2.GetPassProgressResponse]],
     ) -> _abc.Awaitable[_retention_pb2.GetPassProgressResponse]:
-        """Answers how many planned rows of a pass this process has applied. It is kept in memory, for the
-        last passes. Fails with INVALID_ARGUMENT.
+        """Answers how many planned rows of a pass this process has applied, and knows of. It is kept in
+        memory, for the last passes. Fails with INVALID_ARGUMENT.
         """
 
     def NextDue(
