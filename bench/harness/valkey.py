@@ -14,7 +14,8 @@ from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.rocksdb import RocksEngines
 
-_LOGGED_MAX: Final = 100_000
+_LOGGED_MAX: Final = 10_000
+_ANSWER_WITHIN_S: Final = 60  # a log is long
 
 
 class Server:
@@ -31,8 +32,8 @@ class Server:
     async def used_bytes(self) -> int:
         return int((await self.redis.info("memory"))["used_memory"])
 
-    async def watch_scripts(self, slower_than_us: int = 0) -> None:
-        """Log commands from now on; a log of everything costs some microseconds each."""
+    async def watch_scripts(self, slower_than_us: int) -> None:
+        """Log commands that take longer from now on, those within scripts included."""
         await self.redis.config_set("slowlog-max-len", _LOGGED_MAX)
         await self.redis.config_set("slowlog-log-slower-than", slower_than_us)
         await self.redis.slowlog_reset()
@@ -49,7 +50,9 @@ async def running_server(directory: Path) -> AsyncIterator[Server]:
     config = {"save": "", "appendonly": "yes", "appendfsync": "always"}
     server = ValkeyServer(data_dir=directory, config=config)
     server.start()
-    client: Any = redis.asyncio.Redis.from_url(server.connection_url)
+    client: Any = redis.asyncio.Redis.from_url(
+        server.connection_url, socket_timeout=_ANSWER_WITHIN_S
+    )
     try:
         yield Server(server, client, (await client.info("server"))["process_id"])
     finally:

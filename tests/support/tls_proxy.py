@@ -44,11 +44,17 @@ def make_certificate(directory: Path) -> Certificate:
 
 
 @asynccontextmanager
-async def tls_proxy(host: str, port: int, certificate: Certificate) -> AsyncIterator[int]:
-    """The port at which the plain server is reached with TLS."""
+async def tls_proxy(
+    host: str, port: int, certificate: Certificate, *, mutual: bool = False
+) -> AsyncIterator[int]:
+    """The port at which the plain server is reached with TLS; with `mutual`, by clients that have
+    the certificate as well."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.cert, certificate.key)
     context.set_alpn_protocols(["h2"])  # gRPC requires it
+    if mutual:
+        context.load_verify_locations(certificate.cert)
+        context.verify_mode = ssl.CERT_REQUIRED
     serving: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
 

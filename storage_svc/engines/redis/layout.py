@@ -36,10 +36,11 @@ from storage_svc.engines.keys import u16, u32
 LAYOUT_VERSION: Final = 2
 """Version of what this module describes; the rows themselves have `FORMAT_VERSION`."""
 
-PIECE_ROWS_MAX: Final = 1_000
-"""Rows that one script writes: a row takes the server 2 to 4 microseconds (docs/ENGINES.md)."""
+SCRIPT_US_MAX: Final = 5_000
+"""CPU time of the server that one script may take; the costs below are measured (docs/ENGINES.md),
+for rows in any order in tables of a hundred thousand."""
 PIECE_BYTES_MAX: Final = 1024 * 1024
-"""The same in bytes of rows, unless a single row is larger."""
+"""Bytes of rows that one script writes, unless a single row is larger."""
 
 Argument = bytes | str | int
 
@@ -81,6 +82,9 @@ KINDS: Final = {
     table: Kind.POINT if table in _POINT else Kind.PACKED if table in _PACKED else Kind.ORDERED
     for table in Table
 }
+
+WRITE_US: Final = {Kind.POINT: 3, Kind.ORDERED: 5, Kind.PACKED: 7}
+"""What a row costs that is written or deleted."""
 
 _SQUEEZED: Final = frozenset(
     {Table.CATALOG, Table.GROUPS, Table.LANES, Table.RETURNED, Table.RESERVATIONS}
@@ -217,12 +221,12 @@ def write_pieces(batch: Batch) -> list[Piece]:
     changes: dict[Table, dict[bytes, bytes | None]] = {}
     rows: dict[bytes, bytes | None] = {}
     current: Table | None = None
-    count = size = 0
+    cost_us = row_us = size = 0
     for table, key, value, end in batch.operations:
-        if count >= PIECE_ROWS_MAX or size >= PIECE_BYTES_MAX or end is not None:
+        if cost_us > SCRIPT_US_MAX - row_us or size >= PIECE_BYTES_MAX or end is not None:
             if changes:
                 pieces.append(Piece(_steps(changes), tuple(changes)))
-            changes, current, count, size = {}, None, 0, 0
+            changes, current, cost_us, size = {}, None, 0, 0
         if end is not None:
             assert KINDS[table] is not Kind.POINT, f"{table} has no order"
             steps = [b"range", KINDS[table].value, _NAMES[table], b"2", key, end]
@@ -231,8 +235,9 @@ def write_pieces(batch: Batch) -> list[Piece]:
         if table is not current:  # an Enum is slow as a key
             current = table
             rows = changes.setdefault(table, {})
+            row_us = WRITE_US[KINDS[table]]
         rows[key] = value
-        count += 1
+        cost_us += row_us
         size += len(value) if value is not None else 0
     if changes:
         pieces.append(Piece(_steps(changes), tuple(changes)))

@@ -1,7 +1,8 @@
 """Reads that share trips: what is asked for in one turn of the event loop travels together.
 
-Requests gather while a trip is under way. They are cut into scripts of bounded work, and one script
-is a trip: a server executes what one connection has sent before it turns to the next.
+Requests gather while a trip is under way. A script answers as many as its time allows, and the next
+one the others. One script is a trip: a server executes what one connection has sent before it turns
+to the next.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from redis.exceptions import ResponseError
 from storage_svc.engines.engine import EngineFailed, Row, Table
 from storage_svc.engines.redis.layout import (
     KINDS,
+    SCRIPT_US_MAX,
     Argument,
     Kind,
     declared_keys,
@@ -26,6 +28,9 @@ from tidemark.clock import SystemClock
 from tidemark.errors import DataCorrupt
 
 ROWS_PER_SCRIPT_MAX: Final = 1_000
+LOAD_US: Final = {Kind.POINT: 2, Kind.ORDERED: 2, Kind.PACKED: 8}
+"""What the server needs to load a row; a scan takes 3 microseconds per row (docs/ENGINES.md)."""
+_REQUESTS_PER_SCRIPT_MAX: Final = 500
 BYTES_PER_PAGE_MAX: Final = 1024 * 1024
 _WITHIN_MS: Final = 10_000
 _BEHIND_WITHIN_MS: Final = 2_000
@@ -37,7 +42,6 @@ _CLOCK = SystemClock()
 class _Request(NamedTuple):
     table: Table
     arguments: tuple[Argument, ...]
-    rows_max: int
     answer: asyncio.Future[bytes]
 
 
@@ -57,10 +61,12 @@ class Reads:
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         values: list[bytes | None] = []
-        for first in range(0, len(keys), ROWS_PER_SCRIPT_MAX):
-            some = keys[first : first + ROWS_PER_SCRIPT_MAX]
-            arguments = (b"load", KINDS[table].value, table, len(some), *some)
-            values += read_values(table, await self._ask(table, arguments, len(some)))
+        kind = KINDS[table]
+        keys_max = min(ROWS_PER_SCRIPT_MAX, SCRIPT_US_MAX // LOAD_US[kind])
+        for first in range(0, len(keys), keys_max):
+            some = keys[first : first + keys_max]
+            arguments = (b"load", kind.value, table, len(some) * LOAD_US[kind], len(some), *some)
+            values += read_values(table, await self._ask(table, arguments))
         return values
 
     async def page(
@@ -73,7 +79,7 @@ class Reads:
             return [], True
         bytes_max = min(bytes_max, BYTES_PER_PAGE_MAX)
         arguments = (b"scan", KINDS[table].value, table, start, end or b"", rows_max, bytes_max)
-        answer = await self._ask(table, arguments, rows_max)
+        answer = await self._ask(table, arguments)
         rows = read_rows(table, answer)
         return rows, len(rows) < rows_max and len(answer) < bytes_max
 
@@ -82,9 +88,9 @@ class Reads:
             self._travelling.cancel()
             await asyncio.wait({self._travelling})
 
-    async def _ask(self, table: Table, arguments: tuple[Argument, ...], rows_max: int) -> bytes:
+    async def _ask(self, table: Table, arguments: tuple[Argument, ...]) -> bytes:
         loop = asyncio.get_running_loop()
-        request = _Request(table, arguments, rows_max, loop.create_future())
+        request = _Request(table, arguments, loop.create_future())
         self._gathered.append(request)
         if self._travelling is None:
             self._travelling = loop.create_task(self._travel())
@@ -95,8 +101,9 @@ class Reads:
             while self._gathered:
                 requests, self._gathered = self._gathered, []
                 try:
-                    for some in _cut(requests):
-                        await self._answer(some)
+                    left = requests
+                    while left:
+                        left = left[await self._answer(left[:_REQUESTS_PER_SCRIPT_MAX]) :]
                 except Exception as error:
                     for each in requests:
                         if not each.answer.done():
@@ -107,11 +114,13 @@ class Reads:
                 each.answer.cancel()
             self._gathered = []
 
-    async def _answer(self, requests: list[_Request]) -> None:
-        found = await self._trip(requests)
-        for each, answer in zip(requests, read_answers(found), strict=True):
+    async def _answer(self, requests: list[_Request]) -> int:
+        """Returns how many of them, from the first on, are answered."""
+        answers = list(read_answers(await self._trip(requests)))
+        for each, answer in zip(requests, answers, strict=False):
             if not each.answer.done():  # its caller may have been cancelled
                 each.answer.set_result(answer)
+        return len(answers)
 
     async def _trip(self, requests: list[_Request]) -> bytes:
         """Reads change nothing: a lost answer is asked for again."""
@@ -123,7 +132,10 @@ class Reads:
             within_ms = _WITHIN_MS
             try:
                 (answer,) = await self._server.run(
-                    READ, keys, self._base, self._reached(), *asked, within_ms=_WITHIN_MS
+                    READ,
+                    keys,
+                    *(self._base, self._reached(), SCRIPT_US_MAX, *asked),
+                    within_ms=_WITHIN_MS,
                 )
                 found: bytes = answer
                 return found
@@ -143,15 +155,3 @@ def translated(error: ResponseError) -> Exception:
     """CORRUPT is the script's own; anything else is a fault of the server."""
     text = str(error)
     return DataCorrupt(text) if text.startswith("CORRUPT") else EngineFailed(text)
-
-
-def _cut(requests: list[_Request]) -> list[list[_Request]]:
-    scripts: list[list[_Request]] = [[]]
-    rows = 0
-    for each in requests:
-        if scripts[-1] and rows + each.rows_max > ROWS_PER_SCRIPT_MAX:
-            scripts.append([])
-            rows = 0
-        scripts[-1].append(each)
-        rows += each.rows_max
-    return scripts

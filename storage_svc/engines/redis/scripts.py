@@ -250,9 +250,11 @@ return before
 )
 
 # KEYS[1] is the mark, ARGV[1] what the names of tables begin with, ARGV[2] the sequence that the
-# server must have reached, or it is a former master; then requests. A load is 'load', kind, table,
-# number of keys, keys; a scan is 'scan', kind, table, start, end ('' for none), rows, bytes. The
-# answers come back as one string, each with its length before it, see `layout.py`.
+# server must have reached, or it is a former master, ARGV[3] the microseconds that the script may
+# take; then requests. A load is 'load', kind, table, its microseconds, number of keys, keys; a scan
+# is 'scan', kind, table, start, end ('' for none), rows, bytes. The answers come back as one
+# string, each with its length before it, see `layout.py`; there are fewer than requests, and at
+# least one, where they would take longer.
 READ: Final = _script(
     "no-writes",
     """
@@ -321,7 +323,7 @@ local function scan(kind, key, start, stop, rows, bytes)
         return redis.error_reply('CORRUPT a row of ' .. key .. ' has no value')
       elseif values or #name >= #start or not starts_with(start, name) then
         if found == rows or size >= bytes then
-          return table.concat(parts)
+          return table.concat(parts), found
         end
         parts[#parts + 1] = struct.pack('>I4I4', #name, #value)
         parts[#parts + 1] = name
@@ -335,20 +337,27 @@ local function scan(kind, key, start, stop, rows, bytes)
     end
     from = '(' .. page[#page]
   end
-  return table.concat(parts)
+  return table.concat(parts), found
 end
-local at = 3
-while at <= #ARGV do
+local at, spent, allowed = 4, 0, tonumber(ARGV[3])
+while at <= #ARGV and spent < allowed do
   local kind, key = ARGV[at + 1], ARGV[1] .. ARGV[at + 2]
   local answer
   if ARGV[at] == 'load' then
-    local first = at + 4
-    local last = first + tonumber(ARGV[at + 3]) - 1
+    local cost = tonumber(ARGV[at + 3])
+    if spent > 0 and spent + cost > allowed then
+      break
+    end
+    local first = at + 5
+    local last = first + tonumber(ARGV[at + 4]) - 1
     answer = load(kind, key, first, last)
+    spent = spent + cost
     at = last + 1
   else
-    answer = scan(
+    local rows
+    answer, rows = scan(
       kind, key, ARGV[at + 3], ARGV[at + 4], tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]))
+    spent = spent + 5 + 3 * (rows or 0)
     at = at + 7
   end
   if type(answer) == 'table' then

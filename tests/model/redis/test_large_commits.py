@@ -10,13 +10,20 @@ from storage_svc.engines.engine import Batch, EngineFenced, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
-from storage_svc.engines.redis.layout import PIECE_ROWS_MAX, base_key, mark_key
+from storage_svc.engines.redis.layout import (
+    SCRIPT_US_MAX,
+    WRITE_US,
+    Kind,
+    base_key,
+    mark_key,
+)
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import Servers, puts
 from tidemark.clock import SystemClock
 from tidemark.errors import FormatNotSupported
 
-ROWS = 6 * PIECE_ROWS_MAX + 1
+PIECE_ROWS = SCRIPT_US_MAX // WRITE_US[Kind.ORDERED]
+ROWS = 6 * PIECE_ROWS + 1
 STAGED = base_key(IDENTITY) + b":staged"
 CATALOG = base_key(IDENTITY) + b":catalog"
 
@@ -61,8 +68,8 @@ async def test_a_large_commit_is_many_small_scripts(servers: Servers) -> None:
     commands = [each["command"] for each in servers.redis.slowlog_get(1000)]
     servers.redis.config_set("slowlog-log-slower-than", -1)
     scripts = [each for each in commands if each.startswith(b"EVAL")]
-    pieces = ROWS // PIECE_ROWS_MAX + 1
-    assert len(scripts) >= 2 * pieces + 1 + ROWS // PIECE_ROWS_MAX
+    pieces = ROWS // PIECE_ROWS + 1
+    assert len(scripts) >= 2 * pieces + 1 + ROWS // PIECE_ROWS
     rows = await engine.scan(Table.CATALOG, b"", None, limit=10)
     assert [key for key, _ in rows] == [u64(0), u64(ROWS - 1)]
     assert not servers.redis.exists(STAGED)
@@ -70,7 +77,7 @@ async def test_a_large_commit_is_many_small_scripts(servers: Servers) -> None:
 
 
 async def test_a_sealed_commit_is_finished_by_the_node_that_takes_over(servers: Servers) -> None:
-    """S2, S9: it counts from its seal on, whoever applies its pieces."""
+    """S2, S9: it counts from its seal on, and either node may apply its pieces."""
     old = await servers.open()
     commit = asyncio.ensure_future(old.commit(large()))
     await until(servers, sealed=True)
@@ -125,6 +132,26 @@ async def test_pieces_that_a_failover_lost_are_staged_again(servers: Servers) ->
     await commit
 
     assert len(await engine.scan(Table.CATALOG, b"", None, limit=2 * ROWS)) == ROWS
+
+
+async def test_reads_of_many_rows_are_many_small_scripts(servers: Servers) -> None:
+    """S9: what one script has no time for is answered by the next."""
+    engine = await servers.open()
+    keys = [u64(number) for number in range(2000)]
+    starts = keys[:1000:20]
+    await engine.commit(puts(Table.CATALOG, *keys))
+    servers.redis.config_resetstat()
+
+    scans, loads = await asyncio.gather(
+        asyncio.gather(*(engine.scan(Table.CATALOG, first, None, limit=300) for first in starts)),
+        asyncio.gather(*(engine.load(Table.CATALOG, [key]) for key in keys)),
+    )
+
+    assert [len(page) for page in scans] == [300] * len(starts)
+    assert [page[0][0] for page in scans] == starts
+    assert loads == [[b"value of " + key] for key in keys]
+    scripts = servers.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert scripts >= len(starts) * 300 * 3 // SCRIPT_US_MAX
 
 
 async def test_another_layout_is_refused(servers: Servers) -> None:

@@ -8,7 +8,9 @@ from storage_svc.engines.engine import Batch, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.redis.layout import (
     PIECE_BYTES_MAX,
-    PIECE_ROWS_MAX,
+    SCRIPT_US_MAX,
+    WRITE_US,
+    Kind,
     Piece,
     expanded,
     squeezed,
@@ -16,6 +18,7 @@ from storage_svc.engines.redis.layout import (
 )
 from storage_svc.engines.redis.server import packed_command
 
+PIECE_ROWS = SCRIPT_US_MAX // WRITE_US[Kind.ORDERED]
 VALUES = st.lists(
     st.one_of(
         st.integers(0, 80).map(bytes),
@@ -54,9 +57,9 @@ def batch_of(rows: int, value: bytes = b"v", table: Table = Table.GROUPS) -> Bat
     ("rows", "value", "pieces"),
     [
         (1, b"v", 1),
-        (PIECE_ROWS_MAX, b"v", 1),
-        (PIECE_ROWS_MAX + 1, b"v", 2),
-        (3 * PIECE_ROWS_MAX, b"v", 3),
+        (PIECE_ROWS, b"v", 1),
+        (PIECE_ROWS + 1, b"v", 2),
+        (3 * PIECE_ROWS, b"v", 3),
         (8, bytes(PIECE_BYTES_MAX // 4), 2),
         (3, bytes(2 * PIECE_BYTES_MAX), 3),
     ],
