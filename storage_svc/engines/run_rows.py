@@ -1,6 +1,7 @@
 """Rows of runs: headers, bodies, times to live, and the ranges of them that were settled."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
@@ -139,7 +140,12 @@ def consumed_entry(
 ) -> bytes:
     """One settled range, as a part of a row."""
     head = _CONSUMED.pack(record.queue_id, start, end, publish_time_ms, first_delivery_ms)
-    return head + name(group) + text(record.lmq_name.encode())
+    return head + name(group) + _lmq_text(record.lmq_name)
+
+
+@lru_cache(maxsize=4096)
+def _lmq_text(lmq_name: str) -> bytes:
+    return text(lmq_name.encode())
 
 
 def consumed_value(entries: Sequence[bytes]) -> bytes:

@@ -238,6 +238,11 @@ class CommitContext:
         handle.last_used_ms = self.now_ms
         return handle
 
+    def loaded_by_id(self, queue_id: int) -> Handle | None:
+        """The same by the identity of the queue."""
+        lmq_name = self.handles.loaded_name(queue_id)
+        return None if lmq_name is None else self.loaded_queue(lmq_name)
+
     async def queue(self, lmq_name: str) -> Handle:
         """The handle of a queue that must exist."""
         handle = await self.find_queue(lmq_name)

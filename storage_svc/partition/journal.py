@@ -221,6 +221,9 @@ class BatchJournal:
 
     def delete_runs(self, record: QueueRecord, runs: Sequence[Run]) -> None:
         """Runs of one lane."""
+        if len(runs) == 1:
+            self._delete_run(record.queue_id, runs[0])
+            return
         queue_id = record.queue_id
         lane, queue = run_rows.lane_prefix(queue_id, runs[0].fairness_key), u64(queue_id)
         offsets = [u64(run.first_offset) for run in runs]
@@ -240,6 +243,22 @@ class BatchJournal:
             for key, run in zip(bodies, runs, strict=True):
                 if self.bodies.pop(key, None) is not None:
                     self.appended[queue_id].remove(run)
+
+    def _delete_run(self, queue_id: int, run: Run) -> None:
+        """What most settlements do: quicker than the way for many."""
+        header, body = run_rows.run_key(queue_id, run), run_rows.body_key(queue_id, run)
+        batch = self.batch
+        batch.delete(Table.RUN_HEADERS, header)
+        if run.body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
+            batch.delete(Table.RUN_BODIES, body)
+        if run.dead_deadline_ms:
+            batch.delete(Table.TTL, run_rows.ttl_key(queue_id, run))
+        self.deleted.add(header)
+        self.deleted_bodies.append(body)
+        self.messages -= run.messages
+        self.body_bytes -= run.body_bytes
+        if self.bodies.pop(body, None) is not None:
+            self.appended[queue_id].remove(run)
 
     def purged(self, messages: int, body_bytes: int) -> None:
         """Count messages that are gone, whose rows are erased by later commits."""

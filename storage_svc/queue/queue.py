@@ -17,6 +17,10 @@ from storage_svc.queue.run import Run, Slice
 from storage_svc.queue.settled import SettledBudget, SettledReservations
 from tidemark.errors import GroupNotFound, ReservationNotFound
 
+_SETTLING = (Ending.ACK, Ending.DEAD_LETTER)
+_WITHOUT_USE = (Ending.EXPIRED, Ending.REVOKED)
+"""Endings that no consumer has asked for."""
+
 
 class QueueState:
     """A materialized queue."""
@@ -286,7 +290,7 @@ class QueueState:
             journal.delete_deadline(record, reservation)
             self._remember(reservation, journal)
         for start, end in changed:
-            if ending in (Ending.ACK, Ending.DEAD_LETTER):
+            if ending in _SETTLING:
                 self._done(group, reservation.slice, (start, end), journal)
             else:
                 for part, counted in reservation.charged((start, end), ending):
@@ -300,7 +304,7 @@ class QueueState:
                         returned = as_retry(slice_, turn, self.rules.retry, now_ms, chance)
                     self._return(group, returned, journal)
         record.last_activity_ms = now_ms
-        if ending not in (Ending.EXPIRED, Ending.REVOKED):
+        if ending not in _WITHOUT_USE:
             self.note_use(group, now_ms, journal)
         journal.queue_changed(record)
         journal.group_changed(record, group)
@@ -432,7 +436,10 @@ class QueueState:
         if self.rules.records_consumption:
             journal.consumed(self.record, group.name, span, slice_)
         if group.settle(slice_.run, span[1] - span[0]):
-            self._erase_if_done(slice_.run, journal)
+            if len(self.groups) == 1 and not self.rules.keeps_settled:
+                self._erase((slice_.run,), journal)  # no other group to ask
+            else:
+                self._erase_if_done(slice_.run, journal)
 
     def _return(self, group: Group, returned: Returned, journal: Journal) -> None:
         """Messages are given back: ready, delayed, or buried if their attempts are exhausted."""

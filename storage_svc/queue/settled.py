@@ -53,6 +53,8 @@ class SettledReservations:
 
     def surplus(self) -> list[int]:
         """The oldest that are to be forgotten now."""
+        if len(self._ids) <= SETTLED_PER_QUEUE_MIN:
+            return []
         share = max(SETTLED_PER_QUEUE_MIN, SETTLED_SHARED_MAX - self._budget.total)
         count = min(max(0, len(self._ids) - share), _FORGOTTEN_AT_ONCE)
         return list(islice(self._ids, count))
