@@ -128,11 +128,10 @@ class StorageNodes:
         self,
     ) -> Mapping[StorageNode, storage_pb2.DescribeStorageResponse | TidemarkError]:
         """All nodes as they are now, or why they do not answer."""
-        outcomes = await asyncio.gather(
-            *(self._ask(node) for node in self.nodes), return_exceptions=True
-        )
+        nodes = list(self.nodes)  # others may come and go while these answer
+        outcomes = await asyncio.gather(*map(self._ask, nodes), return_exceptions=True)
         described: dict[StorageNode, storage_pb2.DescribeStorageResponse | TidemarkError] = {}
-        for node, outcome in zip(self.nodes, outcomes, strict=True):
+        for node, outcome in zip(nodes, outcomes, strict=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, TidemarkError):
                 raise outcome
             described[node] = outcome
