@@ -23,7 +23,7 @@ MODULES: Final = (
     "bench.cycle.benchmark",
     "bench.many_queues.benchmark",
     "bench.members",
-    "bench.failover",
+    "bench.failover.benchmark",
     "bench.stalls",
     "bench.sweep.benchmark",
     "bench.retention",

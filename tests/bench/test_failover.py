@@ -1,4 +1,4 @@
-"""The benchmark of failovers: it runs against real brokers and a real registry, and reports."""
+"""The benchmark of failovers: it runs against real processes and a real registry, and reports."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.support.quick_bench import bars_of, figures_of, run_quickly
 
 
 def test_the_benchmark_of_failovers_runs_and_reports(tmp_path: Path) -> None:
-    """S8: how long publishes wait for another broker."""
+    """S8, S9: how long publishes wait for another broker, storage node or server of the store."""
     report = run_quickly("failover", tmp_path)
 
     assert figures_of(report) == {
@@ -20,6 +20,8 @@ def test_the_benchmark_of_failovers_runs_and_reports(tmp_path: Path) -> None:
             "loads_differ_by",
         },
         "registry gone": {"published", "refused", "longest_ms"},
+        "storage, kill -9": {"longest_ms"},
+        "Valkey master, kill -9": {"longest_ms"},
     }
     assert bars_of(report) == [
         ("broker, SIGTERM: p99 ms", 500),
@@ -29,4 +31,6 @@ def test_the_benchmark_of_failovers_runs_and_reports(tmp_path: Path) -> None:
         ("join: moves", 6),
         ("loads differ by", 1),
         ("registry gone: refused publishes", 0),
+        ("storage, kill -9: p99 ms", 7_000),
+        ("Valkey master, kill -9: p99 ms", 8_000),
     ]

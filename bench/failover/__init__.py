@@ -1,0 +1,1 @@
+"""Benchmarks of failovers: how long publishes wait for a broker, a storage node or a store."""
