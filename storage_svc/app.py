@@ -21,6 +21,8 @@ from storage_svc.engines.node_record import (
     stored_partitions,
 )
 from storage_svc.engines.rocksdb import SWITCH_INTERVAL_S, RocksEngines
+from storage_svc.lost_brokers import MEMBERS as BROKERS
+from storage_svc.lost_brokers import LostBrokers
 from storage_svc.node import StorageNode
 from storage_svc.partition.losses import no_witness
 from storage_svc.placement.assigned import MEMBERS, AssignedPartitions
@@ -34,7 +36,7 @@ from tidemark.clock import Clock
 from tidemark.errors import MemberReplaced
 from tidemark.limits import PARTITIONS_DEFAULT
 from tidemark.registry.membership import Membership
-from tidemark.registry.protocol import Member, Timers
+from tidemark.registry.protocol import Member, Registry, Timers
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.settings import StorageSettings
@@ -95,6 +97,11 @@ async def storage(
         partitions = node.partitions
         leaving = asyncio.Event()
         service = StorageService(settings, partitions, leaving, clock)
+        if settings.registry_url:
+            brokers = await stack.enter_async_context(_registry(settings, BROKERS, timers))
+            lost = LostBrokers(brokers)
+            stack.push_async_callback(lost.close)
+            service.on_broker_lost = lost.report
         server.add(add_StorageServiceServicer_to_server, service)
         server.add(add_DelegationServiceServicer_to_server, DelegationService(partitions))
         server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
@@ -180,12 +187,21 @@ async def _membership(
     settings: StorageSettings, address: str, partitions: int, clock: Clock, timers: Timers
 ) -> AsyncIterator[Membership]:
     """The part of this node among those that share the partitions, known by its address."""
-    from tidemark.registry.redis_registry import RedisRegistry
-
-    registry = RedisRegistry(settings.registry_url, settings.cluster_id, MEMBERS, timers)
-    try:
+    async with _registry(settings, MEMBERS, timers) as registry:
         member = Member(address, address, random.getrandbits(63))
         yield Membership(registry, member, partitions, clock, timers=timers)
+
+
+@asynccontextmanager
+async def _registry(
+    settings: StorageSettings, kind: str, timers: Timers
+) -> AsyncIterator[Registry]:
+    # Here, because redis-py takes time to import and most nodes do without.
+    from tidemark.registry.redis_registry import RedisRegistry
+
+    registry = RedisRegistry(settings.registry_url, settings.cluster_id, kind, timers)
+    try:
+        yield registry
     finally:
         await registry.close()
 

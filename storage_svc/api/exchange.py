@@ -8,8 +8,8 @@ stream ends only when the broker or this service does.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeAlias
 
 from storage_svc.api.exchange_part import ExchangePart, Unsent, write_end
 from storage_svc.partition.partitions import Partitions
@@ -24,13 +24,22 @@ UNSENT_ENDS_MAX: Final = 1024
 """Results and ends of parts that a broker may leave unread before no more frames are taken from it.
 """
 
+OnLost: TypeAlias = Callable[[str, int], None]
+"""Gets the id and the incarnation of a broker."""
+
+
+def no_report(broker_id: str, incarnation: int) -> None:
+    """Without a registry, no other broker would take over."""
+
 
 class Exchange:
     """One stream. It carries the partitions that the broker has bound."""
 
-    def __init__(self, partitions: Partitions, stopping: asyncio.Event) -> None:
+    def __init__(self, partitions: Partitions, stopping: asyncio.Event, on_lost: OnLost) -> None:
+        """`on_lost` gets a broker whose stream breaks while it holds partitions."""
         self._partitions = partitions
         self._stopping = stopping
+        self._on_lost = on_lost
         self._parts: dict[int, ExchangePart] = {}
         self._changed: dict[ExchangePart, None] = {}
         """Parts with something to send, in the order in which they take their share of a frame."""
@@ -71,11 +80,19 @@ class Exchange:
                 if self._ended:
                     return
         finally:
+            self._report_lost()
             for part in self._parts.values():
                 part.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _report_lost(self) -> None:
+        if self._stopping.is_set():
+            return  # this service ends the stream
+        holders = {part.holder for part in self._parts.values()}
+        for broker_id, incarnation in {(e.broker_id, e.incarnation) for e in holders if e}:
+            self._on_lost(broker_id, incarnation)
 
     async def _or_fail(self, work: Coroutine[Any, Any, None]) -> None:
         """An error in one half of the exchange ends all of it."""

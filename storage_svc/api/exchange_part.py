@@ -17,6 +17,7 @@ from storage_svc.operations.publish import AppendedRuns, AppendRuns
 from storage_svc.operations.renew import Renewed
 from storage_svc.operations.reserve import Reserved
 from storage_svc.operations.standing import HandedOut, in_columns
+from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import not_held_here
 from tidemark.api.storage.v1 import exchange_pb2
@@ -83,6 +84,13 @@ class ExchangePart:
         self._all_unsent.results -= len(self._unsent)
         self._all_unsent.result_bytes -= sum(result_bytes for _, _, result_bytes in self._unsent)
         self._unsent.clear()
+
+    @property
+    def holder(self) -> Claim | None:
+        """The broker that has bound it, while that one holds the partition."""
+        if not self._partition.is_open or self.failure() is not None:
+            return None
+        return self._partition.state.claim
 
     @property
     def crowded(self) -> bool:

@@ -12,7 +12,7 @@ import grpc
 
 from storage_svc.api.codec import encode_health
 from storage_svc.api.dead_letter_codec import encode_dead_letters, encode_waiting
-from storage_svc.api.exchange import Exchange
+from storage_svc.api.exchange import Exchange, OnLost, no_report
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.operations.claim import ClaimPartition, ReleaseUnreported
 from storage_svc.operations.dead_letter_filter import DeadLetterFilter
@@ -64,6 +64,8 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         """Of a node among others that keep their data in their directories."""
         self.assigned: AssignedPartitions | None = None
         """Of a node that shares the partitions of a store with others."""
+        self.on_broker_lost: OnLost = no_report
+        """Called for a broker whose exchange breaks."""
         self._cluster_id = settings.cluster_id
         self._engine = settings.engine
         self._partitions = partitions
@@ -163,7 +165,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def Exchange(
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> AsyncIterator[Any]:
-        exchange = Exchange(self._partitions, self._stopping)
+        exchange = Exchange(self._partitions, self._stopping, self.on_broker_lost)
         async with aclosing(exchange.frames(request_iterator)) as frames:
             async for frame in frames:
                 yield frame

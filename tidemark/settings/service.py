@@ -63,8 +63,9 @@ def url_of_registry() -> Any:
         secret=True,
         doc="Redis or Valkey server in which brokers find each other and share the partitions, "
         "with failover, in place of `TIDEMARK_BROKERS`. Storage nodes with the engine `redis` do "
-        "the same there, and ignore it with `rocksdb`. The same for all of them. Empty: brokers "
-        "are static, and one storage node opens all partitions of the engine `redis`.",
+        "the same there; those of any engine report brokers there whose connection breaks. The "
+        "same for all of them. Empty: brokers are static, and one storage node opens all "
+        "partitions of the engine `redis`.",
     )
 
 
