@@ -28,7 +28,7 @@ from tests.support.storage_client import (
     settle,
 )
 from tests.support.storage_fixtures import StartStorage
-from tidemark.api.broker.v1.topic_pb2 import MAX_WAIT_ACTION_DEAD_LETTER
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON, MAX_WAIT_ACTION_DEAD_LETTER
 from tidemark.api.storage.v1.exchange_pb2 import Materialize, PlaceGroup, Purge
 from tidemark.api.storage.v1.retention_pb2 import (
     ListRetentionHistoryRequest,
@@ -204,7 +204,7 @@ async def test_inactive_queues_and_old_records_leave_after_their_days(
     storage: RunningStorage, clock: ManualClock, retention: RunPass
 ) -> None:
     """R3, R4, R7: queues that are used or have a client, and younger ones, stay."""
-    await storage.create_topic("jobs")
+    await storage.create_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     figure = MetricRow(instance="i", name="n", samples=1, min=1, max=1, mean=1, last=1)
     async with storage.exchange(0) as exchange:
         create = Materialize(lmq_name="jobs/consumed", create=True)
@@ -350,6 +350,7 @@ async def test_a_partition_that_refuses_takes_no_share_of_the_limit(
     assert [list(each.failed) for each in passes] == [[0], [0]]
 
 
+@pytest.mark.rocksdb(reason="it counts reads of RocksDB")
 async def test_old_records_are_deleted_without_being_read(
     storage: RunningStorage,
     clock: ManualClock,

@@ -31,6 +31,7 @@ from tests.support.storage_client import (
     settle,
 )
 from tests.support.storage_fixtures import StartStorage
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_RELEASE, Purge
 from tidemark.api.storage.v1.retention_pb2 import MetricRow, RecordMetricsRequest
 from tidemark.clock import ManualClock
@@ -68,7 +69,7 @@ async def test_every_table_has_the_columns_that_storage_gives(
     storage: RunningStorage, read: Read
 ) -> None:
     """R6, R12, R13, P1: a row of each, from every partition."""
-    await storage.create_topic("jobs")
+    await storage.create_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     async with storage.exchange(0) as exchange:
         await exchange.ask(append("jobs", b"one"))
         (taken,) = (await exchange.ask(reserve("jobs"))).slices
@@ -102,7 +103,7 @@ async def test_the_documented_queries_answer_lag_and_waiting_time(
 ) -> None:
     """R13, P1: as they stand in the documentation."""
     queries = dict(re.findall(r"```sql\n-- (\w+)\n(.*?)```", RETENTION_MD.read_text(), re.S))
-    await storage.create_topic("jobs")
+    await storage.create_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     async with storage.exchange(0) as exchange:
         for _ in range(3):
             await exchange.ask(append("jobs/a", b"one", b"two"))
@@ -194,6 +195,7 @@ async def test_conditions_are_met_with_and_without_pushed_filters(
     assert runs.columns == ["topic", "lmq_name", "first_offset", "publish_time"]
 
 
+@pytest.mark.rocksdb(reason="it counts reads of RocksDB")
 async def test_options_narrow_at_storage_in_a_default_session(
     storage: RunningStorage, read: Read, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,7 @@ async def test_options_narrow_at_storage_in_a_default_session(
     assert (reads[Table.CATALOG], reads[Table.RUN_HEADERS]) == (1, 2)
 
 
+@pytest.mark.rocksdb(reason="it counts reads of RocksDB")
 async def test_conditions_of_a_query_narrow_at_storage_where_spark_pushes_them(
     storage: RunningStorage,
     read: Read,

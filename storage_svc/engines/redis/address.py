@@ -76,6 +76,7 @@ class ServerUrl:
         query = f"?{self.query}" if self.query else ""
         return ConnectionPool.from_url(
             f"{self.scheme}://{self.login if login else ''}{host}{port}{query}",
+            socket_timeout=None,  # redis-py's can swallow a cancellation, by asyncio.wait_for
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,

@@ -19,6 +19,7 @@ from tests.model.redis.conftest import MasterAndReplica, Servers, puts
 from tests.support.local_broker import in_time, until
 from tests.support.lossy_wire import LossyWire
 from tests.support.valkey_cluster import ValkeyCluster
+from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown, DataCorrupt
 
 # --- answers that are lost ------------------------------------------------------------------------
@@ -101,6 +102,31 @@ async def test_what_verifies_survives_a_connection_that_breaks(servers: Servers)
         servers.redis.execute_command("CLIENT KILL TYPE NORMAL SKIPME yes")
 
         await verifying
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancellation_is_not_lost_on_the_way_to_a_server(
+    servers: Servers, turns: int
+) -> None:
+    """S5: a partition that is closed waits for its housekeeping to end."""
+    engine = await servers.open()
+    await engine.free_bytes()
+    ended = asyncio.Event()
+
+    async def keep_house() -> None:
+        await engine.free_bytes()
+        await ended.wait()
+
+    task = asyncio.create_task(keep_house())
+    for _ in range(turns):
+        await SystemClock().sleep_ms(0)
+    task.cancel()
+
+    await asyncio.wait({task}, timeout=20)
+    is_cancelled = task.cancelled()
+    ended.set()
+    await asyncio.wait({task})
+    assert is_cancelled
 
 
 # --- servers that lag -----------------------------------------------------------------------------
