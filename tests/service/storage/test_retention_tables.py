@@ -9,6 +9,7 @@ from tests.support.counted_reads import count_reads
 from tests.support.retention_calls import UNKNOWN_TABLE, settled, table
 from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
 from tidemark import errors
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.api.storage.v1.retention_pb2 import (
     SCAN_TABLE_NAME_GROUPS,
@@ -30,7 +31,7 @@ async def test_tables_show_what_is_stored_without_waking_a_queue(
 ) -> None:
     """R2, R5: all that the rules need to know."""
     await exchange.ask_all(append("jobs/a", b"1", b"2", fairness_key="k"), append("jobs/a", b"3"))
-    await storage.create_topic("other")
+    await storage.create_topic("other", consumption_records=CONSUMPTION_RECORDS_ON)
     await exchange.ask(append("other", b"x"))
     (got,) = (await exchange.ask(reserve("jobs/a", 1))).slices
     await storage.restart()
@@ -98,7 +99,7 @@ async def test_a_queue_or_a_prefix_costs_what_it_holds_and_not_what_all_queues_h
     expected: list[str],
 ) -> None:
     """P2: counted in rows that are read from the engine."""
-    await storage.create_topic("other")
+    await storage.create_topic("other", consumption_records=CONSUMPTION_RECORDS_ON)
     names = [f"jobs/a{number}" for number in range(100)]
     names += ["jobs", "jobs/b1", "jobs/b2", "other", "other/x"]
     await exchange.ask_all(*(append(each, b"x") for each in names))
