@@ -2,8 +2,9 @@
 
 Pure. A body is a MessageBatch. `MessageBatch.messages` and `Message.payload` are both field 1, so a
 plain payload follows its tag and length inside a message that follows its own. Most bodies are one
-such payload, and neither making nor checking one needs an object for each message. What is made
-here is the same to the byte as what an encoder makes of it: the repeat of a run must be (S11).
+such payload, or several of one size: neither making nor checking those needs an object for each.
+What is made here is the same to the byte as what an encoder makes of it: the repeat of a run must
+be (S11).
 """
 
 from collections.abc import Sequence
@@ -31,10 +32,18 @@ def body_of(payloads: Sequence[bytes]) -> bytes:
     return b"".join([_prefix(len(payload)) + payload for payload in payloads])
 
 
-def is_one_payload(body: bytes) -> bool:
-    """Whether a body is one message that has nothing but a payload; False where that is unclear."""
-    prefix = _prefix_of_body(len(body))
-    return prefix is not None and body.startswith(prefix)
+def has_payloads(body: bytes, count: int) -> bool:
+    """Whether a body is so many messages that have nothing but a payload, all of one size; False
+    where that is unclear. Looks at all of them without a Python loop."""
+    if not count:
+        return False
+    size, rest = divmod(len(body), count)
+    prefix = None if rest else _prefix_of_one(size)
+    if prefix is None:
+        return False
+    if count == 1:
+        return body.startswith(prefix)
+    return all(body[at::size] == prefix[at : at + 1] * count for at in range(len(prefix)))
 
 
 @lru_cache(_SIZES_MAX)
@@ -47,11 +56,11 @@ def _prefix(size: int) -> bytes:
 
 
 @lru_cache(_SIZES_MAX)
-def _prefix_of_body(body_bytes: int) -> bytes | None:
-    """What a body of that size begins with if it is one payload; None if no payload makes it."""
+def _prefix_of_one(message_bytes: int) -> bytes | None:
+    """What a message that takes so many bytes begins with; None if no payload makes it."""
     for prefix_bytes in _PREFIX_BYTES:
-        if prefix_bytes <= body_bytes:
-            prefix = _prefix(body_bytes - prefix_bytes)
+        if prefix_bytes <= message_bytes:
+            prefix = _prefix(message_bytes - prefix_bytes)
             if len(prefix) == prefix_bytes:
                 return prefix
     return None

@@ -29,7 +29,7 @@ from broker_svc.publish.publishers import Publisher, PublisherCache
 from tidemark import limits
 from tidemark.api.broker.v1 import message_pb2
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.bodies import is_one_payload
+from tidemark.bodies import has_payloads
 from tidemark.clock import Clock
 from tidemark.errors import InvalidArgument, TidemarkError
 from tidemark.names import LmqName, is_lite, topic_of, validate_producer_id
@@ -157,7 +157,7 @@ class RunArrays:
     def _take(self, array: _Array, run: _Run) -> None:
         _, lmq_name, body, count, sequence, partition = run
         body_bytes = len(body)
-        if count != 1 or body_bytes > limits.MESSAGE_BYTES_MAX or not is_one_payload(body):
+        if not _is_plain(body, count):
             check_run(_single(run), array.producer_id)
         elif sequence:
             validate_producer_id(array.producer_id)
@@ -283,6 +283,15 @@ def _drop_failed(cache: PublisherCache, publishers: Iterable[Publisher]) -> None
     for publisher in publishers:
         if publisher.lease.failed:
             cache.destroy(publisher)
+
+
+def _is_plain(body: bytes, count: int) -> bool:
+    """Whether a run passes all checks of its messages, as most do, without being parsed."""
+    return (
+        0 < count <= limits.RUN_MESSAGES_MAX
+        and len(body) <= min(limits.RUN_BYTES_MAX, count * limits.MESSAGE_BYTES_MAX)
+        and has_payloads(body, count)
+    )
 
 
 def _single(run: _Run) -> message_pb2.PublishRun:

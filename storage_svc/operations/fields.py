@@ -6,7 +6,7 @@ that cannot be carried out is refused by the operation itself.
 
 from storage_svc.queue import bodies
 from tidemark import limits
-from tidemark.bodies import is_one_payload
+from tidemark.bodies import has_payloads
 from tidemark.errors import InvalidArgument
 from tidemark.field_checks import check_range
 from tidemark.names import LmqName, validate_group
@@ -26,6 +26,5 @@ def check_body(count: int, body: bytes, bytes_max: int) -> None:
     check_range("count", count, 1, limits.RUN_MESSAGES_MAX)
     check_range("body", len(body), 0, bytes_max)
     # A body that cannot be cut later would poison its queue, so it is parsed here, once.
-    found = 1 if is_one_payload(body) else bodies.count(body)
-    if found != count:
+    if not has_payloads(body, count) and bodies.count(body) != count:
         raise InvalidArgument(f"the body does not hold {count} messages", field="body")

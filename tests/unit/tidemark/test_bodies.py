@@ -3,7 +3,7 @@
 import pytest
 
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
-from tidemark.bodies import body_of, is_one_payload
+from tidemark.bodies import body_of, has_payloads
 
 SIZES = [0, 1, 100, 123, 124, 125, 126, 127, 128, 129, 16_378, 16_384, 16_390, 2_097_152]
 """Around those at which a length takes one more byte."""
@@ -16,7 +16,8 @@ def test_one_payload_is_what_the_encoder_makes_of_it_and_is_recognized(size: int
     body = body_of([payload])
 
     assert body == MessageBatch(messages=[Message(payload=payload)]).SerializeToString()
-    assert is_one_payload(body)
+    assert has_payloads(body, 1)
+    assert not has_payloads(body, 2)
 
 
 def test_payloads_of_equal_and_of_different_sizes_keep_their_order() -> None:
@@ -26,19 +27,30 @@ def test_payloads_of_equal_and_of_different_sizes_keep_their_order() -> None:
         assert [each.payload for each in parsed.messages] == payloads
 
 
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 200])
+def test_payloads_of_one_size_are_recognized_with_their_number(size: int) -> None:
+    body = body_of([bytes(size)] * 10)
+
+    assert [count for count in range(20) if has_payloads(body, count)] == [10]
+
+
 @pytest.mark.parametrize(
-    "body",
+    ("body", "count"),
     [
-        b"",
-        b"\x0a",
-        b"\x0a\x02\x0a\x00",
-        b"\x0a\x05\x0a\x05a",
-        b"x" * 100,
-        body_of([b"a", b"b"]),
-        body_of([bytes(58), bytes(58)]),
-        MessageBatch(messages=[Message(payload=b"a", headers={"b": "c"})]).SerializeToString(),
-        MessageBatch(messages=[Message(headers={"b": "c"})]).SerializeToString(),
+        (b"", 0),
+        (b"", 1),
+        (b"\x0a", 1),
+        (b"\x0a\x02\x0a\x00", 1),
+        (b"\x0a\x05\x0a\x05a", 1),
+        (b"x" * 100, 1),
+        (b"x" * 100, 1000),
+        (body_of([b"a", b"b"]), 1),
+        (body_of([b"a", b"bcd"]), 2),
+        (body_of([b"", b"bcd"]), 2),
+        (body_of([bytes(9)]) + b"\x0a\x0b\x0a\x08" + bytes(9), 2),
+        (MessageBatch(messages=[Message(headers={"b": "c"})]).SerializeToString(), 1),
+        (MessageBatch(messages=[Message(headers={"b": "c"})] * 2).SerializeToString(), 2),
     ],
 )
-def test_nothing_else_is_taken_for_one_payload(body: bytes) -> None:
-    assert not is_one_payload(body)
+def test_nothing_else_is_taken_for_payloads(body: bytes, count: int) -> None:
+    assert not has_payloads(body, count)
