@@ -226,7 +226,11 @@ install = repeat=; [ ! -e $@.begun ] || repeat=--force-reinstall; touch $@.begun
 	@touch $@
 
 .PHONY: spark
-spark: .venv/.spark ## Add PySpark and Java to the environment
+spark: .venv/share/tidemark/spark.jsa ## Add PySpark and Java to the environment
+
+.venv/share/tidemark/spark.jsa: .venv/.spark
+	@echo 'Writing $@: Spark starts twice as fast with it, 160 MB'
+	@$(BIN)/python -m spark_batch.class_archive
 
 .PHONY: lock
 lock: .venv/.bootstrap ## Pin requirements/*.in again (ARGS=--upgrade for newer versions)

@@ -13,6 +13,7 @@ from threading import Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from spark_batch import class_archive
 from tidemark.local.java import find_java_home, why_no_spark
 from tidemark.settings import RetentionSettings
 from tidemark.settings.variables import split_pairs
@@ -20,6 +21,10 @@ from tidemark.settings.variables import split_pairs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Spark runs for minutes at a time, and tasks work in Python: half of the processor time of a start
+is what Java spends on optimizing its own classes otherwise (docs/adr/0020)."""
 
 DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -31,9 +36,7 @@ DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.shuffle.partitions": "4",
         "spark.python.daemon.module": "spark_batch.worker_daemon",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Spark runs for minutes at a time, and tasks work in Python: half of the processor time of
-        # a start is what Java spends on optimizing its own classes (docs/adr/0020).
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {class_archive.options_with()}".rstrip(),
     }
 )
 """Options of a session that this module starts, unless the settings have others."""
@@ -81,7 +84,7 @@ def start_session(
     environment["JAVA_HOME"] = str(find_java_home(settings.java_home))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     # A Java that only computes the command line of the other one, in a second.
-    environment.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    environment.setdefault("SPARK_LAUNCHER_OPTS", JAVA_OPTIONS)
     Thread(target=_import_early, daemon=True).start()
     builder = SparkSession.builder.appName("tidemark").master(settings.spark_master)
     for key, value in {**DEFAULTS, **options, **explicit}.items():

@@ -46,6 +46,11 @@ def test_what_is_downloaded_is_named_with_its_size() -> None:
     )
 
 
+def test_installing_spark_writes_its_class_archive() -> None:
+    """P4: Spark starts with half of the processor time then."""
+    assert planned("spark").splitlines()[-1] == ".venv/bin/python -m spark_batch.class_archive"
+
+
 def test_byte_code_is_kept_also_in_a_container_that_forbids_it() -> None:
     """S6: hundreds of processes would compile all that they import."""
     shown = make(
