@@ -11,12 +11,14 @@ from tests.support.storage_client import (
     CLUSTER_ID,
     RunningStorage,
     append,
+    payloads,
+    reserve,
     reserved,
     settle,
 )
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
-from tidemark.api.storage.v1.storage_pb2 import DescribeStorageRequest
+from tidemark.api.storage.v1.storage_pb2 import ConfirmLossRequest, DescribeStorageRequest
 from tidemark.errors import DiskFull, PartitionFaulty, StoreNotFit, Unavailable
 from tidemark.settings import StorageSettings
 from tidemark.settings.variables import SettingsError
@@ -79,6 +81,34 @@ async def test_a_second_storage_node_takes_over_and_the_first_confirms_nothing(
         await exchange.ask(append("jobs/b", b"fresh"))
     ((fault,),) = [each.faults for each in (await described(old)).held]
     assert fault.reason == "TAKEN_OVER"
+
+
+async def test_a_store_that_went_back_is_noticed_by_a_claim_and_confirmed(
+    start: Start, durable_valkey: str
+) -> None:
+    """S9: as after a failover to a replica that lagged behind, while storage was away."""
+    storage = await start()
+    await storage.create_topic("jobs")
+    with redis.Redis.from_url(durable_valkey) as server:
+        async with storage.exchange() as exchange:
+            await exchange.ask(append("jobs/a", b"kept"))
+            replica = {key: server.dump(key) for key in server.scan_iter()}
+            await exchange.ask(append("jobs/a", b"lost"))
+        await storage.stop()
+        server.flushall()
+        for key, value in replica.items():
+            server.restore(key, 0, value)
+    await storage.start()
+
+    with pytest.raises(PartitionFaulty, match=f"commit {exchange.commit} was answered"):
+        await storage.claim(witnessed_commit=exchange.commit)
+
+    confirmed = await storage.storage.ConfirmLoss(ConfirmLossRequest(partition=0))
+    assert confirmed.witnessed_commit == exchange.commit
+    async with storage.exchange(witnessed_commit=exchange.commit) as exchange:
+        await exchange.ask(append("jobs/a", b"later"))
+        got = (await exchange.ask(reserve("jobs/a"))).slices
+    assert [each for slice_ in got for each in payloads(slice_.body)] == [b"kept", b"later"]
 
 
 async def test_the_number_of_partitions_comes_from_the_stored_data(start: Start) -> None:
