@@ -528,7 +528,8 @@ class Partition:
     # --- housekeeping --------------------------------------------------------------------------
 
     async def _keep_running_housekeeping(self) -> None:
-        while True:
+        """Until cancelled, or closed: an engine that fails may do so in place of a cancellation."""
+        while not self._stopping.is_set():
             await self._clock.sleep_ms(HOUSEKEEPING_MS)
             try:
                 await self.run_housekeeping()

@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
+from storage_svc.engines.engine import EngineFailed
 from storage_svc.operations.claim import ClaimPartition
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.ownership import ConfirmOwnership
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.counters import Claim
+from storage_svc.partition.partition import HOUSEKEEPING_MS
 from tests.support.partition_life import ACK
 from tests.support.shared_engine import LostAnswer
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
@@ -138,3 +140,28 @@ async def test_a_commit_over_many_queues_reads_them_together(nodes: Nodes) -> No
     assert [each.messages for each in settled[:50]] == [1] * 50
     assert [len(each.slices) for each in reserved] == [1] * 50
     assert trips <= 10
+
+
+async def test_a_partition_closes_although_its_engine_fails_in_place_of_a_cancellation(
+    nodes: Nodes,
+) -> None:
+    """S9, S5: housekeeping that waits for a store which stood still must not outlive it."""
+    partition = await started(nodes)
+    asked = asyncio.Event()
+
+    async def free_bytes() -> int:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise EngineFailed("the connection broke") from None
+        raise AssertionError("not reached")
+
+    partition.state.engine.free_bytes = free_bytes  # type: ignore[method-assign]
+    await nodes.clock.advance_ms(HOUSEKEEPING_MS)
+    await asyncio.wait_for(asked.wait(), 60)
+
+    closing = asyncio.create_task(partition.close())
+    while not closing.done():
+        await nodes.clock.advance_ms(HOUSEKEEPING_MS)
+        assert nodes.clock.monotonic_ms() < 100 * HOUSEKEEPING_MS, "it goes on for good"

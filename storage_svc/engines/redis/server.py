@@ -124,6 +124,10 @@ class Server:
             return [error]
         except FAULTS as error:
             await self._disconnect()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The clean-up of the client library failed, and its error took the place of it.
+                raise asyncio.CancelledError from error
             raise AnswerLost(str(error) or type(error).__name__) from error
         except BaseException:
             await self._disconnect()  # half an answer may be left on it
