@@ -79,13 +79,17 @@ class ValkeyCluster:
         assert replicas in (0, masters)
         with ExitStack() as stack:
             servers = []
-            for number, port in enumerate(free_ports("127.0.0.1", masters + replicas)):
-                server = ValkeyServer(port, data_dir=directory / str(number), config=_CONFIG)
+            ports = free_ports("127.0.0.1", 2 * (masters + replicas))
+            # By default a bus port is one of those that connections get from the kernel.
+            buses = ports[masters + replicas :]
+            for number, (port, bus) in enumerate(zip(ports, buses, strict=False)):
+                config = {**_CONFIG, "cluster-port": str(bus)}
+                server = ValkeyServer(port, data_dir=directory / str(number), config=config)
                 server.start()
                 stack.callback(_end, server)
                 servers.append(server)
             cluster = cls(servers, masters)
-            cluster._join()
+            cluster._join(buses[0])
             yield cluster
 
     def flush(self) -> None:
@@ -216,7 +220,7 @@ class ValkeyCluster:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _join(self) -> None:
+    def _join(self, first_bus: int) -> None:
         share = -(-SLOTS // self._masters)
         first = self.servers[0]
         for number, server in enumerate(self.servers):
@@ -224,7 +228,7 @@ class ValkeyCluster:
                 if number < self._masters:
                     last = min(SLOTS, (number + 1) * share) - 1
                     client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last)
-                client.execute_command("CLUSTER MEET", "127.0.0.1", first.port)
+                client.execute_command("CLUSTER MEET", "127.0.0.1", first.port, first_bus)
         for each in self.servers:
             _until(lambda each=each: _is_in_order(each, len(self.servers)), "they do not join")  # type: ignore[misc]
         for number, server in enumerate(self.servers[self._masters :]):
