@@ -1,9 +1,10 @@
 """The registry in Redis or Valkey.
 
 One script per call judges and changes everything at once, by the time of the server, so that the
-clocks of members do not matter. Members bring the highest version they have seen and the time at
-which they joined, so that a flushed registry does not go backwards. The URL may hold credentials:
-it is never logged and is in no error.
+clocks of members do not matter. All keys are in one slot, so that the server may be any of a
+cluster: calls follow it to the master of the slot. Members bring the highest version they have seen
+and the time at which they joined, so that a flushed registry does not go backwards. The URL may
+hold credentials: it is never logged and is in no error.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any, Final
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import MovedError, NoScriptError, RedisError
 
 from tidemark.errors import MemberReplaced, RegistryUnavailable
 from tidemark.registry import scripts
@@ -37,15 +38,10 @@ class RedisRegistry:
     def __init__(self, url: str, cluster_id: str, kind: str, timers: Timers | None = None) -> None:
         """`kind` separates members of different services, such as "brokers"."""
         self._timers = timers or Timers()
-        self._redis: Any = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=None,  # redis-py's can swallow a cancellation, by asyncio.wait_for
-            socket_connect_timeout=_TIMEOUT_MS / 1000,
-            retry=Retry(
-                NoBackoff(), 0
-            ),  # a repeated script could follow a later one of this member
-            max_connections=_CONNECTIONS_MAX,
-        )
+        self._url = url
+        self._redis = self._client()
+        self._master: Any = None
+        """The server of a cluster that has the slot, if the one that the URL names has not."""
         slot = f"{{tidemark/{cluster_id}}}/{kind}"
         self._keys = [f"{slot}/{name}" for name in _KEYS]
         self._channel = f"{slot}/changes"
@@ -53,6 +49,7 @@ class RedisRegistry:
         """When each member of this process has joined, and whether it drains."""
 
     async def close(self) -> None:
+        await self._leave_master()
         await self._redis.aclose()
 
     async def check(self) -> None:
@@ -141,19 +138,46 @@ class RedisRegistry:
 
     async def _run(self, script: str, *arguments: str | int) -> Any:
         given = (len(self._keys), *self._keys, self._channel, *arguments)
-        digest = sha1(script.encode(), usedforsecurity=False).hexdigest()
         try:
             async with asyncio.timeout(_TIMEOUT_MS / 1000):
                 try:
-                    return await self._redis.evalsha(digest, *given)
-                except NoScriptError:
-                    return await self._redis.eval(script, *given)
-        except RedisError as error:
-            # A demoted master, or a node of a cluster without this slot: ask for the address again.
+                    return await self._evaluate(script, given)
+                except MovedError as error:  # not executed
+                    await self._leave_master()
+                    self._master = self._client(error.host, error.port)
+                    return await self._evaluate(script, given)
+        except _FAULTS as error:
+            # A demoted master, or one that is gone from its cluster: ask for the address again.
+            await self._leave_master()
             await self._redis.connection_pool.disconnect(inuse_connections=False)
             raise self._unavailable(error) from error
-        except _FAULTS as error:
-            raise self._unavailable(error) from error
+
+    async def _evaluate(self, script: str, given: Sequence[str | int]) -> Any:
+        server = self._redis if self._master is None else self._master
+        digest = sha1(script.encode(), usedforsecurity=False).hexdigest()
+        try:
+            return await server.evalsha(digest, *given)
+        except NoScriptError:
+            return await server.eval(script, *given)
+
+    async def _leave_master(self) -> None:
+        master, self._master = self._master, None
+        if master is not None:
+            await master.aclose()
+
+    def _client(self, host: str = "", port: int = 0) -> Any:
+        """Connections to the server that the URL names, or to another one in the same way."""
+        client: Any = redis.asyncio.Redis.from_url(
+            self._url,
+            socket_timeout=None,  # redis-py's can swallow a cancellation, by asyncio.wait_for
+            socket_connect_timeout=_TIMEOUT_MS / 1000,
+            # A repeated script could follow a later one of this member.
+            retry=Retry(NoBackoff(), 0),
+            max_connections=_CONNECTIONS_MAX,
+        )
+        if host:
+            client.connection_pool.connection_kwargs.update(host=host, port=port)
+        return client
 
     def _unavailable(self, error: Exception) -> RegistryUnavailable:
         return RegistryUnavailable(f"the registry failed: {str(error) or type(error).__name__}")
