@@ -39,8 +39,9 @@ class AckReservations(NamedTuple):
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.AckReservations) -> "AckReservations":
-        check_range("receipts", len(proto.receipts), 1, limits.ACKS_PER_OPERATION_MAX)
-        return cls(tuple(proto.receipts), proto.client_id)
+        receipts = tuple(proto.receipts)
+        check_range("receipts", len(receipts), 1, limits.ACKS_PER_OPERATION_MAX)
+        return cls(receipts, proto.client_id)
 
     async def apply(self, commit: CommitContext) -> Acked:
         """Each is acknowledged, or answered as before (V6), or refused without any change."""

@@ -175,16 +175,17 @@ class AppendRuns(NamedTuple):
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.AppendRuns) -> "AppendRuns":
-        names = proto.lmq_names
+        # As lists: every look at a column of a proto costs as much as one of these.
+        names, counts = list(proto.lmq_names), list(proto.counts)
+        bodies, sequences = list(proto.bodies), list(proto.sequences)
         check_range("lmq_names", len(names), 1, limits.APPENDS_PER_OPERATION_MAX)
-        columns = (proto.counts, proto.bodies, proto.sequences)
-        if any(len(each) != len(names) for each in columns):
+        if not len(names) == len(counts) == len(bodies) == len(sequences):
             raise InvalidArgument("columns of different lengths", field="appends")
         producer_id, version = proto.producer_id, proto.topic_version
-        if any(proto.sequences):
+        if any(sequences):
             validate_producer_id(producer_id)
         appends = []
-        for name, count, body, sequence in zip(names, *columns, strict=True):
+        for name, count, body, sequence in zip(names, counts, bodies, sequences, strict=True):
             check_body(count, body, limits.RUN_BYTES_MAX)
             plain = (queue_name(name), count, body, "", 0, 0, "")
             appends.append(Append(*plain, producer_id, sequence, version))
