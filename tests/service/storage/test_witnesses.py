@@ -77,7 +77,7 @@ async def test_an_answer_names_a_commit_that_a_later_claim_can_bring(
         await storage.claim(witnessed_commit=2**63)
 
 
-@pytest.mark.rocksdb
+@pytest.mark.rocksdb(reason="its files are put back")
 async def test_an_old_backup_is_noticed_by_a_broker_and_can_be_confirmed(
     start_storage: StartStorage, tmp_path: Path
 ) -> None:
