@@ -27,6 +27,10 @@ from tidemark.telemetry import counter
 ROWS_PER_COMMIT_MAX = 320
 """Rows that one commit examines; each stands for up to three, so that a commit has below 1 000."""
 
+ROWS_PER_SHARED_COMMIT_MAX = 96
+"""The same on an engine that nodes share: a row takes twice the CPU there, and operations of others
+wait for up to two such commits."""
+
 _log = logging.getLogger(__name__)
 _erased = counter(
     "tidemark.storage.erased_rows", "Rows of removed messages and queues that were erased"
@@ -77,6 +81,8 @@ class EraseRows(NamedTuple):
 
 async def _erase(commit: CommitContext, erasure: Erasure, stages: "tuple[_Stage, ...]") -> None:
     left = ROWS_PER_COMMIT_MAX
+    if commit.engine.storage_epoch:
+        left = min(left, ROWS_PER_SHARED_COMMIT_MAX)
     while left > 0 and erasure.stage < len(stages):
         step = await stages[erasure.stage](commit, erasure, min(left, PAGE_ROWS))
         left -= max(1, step.examined)

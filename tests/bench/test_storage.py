@@ -74,14 +74,14 @@ def test_the_benchmark_of_the_redis_engine_runs_and_writes_its_report(tmp_path: 
             "cold_server_cpu_us",
         },
         "opening with 2,000 reservations": {"open_ms", "cpu_ms"},
-        "purge of 2,000 messages": PURGE | {"script_p99_ms", "script_ms"},
+        "purge of 2,000 messages": PURGE | {"script_cpu_ms", "script_p99_ms", "script_longest_ms"},
     }
     bars = dict(bars_of(report))
     assert bars["storage CPU per message, redis / rocksdb"] == 1.5
     assert bars["an idle queue, bytes without AGES"] == 350
     assert bars["cold queues/s"] == 5_000
     assert bars["opening with 2,000 reservations, ms"] == 1_000
-    assert bars["purge of 2,000 messages: longest script, ms"] == 5
+    assert bars["purge of 2,000 messages: CPU of a script, ms"] == 5
     assert all(bars[f"{name}: CPU of a script, ms"] == 5 for name in blocking)
 
 
