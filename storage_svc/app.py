@@ -210,13 +210,13 @@ async def _registry(
 async def _witness_reports(
     settings: StorageSettings, clock: Clock
 ) -> AsyncIterator[WitnessReports]:
-    from tidemark.registry.witnesses import RedisWitnesses
+    from tidemark.registry.redis_registry import RedisRegistry
 
-    witnesses = RedisWitnesses(settings.registry_url, settings.cluster_id)
+    registry = RedisRegistry(settings.registry_url, settings.cluster_id, MEMBERS)
     try:
-        yield WitnessReports(witnesses, clock)
+        yield WitnessReports(registry, clock)
     finally:
-        await witnesses.close()
+        await registry.close()
 
 
 async def _open_alone(

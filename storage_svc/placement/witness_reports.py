@@ -5,7 +5,7 @@ witness then, in case the store loses commits together with this node and its br
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from storage_svc.partition.partition import Partition
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 class Witnesses(Protocol):
-    """Where commit numbers are reported to; see `tidemark.registry.witnesses`."""
+    """Where commit numbers are reported to: `RedisRegistry`."""
 
-    async def report(self, commits: dict[int, int], /) -> None: ...
-    async def highest(self, partition: int, /) -> int: ...
+    async def report_commits(self, commits: Mapping[int, int]) -> None: ...
+    async def highest_commit(self, partition: int) -> int: ...
 
 
 class WitnessReports:
@@ -35,7 +35,7 @@ class WitnessReports:
     async def highest(self, partition: int) -> int:
         """The highest commit of a partition that any node has reported; 0 if that is unknown."""
         try:
-            return await self._witnesses.highest(partition)
+            return await self._witnesses.highest_commit(partition)
         except RegistryUnavailable as error:
             _log.warning(
                 "a partition is opened without asking the registry for lost commits",
@@ -51,11 +51,12 @@ class WitnessReports:
 
     async def run_once(self, partitions: Collection[Partition]) -> None:
         """Report all, also what has not changed: the registry may have been flushed."""
-        commits = {each.number: each.last_commit for each in partitions if each.is_open}
+        opened = [each for each in partitions if each.is_open and each.last_commit]
+        commits = {each.number: each.last_commit for each in opened}
         if not commits:
             return
         try:
-            await self._witnesses.report(commits)
+            await self._witnesses.report_commits(commits)
         except RegistryUnavailable as error:
             if not self._is_away:
                 _log.warning("commits are not reported", extra={"why": error.detail})

@@ -9,7 +9,7 @@ hold credentials: it is never logged and is in no error.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from hashlib import sha1
 from typing import Any, Final
 
@@ -27,7 +27,11 @@ _TIMEOUT_MS: Final = 1_000
 _LISTEN_MS: Final = 2_000
 """Silence after which the server must prove that the connection is alive."""
 _CONNECTIONS_MAX: Final = 8
-_KEYS: Final = ("members", "beats", "suspected", "assignment", "progress")
+COMMIT_MAX: Final = 2**62
+"""Higher commit numbers are garbage."""
+_COMMIT_DIGITS: Final = 20
+"""Of a commit number: scripts, which compute with doubles, compare them as texts."""
+_KEYS: Final = ("members", "beats", "suspected", "assignment", "progress", "commits")
 _FAULTS: Final = (RedisError, OSError, TimeoutError, AttributeError, TypeError, ValueError)
 """The last three: an answer that is not what the script returns."""
 
@@ -118,6 +122,18 @@ class RedisRegistry:
             )
         )
 
+    async def report_commits(self, commits: Mapping[int, int]) -> None:
+        """Raise the commit numbers of partitions; lower ones than are known change nothing."""
+        given = [part for number, commit in commits.items() for part in (number, _text(commit))]
+        await self._run(scripts.REPORT_COMMITS, _text(COMMIT_MAX), *given)
+
+    async def highest_commit(self, partition: int) -> int:
+        """The highest number that was reported for a partition; 0 if none is known."""
+        text = await self._run(scripts.HIGHEST_COMMIT, partition)
+        is_number = isinstance(text, bytes) and len(text) == _COMMIT_DIGITS and text.isdigit()
+        number = int(text) if is_number else 0
+        return number if number <= COMMIT_MAX else 0
+
     async def changes(self) -> AsyncIterator[None]:
         try:
             async with self._redis.pubsub() as channel:
@@ -203,6 +219,10 @@ def _view(version: str, picture: str, members: Sequence[str], seen: str, settled
         settled == "1",
         held,
     )
+
+
+def _text(commit: int) -> str:
+    return f"{commit:0{_COMMIT_DIGITS}d}"
 
 
 def _assignment(version: int, picture: str) -> Assignment:

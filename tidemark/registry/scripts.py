@@ -8,6 +8,7 @@ Keys, all in one hash slot:
     assignment  hash  version; picture: JSON of holders and pinned partitions
     progress    hash  seen_version; beat_ms: the last beat of any member; since_ms: no long gap
                       between beats since then
+    commits     hash  partition -> the highest commit number that storage has reported, in 20 digits
 Channel: changes.
 
 Garbage in a value counts as no value. Garbage in place of a key fails the script.
@@ -202,3 +203,17 @@ redis.call('PUBLISH', channel, text(version))
 return 1
 """
 )
+
+# ARGV[2] is the highest number that is not garbage, then partitions and numbers in turn.
+REPORT_COMMITS: Final = """
+local commits, highest = KEYS[6], ARGV[2]
+for at = 3, #ARGV, 2 do
+  local known = redis.call('HGET', commits, ARGV[at])
+  if not known or #known ~= #highest or known > highest or known < ARGV[at + 1] then
+    redis.call('HSET', commits, ARGV[at], ARGV[at + 1])
+  end
+end
+return 1
+"""
+
+HIGHEST_COMMIT: Final = "return redis.call('HGET', KEYS[6], ARGV[2]) or ''"

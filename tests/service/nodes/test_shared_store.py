@@ -99,7 +99,7 @@ async def test_a_partition_behind_the_registry_serves_nothing_until_that_is_conf
     nodes: SharedNodes, store: ValkeyServer
 ) -> None:
     """S9: nodes report their commits there; one that opens the partition compares."""
-    key, field = "{tidemark/tidemark}/commits", "3"
+    key, field = "{tidemark/tidemark}/storages/commits", "3"
     with redis.Redis.from_url(store.connection_url, decode_responses=True) as server:
 
         async def is_reported() -> bool:

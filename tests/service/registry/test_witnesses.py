@@ -1,6 +1,5 @@
 """Commit numbers in the registry: the highest stays, and garbage is no number (S9)."""
 
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,50 +9,48 @@ from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tests.support.valkey import Members
 from tidemark.clock import ManualClock
 from tidemark.errors import RegistryUnavailable
-from tidemark.registry.witnesses import COMMIT_MAX, RedisWitnesses
+from tidemark.registry.redis_registry import COMMIT_MAX, RedisRegistry
 
 EPOCH = 2**60
 """A double does not tell its neighbours apart."""
 
 
 @pytest.fixture
-async def witnesses(cluster: Members) -> AsyncIterator[RedisWitnesses]:
-    opened = RedisWitnesses(cluster.url, cluster.cluster_id)
-    yield opened
-    await opened.close()
+def witnesses(cluster: Members) -> RedisRegistry:
+    return cluster.registry()
 
 
-async def test_the_highest_number_of_each_partition_stays(witnesses: RedisWitnesses) -> None:
+async def test_the_highest_number_of_each_partition_stays(witnesses: RedisRegistry) -> None:
     """S9: a node that was deposed reports lower ones for a while."""
-    await witnesses.report({0: EPOCH + 1, 3: 9})
-    await witnesses.report({0: EPOCH + 2, 3: 10})
-    await witnesses.report({0: EPOCH + 1, 3: 8})
+    await witnesses.report_commits({0: EPOCH + 1, 3: 9})
+    await witnesses.report_commits({0: EPOCH + 2, 3: 10})
+    await witnesses.report_commits({0: EPOCH + 1, 3: 8})
 
-    found = [await witnesses.highest(number) for number in (0, 1, 3)]
+    found = [await witnesses.highest_commit(number) for number in (0, 1, 3)]
 
     assert found == [EPOCH + 2, 0, 10]
 
 
 @pytest.mark.parametrize("garbage", ["", "x", "9", "9" * 20, "-" + "1" * 19])
 async def test_garbage_is_no_number_and_is_replaced(
-    cluster: Members, witnesses: RedisWitnesses, garbage: str
+    cluster: Members, witnesses: RedisRegistry, garbage: str
 ) -> None:
     """S9: it must not stop a partition."""
-    await cluster.redis.hset(f"{{tidemark/{cluster.cluster_id}}}/commits", "0", garbage)
+    await cluster.redis.hset(cluster.key("commits"), "0", garbage)
 
-    found = await witnesses.highest(0)
-    await witnesses.report({0: 7})
-    await witnesses.report({0: COMMIT_MAX})
+    found = await witnesses.highest_commit(0)
+    await witnesses.report_commits({0: 7})
+    await witnesses.report_commits({0: COMMIT_MAX})
 
     assert found == 0
-    assert await witnesses.highest(0) == COMMIT_MAX
+    assert await witnesses.highest_commit(0) == COMMIT_MAX
 
 
 async def test_a_registry_that_is_away_reports_that() -> None:
     """S9."""
-    witnesses = RedisWitnesses("redis://user:secret@127.0.0.1:1", "c")
+    witnesses = RedisRegistry("redis://user:secret@127.0.0.1:1", "c", "storages")
 
-    for call in (witnesses.report({0: 1}), witnesses.highest(0)):
+    for call in (witnesses.report_commits({0: 1}), witnesses.highest_commit(0)):
         with pytest.raises(RegistryUnavailable) as away:
             await call
         assert "secret" not in str(away.value)
@@ -61,7 +58,7 @@ async def test_a_registry_that_is_away_reports_that() -> None:
 
 
 async def test_a_node_reports_its_commits_and_another_opens_nothing_behind_them(
-    witnesses: RedisWitnesses, clock: ManualClock
+    witnesses: RedisRegistry, clock: ManualClock
 ) -> None:
     """S9: no broker is left that has seen the lost commits."""
     reports = WitnessReports(witnesses, clock)
@@ -82,14 +79,14 @@ async def test_a_node_reports_its_commits_and_another_opens_nothing_behind_them(
         assert reasons(behind) == ["DATA_LOST"]
         await behind.confirm_loss()
         await reports.run_once([behind])
-        assert await witnesses.highest(0) == behind.last_commit
+        assert await witnesses.highest_commit(0) == behind.last_commit
 
 
 async def test_partitions_are_opened_while_the_registry_is_away(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S9: it advises. Fewer losses are noticed then."""
-    witnesses = RedisWitnesses("redis://127.0.0.1:1", "c")
+    witnesses = RedisRegistry("redis://127.0.0.1:1", "c", "storages")
     reports = WitnessReports(witnesses, clock)
     async with AsyncExitStack() as stack:
         node = await Nodes(stack).start(witness=reports.highest)
