@@ -1,0 +1,1 @@
+"""Parts of the data source that need no Spark."""
