@@ -10,19 +10,13 @@ from tests.support.engine_choice import ENGINE
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.storage_client import ExchangeClient, RunningStorage
 from tests.support.storage_fixtures import StartStorage
-from tidemark.api.broker.v1.topic_pb2 import (
-    CONSUMPTION_RECORDS_ON,
-    CONSUMPTION_RECORDS_UNSPECIFIED,
-)
 
 
 @pytest.fixture
 async def storage(start_storage: StartStorage) -> RunningStorage:
-    """One partition, a manual clock, and the shared topic `jobs`, with consumption records also on
-    engines that write them only where a topic asks for them."""
+    """One partition, a manual clock, and the shared topic `jobs`."""
     started = await start_storage()
-    records = CONSUMPTION_RECORDS_ON if ENGINE else CONSUMPTION_RECORDS_UNSPECIFIED
-    await started.create_topic("jobs", consumption_records=records)
+    await started.create_topic("jobs")
     return started
 
 

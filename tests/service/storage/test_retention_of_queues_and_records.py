@@ -15,6 +15,7 @@ from tests.support.retention_calls import (
 )
 from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation
 from tidemark import errors
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import Materialize, Purge, TakeOwnership
 from tidemark.api.storage.v1.retention_pb2 import (
     RETENTION_TYPE_INACTIVE_QUEUE,
@@ -78,6 +79,7 @@ async def test_old_records_leave_by_their_time(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """R4."""
+    await storage.update_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     await exchange.ask(append("jobs", b"x"))
     await settled(exchange, "jobs")
     old_ms = clock.wall_ms() + 1
@@ -132,6 +134,7 @@ async def test_a_refused_call_changes_nothing(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
     """S3, R6: no deletion without its row of history."""
+    await storage.update_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     await exchange.ask(append("jobs", b"x"))
     await settled(exchange, "jobs")
     rows = [

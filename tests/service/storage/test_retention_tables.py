@@ -57,6 +57,7 @@ async def test_tables_show_what_is_stored_without_waking_a_queue(
 async def test_a_table_can_be_narrowed_to_columns_topic_and_time(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
+    await storage.update_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     start_ms = clock.wall_ms()
     for _ in range(3):
         await exchange.ask(append("jobs", b"x"))
@@ -116,6 +117,7 @@ async def test_records_can_be_narrowed_to_a_queue_or_a_prefix(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
     """P2."""
+    await storage.update_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     for lmq_name in ("jobs/a", "jobs/b"):
         await exchange.ask(append(lmq_name, b"x"))
         await settled(exchange, lmq_name)
