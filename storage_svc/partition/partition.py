@@ -1,4 +1,4 @@
-"""A partition: its life from opening to closing, its health, its clock and its faults.
+"""A partition: its life from opening to closing, its health and its recovery from faults.
 
 Submits operations to its writer and runs it. A commit that fails has an unknown outcome: it is
 answered with that, never with success; all memory is dropped and the engine is opened again. A
@@ -26,12 +26,10 @@ from storage_svc.engines.engine import (
 )
 from storage_svc.lifecycle.lifecycle_watch import NEVER_SILENT, LifecycleWatch, SilencePolicy
 from storage_svc.operations.erase import Erased, EraseRows
-from storage_svc.operations.loading import RunHousekeeping
 from storage_svc.operations.operation import Operation
 from storage_svc.operations.partition_time import StampTime
 from storage_svc.partition.age_marks import AgeMarks
 from storage_svc.partition.broker_hold import BrokerHold
-from storage_svc.partition.clock import PartitionTime
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.commit_figures import CommitFigures
 from storage_svc.partition.commit_loop import CommitLoop
@@ -40,33 +38,31 @@ from storage_svc.partition.deadlines import Deadlines
 from storage_svc.partition.disk_watch import DiskWatch
 from storage_svc.partition.due_indexes import DueIndexes
 from storage_svc.partition.exchange_events import ConnectedExchanges, ExchangeEvents, HandedOut
+from storage_svc.partition.failures import failure_of
 from storage_svc.partition.frames import EMBEDDED, SHARED, Awaited, Frame, Requester
 from storage_svc.partition.health import FaultReason, Health
+from storage_svc.partition.housekeeping import Housekeeping
 from storage_svc.partition.losses import Losses, Witness, no_witness
 from storage_svc.partition.state import PartitionState, open_state
+from storage_svc.partition.timekeeping import Timekeeping
 from storage_svc.partition.writer import Writer, check_broker_epoch
 from storage_svc.turns import CommonTurns
 from tidemark.clock import Clock
 from tidemark.errors import (
-    CommitOutcomeUnknown,
     DataCorrupt,
     InvalidArgument,
     PartitionFaulty,
     ShuttingDown,
     TidemarkError,
 )
-from tidemark.telemetry import counter, current_traceparent
+from tidemark.telemetry import current_traceparent
 
-HOUSEKEEPING_MS = 1000
 _REOPEN_MS_MIN = 100
 _REOPEN_MS_MAX = 10_000
 
 R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
-_clock_jumps = counter(
-    "tidemark.storage.clock_jumps", description="Jumps of the clock that suspended deletions"
-)
 
 
 class Partition:
@@ -96,8 +92,6 @@ class Partition:
         self.health = Health()
         self.lifecycle = LifecycleWatch(self.number, silence, clock.monotonic_ms())
         self.disk = DiskWatch(self.number, disk_free_bytes_min)
-        self.overdue_ms = 0
-        """How long the earliest deadline was past at the last housekeeping."""
         self._engines = engines
         self._clock = clock
         self._chance = chance
@@ -117,7 +111,8 @@ class Partition:
         self._state: PartitionState | None = None
         self._deadlines = Deadlines()
         """Those of the state, also while a fault is being recovered from."""
-        self._time = PartitionTime(0, clock.wall_ms(), clock.monotonic_ms())
+        self._time = Timekeeping(self.number, clock, self.health)
+        self._housekeeping = Housekeeping(self, self._time, self._exchanges, clock)
         self._hold = BrokerHold()
         self._losses = Losses(self.number, witness, confirmed=loss_confirmed)
         self._stopping = asyncio.Event()
@@ -144,7 +139,7 @@ class Partition:
             self.health.add(FaultReason.AWAITING_SWEEP, "", self.now_ms())
         self._tasks = [
             asyncio.create_task(self._write()),
-            asyncio.create_task(self._keep_running_housekeeping()),
+            asyncio.create_task(self._housekeeping.run()),
         ]
 
     async def leave(self) -> None:
@@ -251,14 +246,22 @@ class Partition:
             raise self._faulty()
         return self._state
 
+    @property
+    def is_closing(self) -> bool:
+        return self._stopping.is_set()
+
+    def keeps(self, state: PartitionState) -> bool:
+        """Whether it is still open with that state."""
+        return self._state is state
+
     def now_ms(self) -> int:
-        return self._time.now_ms(self._clock.wall_ms(), self._clock.monotonic_ms())
+        return self._time.now_ms()
 
     @property
     def deletions_suspended(self) -> bool:
         """Whether nothing is deleted until an operator confirms the time."""
         self.now_ms()  # notices a jump
-        return self._time.suspicious
+        return self._time.is_suspicious
 
     async def confirm_time(self, *, to_wall_clock: bool = False) -> None:
         """An operator confirms the time after a jump: deletions are allowed again.
@@ -266,14 +269,12 @@ class Partition:
         With `to_wall_clock`, time first returns to the wall clock, which was corrected; it goes
         back then, and stored times stay as they are.
         """
-        state, monotonic_ms = self.state, self._clock.monotonic_ms()
-        if to_wall_clock:
-            self._time = PartitionTime(0, self._clock.wall_ms(), monotonic_ms)
-            # Their marks lie in a time that is to come again.
+        state = self.state
+        self._time.confirm(to_wall_clock=to_wall_clock)
+        if to_wall_clock:  # their marks lie in a time that is to come again
             state.due, state.ages = DueIndexes(), AgeMarks()
-        self._time.confirm()
         await self.call(StampTime())
-        self._check_time(state)
+        self._time.check()
         self._exchanges.health_changed()
         for table in (Table.TTL, Table.BURIED):  # sweeps passed over them until now
             self.lifecycle.wakeups.scan_begins(table)
@@ -288,6 +289,15 @@ class Partition:
                 field="partition",
             )
         return await self._losses.confirm()
+
+    async def run_housekeeping(self) -> None:
+        """What happens every second by itself."""
+        await self._housekeeping.run_once()
+
+    @property
+    def overdue_ms(self) -> int:
+        """How long the earliest deadline was past at the last housekeeping."""
+        return self._housekeeping.overdue_ms
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -375,27 +385,15 @@ class Partition:
         self._erasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _new_commit(self) -> CommitContext:
-        now_ms, counters = self.now_ms(), self.state.counters
-        # Stored with every commit: a restart must not end the suspension.
-        counters.suspended_ms = (counters.suspended_ms or now_ms) if self._time.suspicious else 0
         return CommitContext(
             self.state,
             self.number,
             self.identity.partitions,
-            now_ms,
+            self._time.stamp(self.state.counters),
             disk_full=self.disk.full,
             publishes_refused=self.health.refusal(self.number),
-            deletions_refused=self._time_refusal(),
+            deletions_refused=self._time.refusal(),
             chance=self._chance,
-        )
-
-    def _time_refusal(self) -> TidemarkError | None:
-        if not self._time.suspicious:
-            return None
-        return PartitionFaulty(
-            f"the clock of partition {self.number} jumped ahead: nothing is deleted until its "
-            "time is confirmed",
-            partition=str(self.number),
         )
 
     # --- faults --------------------------------------------------------------------------------
@@ -403,24 +401,11 @@ class Partition:
     async def _recover(self, frames: Sequence[Frame], error: Exception) -> None:
         """Fail everything that waits for an answer, drop all memory and reopen the engine."""
         _log.error("a commit failed", extra={"partition": self.number}, exc_info=error)
-        reason = FaultReason.COMMIT_FAILED
-        answer: TidemarkError = CommitOutcomeUnknown(f"a commit of partition {self.number} failed")
-        if isinstance(error, DataCorrupt):
-            reason = FaultReason.DATA_CORRUPT
-            answer = error
-        elif isinstance(error, EngineFenced):
-            reason = FaultReason.TAKEN_OVER
-            answer = PartitionFaulty(f"another storage node has taken partition {self.number}")
-        elif isinstance(error, EngineDataLost):
-            if not isinstance(error, LossWitnessed):
-                # Not opened again to see what is left: another node may be about to serve it.
-                error = LossWitnessed(self.number, Loss(self.last_commit))
-                self._losses.found(error.loss)
-            reason = FaultReason.DATA_LOST
-            answer = PartitionFaulty(f"partition {self.number} has lost commits: {error}")
-        elif not isinstance(error, CommitOutcomeUnknown):
-            # It broke before the commit: nothing was stored, so a repeat is safe.
-            answer = PartitionFaulty(f"partition {self.number} failed to apply a frame")
+        if isinstance(error, EngineDataLost) and not isinstance(error, LossWitnessed):
+            # Not opened again to see what is left: another node may be about to serve it.
+            error = LossWitnessed(self.number, Loss(self.last_commit))
+            self._losses.found(error.loss)
+        reason, answer = failure_of(self.number, error)
         self.health.add(reason, str(error), self.now_ms())
         state, self._state = self._state, None
         if state is not None and isinstance(error, LossWitnessed) and error.loss.found is not None:
@@ -514,76 +499,10 @@ class Partition:
         state.hold = self._hold
         self._watch = asyncio.create_task(self._watch_engine(state.engine))
         self.health.openings += 1
-        committed_ms = max(state.counters.time_ms, self.now_ms())
-        suspicious = self._time.suspicious or state.counters.suspended_ms > 0
-        self._time = PartitionTime(committed_ms, self._clock.wall_ms(), self._clock.monotonic_ms())
-        self._time.suspicious = suspicious
+        self._time.go_on_from(state.counters)
         self._hold.restart(self.now_ms())
 
     def _faulty(self) -> TidemarkError:
         return self.health.refusal(self.number) or PartitionFaulty(
             f"partition {self.number} is not open", partition=str(self.number)
         )
-
-    # --- housekeeping --------------------------------------------------------------------------
-
-    async def _keep_running_housekeeping(self) -> None:
-        """Until cancelled, or closed: an engine that fails may do so in place of a cancellation."""
-        while not self._stopping.is_set():
-            await self._clock.sleep_ms(HOUSEKEEPING_MS)
-            try:
-                await self.run_housekeeping()
-            except Exception as error:  # such as a disk that cannot be read: next time
-                _log.warning("no housekeeping", extra={"partition": self.number}, exc_info=error)
-
-    async def run_housekeeping(self) -> None:
-        """Check the disk and lifecycle, unload idle queues, forget old producers."""
-        if self._state is None:
-            return
-        state = self._state
-        self.disk.update(await state.engine.free_bytes())
-        if state is not self._state:  # it was closed meanwhile
-            return
-        earliest_ms = self._deadlines.earliest_ms()
-        self.overdue_ms = 0 if earliest_ms is None else max(0, self.now_ms() - earliest_ms)
-        changed = self.lifecycle.check_silence(
-            self.health, self.now_ms(), self._clock.monotonic_ms()
-        )
-        changed |= self._check_time(state)
-        if self._check_left_out(state) or changed:
-            self._exchanges.health_changed()
-        with suppress(TidemarkError):  # closing or recovering: both are reported elsewhere
-            if self._deadlines.needs_page:
-                await self.submit([])  # the writer reads it first
-            if self._time.suspicious and not self.state.counters.suspended_ms:
-                await self.submit([StampTime()])
-            if await self._has_housekeeping():
-                await self.submit([RunHousekeeping()])
-
-    def _check_time(self, state: PartitionState) -> bool:
-        """Raise or clear the alarm of a clock that jumped; returns whether it changed."""
-        raised = self.health.has(FaultReason.CLOCK_JUMPED)
-        suspended = self.deletions_suspended
-        if suspended and not raised:
-            _clock_jumps.add(1)
-            _log.error("the clock jumped ahead", extra={"partition": self.number})
-        detail = (
-            "nothing is deleted until the time is confirmed: "
-            f"tidemark partitions confirm-time {self.number}"
-            if suspended
-            else ""
-        )
-        return self.health.set_alarm(FaultReason.CLOCK_JUMPED, detail, self.now_ms())
-
-    def _check_left_out(self, state: PartitionState) -> bool:
-        """Raise or clear the alarm of records that cannot be read; returns whether it changed."""
-        now_ms = self.now_ms()
-        state.left_out.forget_old(now_ms)
-        return self.health.set_alarm(FaultReason.RECORD_UNREADABLE, state.left_out.detail, now_ms)
-
-    async def _has_housekeeping(self) -> bool:
-        """Whether there is anything to unload or forget; usually not, which saves a commit."""
-        state, now_ms = self.state, self.now_ms()
-        if state.handles.untracked(now_ms):
-            return True
-        return not self._time.suspicious and await state.producers.has_old(now_ms)

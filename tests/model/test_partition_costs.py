@@ -26,7 +26,7 @@ from storage_svc.operations.retention import ApplyRetention
 from storage_svc.operations.retention_rules import RetentionRow
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.broker_hold import CLIENT_TIMEOUT_DEFAULT_MS
-from storage_svc.partition.partition import HOUSEKEEPING_MS
+from storage_svc.partition.housekeeping import HOUSEKEEPING_MS
 from storage_svc.queue import group as group_module
 from storage_svc.queue.group import Group
 from storage_svc.queue.run import Run

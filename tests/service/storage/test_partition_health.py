@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from storage_svc.partition.partition import HOUSEKEEPING_MS
+from storage_svc.partition.housekeeping import HOUSEKEEPING_MS
 from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.storage_client import ExchangeClient, RunningStorage, append, reserved, settle
 from tests.support.storage_fixtures import StartStorage
