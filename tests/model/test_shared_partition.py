@@ -11,7 +11,7 @@ from storage_svc.operations.ownership import ConfirmOwnership
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.counters import Claim
-from storage_svc.partition.partition import HOUSEKEEPING_MS
+from storage_svc.partition.housekeeping import HOUSEKEEPING_MS
 from tests.support.partition_life import ACK
 from tests.support.shared_engine import LostAnswer
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
