@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from storage_svc.operations.partition_time import StampTime
 from storage_svc.placement.witness_reports import WitnessReports
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tests.support.valkey import Members
@@ -90,6 +91,7 @@ async def test_partitions_are_opened_while_the_registry_is_away(
     reports = WitnessReports(witnesses, clock)
     async with AsyncExitStack() as stack:
         node = await Nodes(stack).start(witness=reports.highest)
+        await node.call(StampTime())
         await reports.run_once([node])
 
         assert reasons(node) == []
