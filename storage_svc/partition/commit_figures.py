@@ -1,8 +1,8 @@
 """The figures of commits as metrics: recorded once for all that become durable together.
 
 The journal of a node makes the commits of its partitions durable with one sync, and all of them end
-in one turn of the event loop. To record a measurement takes as long as to store a message, so that
-they are one, however many partitions take part.
+in one turn of the event loop. A measurement for each partition would be a cost that grows with
+them, so that all of them are one (ADR 36).
 """
 
 import asyncio
