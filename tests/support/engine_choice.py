@@ -76,7 +76,7 @@ def empty_engine(request: pytest.FixtureRequest, chosen_engine: Any) -> None:
         return
     marker = request.node.get_closest_marker("rocksdb")
     if marker is not None:
-        pytest.skip(f"a test of RocksDB: {marker.kwargs['reason']}")
+        pytest.skip(f"a test of RocksDB: {marker.kwargs.get('reason', 'it needs its files')}")
     for key in list(chosen_engine.scan_iter(count=1_000)):
         if not key.startswith(b"{tidemark/" + _OF_PROCESSES.encode()):
             chosen_engine.unlink(key)

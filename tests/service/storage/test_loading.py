@@ -1,5 +1,7 @@
 """Queues are loaded and unloaded: I2, I4 and I9."""
 
+import pytest
+
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -82,6 +84,7 @@ async def test_what_is_used_in_the_same_frame_is_not_unloaded(exchange: Exchange
     assert len((await exchange.ask(reserve("jobs/a"))).slices) == 1
 
 
+@pytest.mark.rocksdb(reason="its housekeeping takes no trips")
 async def test_a_queue_that_no_broker_tracks_is_unloaded_after_twice_its_idle_window(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
@@ -112,6 +115,7 @@ async def test_another_broker_tracks_nothing_until_it_says_so(
     assert await loaded(storage) == 0
 
 
+@pytest.mark.rocksdb(reason="its housekeeping takes no trips")
 async def test_each_queue_is_unloaded_by_its_own_idle_window(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:

@@ -57,6 +57,7 @@ async def storage(start_storage: StartStorage, registry_url: str) -> RunningStor
     return await start_storage(registry_url=registry_url, partitions=2)
 
 
+@pytest.mark.rocksdb(reason="its clock is not that of a server")
 async def test_a_broker_is_suspected_when_its_exchange_breaks_while_it_holds_partitions(
     storage: RunningStorage, suspicions: Suspicions
 ) -> None:
@@ -69,6 +70,7 @@ async def test_a_broker_is_suspected_when_its_exchange_breaks_while_it_holds_par
         await suspicions.until_ids({BROKER.member_id})
 
 
+@pytest.mark.rocksdb(reason="its clock is not that of a server")
 async def test_a_broker_that_has_given_its_partitions_away_is_not_suspected(
     storage: RunningStorage, suspicions: Suspicions
 ) -> None:
@@ -86,6 +88,7 @@ async def test_a_broker_that_has_given_its_partitions_away_is_not_suspected(
     await suspicions.until_ids({OTHER.member_id})
 
 
+@pytest.mark.rocksdb(reason="its clock is not that of a server")
 async def test_a_registry_that_is_away_does_not_hold_storage_up(
     start_storage: StartStorage,
 ) -> None:

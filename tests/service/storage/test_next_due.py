@@ -16,6 +16,7 @@ from tests.support.storage_client import (
 )
 from tidemark import errors
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
+from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import (
     Materialize,
     PauseQueue,
@@ -286,6 +287,7 @@ async def test_old_records_are_due_by_table(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
     """P3, R4."""
+    await storage.update_topic("jobs", consumption_records=CONSUMPTION_RECORDS_ON)
     kind = RETENTION_TYPE_OLD_RECORDS
     await exchange.ask(append("jobs", b"x"))
     await settled(exchange, "jobs")

@@ -262,6 +262,7 @@ async def test_an_action_on_a_queue_that_goes_in_the_same_commit_is_stale(
     assert [each.outcome for each in results] == [ACTION_OUTCOME_STALE] * 2
 
 
+@pytest.mark.rocksdb(reason="a scan that is verified expires what is due")
 async def test_a_scan_is_paged_earliest_first(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
