@@ -19,6 +19,7 @@ from storage_svc.engines.redis.layout import (
 )
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import Servers, puts
+from tests.support.valkey_cluster import ValkeyCluster
 from tidemark.clock import SystemClock
 from tidemark.errors import FormatNotSupported
 
@@ -161,3 +162,17 @@ async def test_another_layout_is_refused(servers: Servers) -> None:
 
     with pytest.raises(FormatNotSupported, match="layout 1 of the redis engine"):
         await servers.open()
+
+
+async def test_a_large_commit_follows_a_slot_of_a_redis_cluster(
+    moving_cluster: ValkeyCluster,
+) -> None:
+    """S9: its scripts declare the keys that they reach, also while the slot moves."""
+    engine = await RedisEngines(ServerUrl.parse(moving_cluster.url)).open(IDENTITY)
+
+    commit = asyncio.ensure_future(engine.commit(large()))
+    await asyncio.to_thread(moving_cluster.move, mark_key(IDENTITY))
+    await commit
+
+    assert len(await engine.scan(Table.CATALOG, b"", None, limit=2 * ROWS)) == ROWS
+    await engine.close()
