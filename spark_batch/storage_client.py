@@ -30,7 +30,7 @@ from tidemark.rpc.topic_codec import topic_from_proto
 from tidemark.telemetry.traces import Metadata, inject
 from tidemark.topics import Topic
 
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
 """The format of stored data that rules and plans are written for."""
 
 PendingApply = Callable[[], retention_pb2.ApplyRetentionResponse]

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from tidemark.errors import ClusterMismatch, DataDirectoryInUse, FormatNotSupported, StoreNotFit
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Version of the key and value layouts. An engine refuses data written in any other."""
 
 Row = tuple[bytes, bytes]

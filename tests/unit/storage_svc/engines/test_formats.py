@@ -15,7 +15,7 @@ from storage_svc.queue.retry import Turn
 from storage_svc.queue.returned import Returned, ReturnPlace
 from storage_svc.queue.run import Run, Slice
 
-LAYOUT = (8, "4bface28d45ef1e0")
+LAYOUT = (9, "4bface28d45ef1e0")
 """A format version, and the digest of the rows below as that version writes them."""
 
 RUN = Run(7, 2, 40, 1_000, 9_000, "tenant", "00-trace")
@@ -69,7 +69,7 @@ def test_rows_of_another_layout_have_another_format_version() -> None:
         reservation_rows.deadline_key(1, reservation),
         run_rows.consumed_value([run_rows.consumed_entry(kept, "g", 7, 9, 1_000, 2_000)]),
         outbox_rows.outbox_key("dead", 8),
-        outbox.encode(OutboxEntry(8, "dead", 2, 3, b"", "k", DeadReason.REJECTED, "", 9, 7)),
+        outbox.encode(OutboxEntry(9, "dead", 2, 3, b"", "k", DeadReason.REJECTED, "", 9, 7)),
     )
 
     digest = sha256(b"".join(len(row).to_bytes(4) + row for row in written)).hexdigest()[:16]
