@@ -230,7 +230,7 @@ install = repeat=; [ ! -e $@.begun ] || repeat=--force-reinstall; touch $@.begun
 spark: .venv/share/tidemark/spark.jsa ## Add PySpark and Java to the environment
 
 .venv/share/tidemark/spark.jsa: .venv/.spark
-	@echo 'Writing $@: Spark starts twice as fast with it, 160 MB'
+	@echo 'Writing $@: Java takes less processor time to start with it, 160 MB'
 	@$(BIN)/python -m spark_batch.class_archive
 
 .PHONY: lock

@@ -47,7 +47,7 @@ def test_what_is_downloaded_is_named_with_its_size() -> None:
 
 
 def test_installing_spark_writes_its_class_archive() -> None:
-    """P4: Spark starts with half of the processor time then."""
+    """P4: Java takes less processor time to start with it."""
     assert planned("spark").splitlines()[-1] == ".venv/bin/python -m spark_batch.class_archive"
 
 
