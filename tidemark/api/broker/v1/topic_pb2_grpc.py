@@ -407,7 +407,8 @@ class TopicServiceServicer:
 
     def DrainMember(self, request, context):
         """Assigns all partitions of a broker, or of a storage node of a store that nodes share, to the
-        others. It stays a member and takes no partitions until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+        others. It stays a member and takes no partitions until it starts again. Fails with
+        INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

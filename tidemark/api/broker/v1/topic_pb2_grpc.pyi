@@ -117,7 +117,8 @@ class TopicServiceStub:
     """
     DrainMember: _aio.UnaryUnaryMultiCallable[_topic_pb2.DrainMemberRequest, _topic_pb2.DrainMemberResponse]
     """Assigns all partitions of a broker, or of a storage node of a store that nodes share, to the
-    others. It stays a member and takes no partitions until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+    others. It stays a member and takes no partitions until it starts again. Fails with
+    INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
     """
     ConfirmPartitionTime: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmPartitionTimeRequest, _topic_pb2.ConfirmPartitionTimeResponse]
     """Confirms the time of a partition after a large forward jump of its wall clock (the alarm
@@ -373,7 +374,8 @@ class TopicServiceServicer:
         context: _aio.ServicerContext[_topic_pb2.DrainMemberRequest, _abc.Awaitable[_topic_pb2.DrainMemberResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DrainMemberResponse]:
         """Assigns all partitions of a broker, or of a storage node of a store that nodes share, to the
-        others. It stays a member and takes no partitions until it starts again. Fails with INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
+        others. It stays a member and takes no partitions until it starts again. Fails with
+        INVALID_ARGUMENT, MEMBERSHIP_STATIC, REGISTRY_UNAVAILABLE.
         """
 
     def ConfirmPartitionTime(
