@@ -8,14 +8,17 @@ from typing import TypeAlias
 import pytest
 
 import tidemark
+from tests.service.client.conftest import until_disconnected
 from tests.support.gated_storage import GatedLink, gated_storage
 from tests.support.local_broker import LocalBroker, in_time, local_broker, until
-from tests.support.sdk_calls import publish
-from tidemark.clock import SystemClock
-from tidemark.errors import ClientClosed, TopicExists, Unavailable
+from tests.support.sdk_calls import publish, take
+from tidemark.clock import ManualClock, SystemClock
+from tidemark.errors import ClientClosed, CommitOutcomeUnknown, TopicExists, Unavailable
 
 Gated: TypeAlias = tuple[LocalBroker, tidemark.Client, GatedLink]
 """A broker, a client of it, and the way between the broker and the only partition."""
+
+VISIBILITY_MS = 60_000
 
 
 @pytest.fixture
@@ -73,6 +76,44 @@ async def test_pulls_and_settlements_are_repeated_once_the_link_is_up(gated: Gat
     await in_time(settling)
 
     assert len(await client.pull("orders")) == 0
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["it comes back", "it stays away"])
+async def test_an_ack_whose_answer_was_lost_is_repeated_after_its_time(
+    gated: Gated, answers: bool
+) -> None:
+    """K4, V6: it had succeeded, and the message did not come back; only storage knows that."""
+    local, client, link = gated
+    clock = ManualClock()
+    await publish(client, "orders", b"1")
+    async with (
+        tidemark.connect(local.address, client_id="bob", clock=clock) as bob,
+        bob.subscribe(["orders"], visibility_ms=VISIBILITY_MS) as deliveries,
+    ):
+        (delivery,) = await take(deliveries, 1)
+        link.answers.close()
+        acking = asyncio.create_task(delivery.ack(wait=True))
+        await in_time(link.answers.until_held())  # it is on disk
+        await local.stop_broker()
+        await until_disconnected(bob)
+
+        await clock.advance_ms(VISIBILITY_MS)
+        assert not acking.done()
+        if answers:
+            link.answers.let_go()
+            await local.start_broker()
+
+            async def is_acked() -> bool:
+                await clock.advance_ms(10)  # bob waits before each attempt to connect
+                return acking.done()
+
+            await until(is_acked)
+            await acking
+        else:
+            await clock.advance_ms(60_000)
+
+            with pytest.raises(CommitOutcomeUnknown):
+                await in_time(acking)
 
 
 async def test_a_deletion_is_not_repeated(gated: Gated) -> None:

@@ -24,18 +24,28 @@ from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import ACTION_NAMES, Action, Range
 from tidemark.client.transport.connection import Connection, Identity
 from tidemark.client.transport.session import Session
-from tidemark.errors import ClientClosed, NotOwner, ReservationExpired, TidemarkError
+from tidemark.errors import (
+    ClientClosed,
+    CommitOutcomeUnknown,
+    NotOwner,
+    ReservationExpired,
+    TidemarkError,
+)
 from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import messaging
 
 _ACK: Final = Ack()
 _FAILED: Final = Nack()
 
+_ANSWER_MS_MAX: Final = 60_000
+"""How long after its reservation has run out a settlement that was sent is repeated: storage knows
+whether it was carried out, and a broker that was lost meanwhile answers no more."""
+
 
 class _Settling:
     """One settlement until its definite answer."""
 
-    __slots__ = ("action", "answer", "batch", "by_receipt", "counted", "ranges", "span")
+    __slots__ = ("action", "answer", "batch", "by_receipt", "counted", "ranges", "sent", "span")
 
     def __init__(
         self,
@@ -55,6 +65,14 @@ class _Settling:
         self.answer = answer
         self.counted = isinstance(action, Extend)
         """Whether its messages no longer count as held here."""
+        self.sent = False
+        """Whether a broker may have carried it out, without an answer."""
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether it has failed: its time ran out before it was sent, or no broker has answered for
+        long. Only storage knows whether what was sent before was in time."""
+        patience_ms = _ANSWER_MS_MAX if self.sent else 0
+        return self.batch.deadline_ms + patience_ms <= now_ms
 
 
 class Settlements:
@@ -210,10 +228,10 @@ class Settlements:
         waiting = [*self._to_send, *self._later]
         waiting += [_Settling(batch, _ACK, ranges) for batch, ranges in self._acks.items()]
         for each in waiting:
-            if each.batch.deadline_ms <= now_ms:
-                self._fail(each, ReservationExpired("its time ran out before it could be settled"))
-        self._to_send = [each for each in self._to_send if each.batch.deadline_ms > now_ms]
-        self._later = [each for each in self._later if each.batch.deadline_ms > now_ms]
+            if each.is_over(now_ms):
+                self._fail(each, _no_answer() if each.sent else _too_late())
+        self._to_send = [each for each in self._to_send if not each.is_over(now_ms)]
+        self._later = [each for each in self._later if not each.is_over(now_ms)]
         self._acks = {k: v for k, v in self._acks.items() if k.deadline_ms > now_ms}
         self._check_quiet()
 
@@ -230,9 +248,11 @@ class Settlements:
             if len(ranges) > limits.SETTLEMENT_RANGES_MAX:
                 rest = ranges[limits.SETTLEMENT_RANGES_MAX :]
                 by_receipt = settling.by_receipt
-                self._to_send.append(
-                    _Settling(batch, settling.action, rest, settling.answer, by_receipt=by_receipt)
+                later = _Settling(
+                    batch, settling.action, rest, settling.answer, by_receipt=by_receipt
                 )
+                later.sent = settling.sent
+                self._to_send.append(later)
                 settling.answer, ranges = None, ranges[: limits.SETTLEMENT_RANGES_MAX]
             settling.ranges = ranges
         if len(ranges) == 1 and ranges[0] == (0, batch.count):
@@ -244,6 +264,7 @@ class Settlements:
             ranges,
             partial(self._answered, settling),
         )
+        settling.sent = True
         self._under_way += 1
         messages = sum(end - start for start, end in ranges) or batch.count
         if settling.span is None and (batch.handlers or batch.traceparent):
@@ -356,10 +377,18 @@ def _is_plain(batch: DeliveryBatch, ranges: Sequence[Range], session: Session) -
 
 
 def _counted_ack(batch: DeliveryBatch) -> _Settling:
-    """The ack of a batch whose messages no longer count as held here."""
+    """The ack of a batch that was sent, and whose messages no longer count as held here."""
     settling = _Settling(batch, _ACK, ())
-    settling.counted = True
+    settling.counted = settling.sent = True
     return settling
+
+
+def _too_late() -> ReservationExpired:
+    return ReservationExpired("its time ran out before it could be settled")
+
+
+def _no_answer() -> CommitOutcomeUnknown:
+    return CommitOutcomeUnknown("no broker has answered whether it was settled")
 
 
 def _closed_before() -> ClientClosed:
