@@ -193,9 +193,11 @@ async def test_failed_acks_are_logged_with_reason_and_queue_at_a_limited_rate(
         await clock.advance_ms(10_500)
 
         assert len(first) == 1
-        assert first[0].startswith(f"an ack failed ({QUEUE} at offset 0): RESERVATION_")
+        # On a slow machine another than the first may come first: its time ran out before.
+        one, two = (f"{QUEUE} at offset {each.offset}" for each in held[:2])
+        assert first[0].startswith(f"an ack failed ({one}): RESERVATION_")
         (_, rest) = warnings(caplog)
-        assert rest.startswith(f"9 acks failed (the first: {QUEUE} at offset 1): RESERVATION_")
+        assert rest.startswith(f"9 acks failed (the first: {two}): RESERVATION_")
         record = caplog.records[-1].__dict__
         assert (record["queue"], record["reason"]) == (QUEUE, "RESERVATION_EXPIRED")
 
