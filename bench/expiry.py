@@ -84,7 +84,7 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Seen:
-    """What happened to the messages whose first delivery is not settled."""
+    """The fate of the messages whose first delivery is not settled."""
 
     published: int = 0
     first_ms: dict[Place, float] = field(default_factory=dict)

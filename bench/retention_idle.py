@@ -120,7 +120,7 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
             while not condition():  # noqa: ASYNC110 - other processes, which set no event
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise RuntimeError(f"waited in vain for {what}") from None
+        raise RuntimeError(f"{what} did not happen in time") from None
 
 
 def _log(service: ServiceProcess) -> str:

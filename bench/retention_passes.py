@@ -1,4 +1,4 @@
-"""What the benchmarks of retention share: a storage service, its jobs, and small warm passes."""
+"""Shared by the benchmarks of retention: a storage service, its jobs, and small warm passes."""
 
 import asyncio
 import time

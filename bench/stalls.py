@@ -90,7 +90,7 @@ class Storage:
             await ask(self.partition, [Settle(each, ending, delay_ms=delay_ms) for each in part])
 
     async def sweep(self) -> None:
-        """What a sweep reads and does for times to live."""
+        """A sweep over times to live: its reads and actions."""
         token = b""
         while True:
             kind = due_work.ScanKind.DEAD_DEADLINES
@@ -247,7 +247,7 @@ async def stalls(bench: Bench) -> None:
 
 
 def _results(rounds: list[dict[str, dict[str, float]]], runs: int) -> dict[str, Result]:
-    """What was measured, by step."""
+    """The measurements, by step."""
     return {
         name: Result(
             f"{name}, {runs:,} runs",

@@ -140,7 +140,7 @@ class OutboxRelay:
 
 
 def _conclusions(arrived: Sequence[OutboxEntry], refused: Iterable[str]) -> list[Action]:
-    """What the source does about a page: clear what arrived, and postpone who refused."""
+    """Actions at the source after a page: clear what arrived, postpone refusing destinations."""
     cleared = [
         Action(
             clear_outbox=ClearOutbox(

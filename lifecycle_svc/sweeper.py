@@ -222,7 +222,7 @@ class Sweeper:
                     page = await self._read(tokens)
             except Exception as error:
                 traced.failed(error)
-                # An error of this request says nothing about the partition.
+                # A mistake in this request is no fault of the partition.
                 if phase == "read" and not isinstance(error, ClientError):
                     await self._report_failure(error)
                 self._failed(phase, error)

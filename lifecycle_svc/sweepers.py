@@ -86,7 +86,7 @@ class Sweepers:
 
     async def discover(self) -> None:
         """Ask every storage node for its partitions; returns once one of them has answered, and
-        each of the others has answered or failed once. Those are asked until they answer."""
+        each of the others has answered or failed once. It repeats calls to those."""
         addresses = self._settings.storage_addresses
         asked = [asyncio.Event() for _ in addresses]
         for address, tried in zip(addresses, asked, strict=True):

@@ -18,7 +18,7 @@ OPTIONS: Final = ("storage", "table", "columns", "partition", *_QUEUE_OPTIONS, "
 
 
 class ReadOptions(NamedTuple):
-    """What to read."""
+    """The options of a read."""
 
     storage: str
     table: str

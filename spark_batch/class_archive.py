@@ -65,7 +65,7 @@ def write(settings: RetentionSettings, archive: Path = ARCHIVE) -> None:
 
 
 def _work(spark: "SparkSession") -> None:
-    """What loads the classes that passes and reports need."""
+    """The work that loads all classes which passes and reports need."""
     from pyspark.sql import functions as F  # noqa: N812 - the customary name
 
     rows = spark.range(0, 2, 1, 1).mapInArrow(_as_they_are, "id bigint")

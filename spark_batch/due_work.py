@@ -1,6 +1,6 @@
 """Due work: the partitions in which a pass has something to do, as storage answers it (P3).
 
-Needs no Spark. The storage services are asked at the same time, one channel each.
+Needs no Spark. Calls the storage services at the same time, over one channel each.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _Answer = tuple[Described, list[PartitionDue]]
 
 @dataclass(frozen=True, slots=True)
 class DueWork:
-    """What storage found to be due for the rules of a pass."""
+    """The due work that storage found for the rules of a pass."""
 
     cluster: tuple[PartitionAddress, ...]
     """All partitions."""

@@ -88,7 +88,7 @@ class Job:
 
 
 class SchedulerHost(Protocol):
-    """What the scheduler needs from its environment before a job can run."""
+    """The environment that the scheduler needs before a job can run."""
 
     async def check(self) -> None:
         """Raises a TidemarkError while storage is unreachable or has an unsupported format."""

@@ -50,7 +50,7 @@ BRIEF: Final[Mapping[str, str]] = MappingProxyType(
 """Options of a session for a few small jobs, which spends most of its time starting."""
 
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""The variable by which `spark-submit` tells a Python program where its Java listens."""
+"""The variable in which `spark-submit` passes the port of its Java to a Python program."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 

@@ -31,7 +31,7 @@ class StorageNode:
     ) -> None:
         """`engines` is called for each partition that is opened: those of a shared store remember
         under which epoch they had it open, and take it back only if no other node has opened it.
-        `witness` is asked how far a partition has been seen."""
+        `witness` answers how far a partition has been seen."""
         self._settings = settings
         self._engines = engines
         self._channels = channels

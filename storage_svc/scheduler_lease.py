@@ -14,7 +14,7 @@ class SchedulerLease:
         self._until_ms = 0
 
     def hold(self, holder: str, hold_ms: int, now_ms: int) -> tuple[str, int]:
-        """Take, renew or, with 0, give up the lease; returns its holder and what is left of it."""
+        """Take, renew or, with 0, give up the lease; returns its holder and its remaining time."""
         if holder == self._holder or now_ms >= self._until_ms:
             self._holder = holder if hold_ms else ""
             self._until_ms = now_ms + hold_ms

@@ -48,7 +48,7 @@ def has_payloads(body: bytes, count: int) -> bool:
 
 @lru_cache(_SIZES_MAX)
 def _prefix(size: int) -> bytes:
-    """What stands before a payload of that size."""
+    """The bytes before a payload of that size."""
     if not size:
         return _EMPTY
     payload_head = _FIELD_1 + _varint(size)
@@ -57,7 +57,7 @@ def _prefix(size: int) -> bytes:
 
 @lru_cache(_SIZES_MAX)
 def _prefix_of_one(message_bytes: int) -> bytes | None:
-    """What a message that takes so many bytes begins with; None if no payload makes it."""
+    """The first bytes of a message of a given length; None if no payload has that length."""
     for prefix_bytes in _PREFIX_BYTES:
         if prefix_bytes <= message_bytes:
             prefix = _prefix(message_bytes - prefix_bytes)

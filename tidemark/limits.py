@@ -129,7 +129,7 @@ GROUPS_PER_QUEUE_MAX: Final = 1_000
 RETURNED_SLICES_MAX: Final = 10_000
 """Delayed or buried slices of one group on one queue. At the limit, the group gets no more
 messages until delays end or a sweep removes some. Also the retries of one fairness key that wait
-behind what is ready; at the limit, they go first."""
+behind ready messages; at the limit, they go first."""
 
 PRODUCER_SEQUENCES_MAX: Final = 1024
 """Runs of one producer that a partition remembers, to answer repeats with the first result."""

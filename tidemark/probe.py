@@ -64,7 +64,7 @@ def own_addresses(environ: Mapping[str, str] | None = None) -> Iterator[str]:
 
 
 async def _check(address: str, service: str, timeout_ms: int) -> str:
-    """What is wrong; empty if the service is serving."""
+    """The reason why the service is not serving; empty if it is."""
     async with open_channel(address) as channel:
         health: Any = HealthStub(channel)  # its published types are those of the blocking stub
         request = HealthCheckRequest(service=service)

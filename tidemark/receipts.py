@@ -1,6 +1,6 @@
 """Receipts: storage's proof of a reservation, valid across broker restarts.
 
-Storage issues them and the broker reads the partition from them; to everyone else they are opaque.
+Storage issues them and the broker reads the partition from them; for other parts they are opaque.
 
 Layout, big-endian: version u8, partition u16, queue_id u64, reservation id u64, owner epoch u64.
 """

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _retry_until_it_works(address: str, timeout_ms: int) -> None:
-    """Retry, each time with a new queue, while the error says that a retry may help."""
+    """Retry, each time with a new queue, while a retry may help."""
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + timeout_ms
     async with open_channel(address) as channel:

@@ -254,7 +254,7 @@ async def _release(taken: list[Taken]) -> None:
 
 
 class _Settleable:
-    """What a delivery and a batch have in common."""
+    """The settlement calls that a delivery and a batch have in common."""
 
     def __init__(
         self, settled: asynchronous.Delivery | asynchronous.DeliveryBatch, loop: LoopThread

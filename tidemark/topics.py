@@ -21,7 +21,7 @@ class Subscription(StrEnum):
 
 
 class MaxWaitAction(StrEnum):
-    """What happens to messages that exceed the max wait of the topic."""
+    """The action on messages that exceed the max wait of the topic."""
 
     DELETE = "delete"
     DEAD_LETTER = "dead_letter"
@@ -33,9 +33,9 @@ class RetryPlace(StrEnum):
     DEFAULT = "default"
     """First in exclusive topics, behind in shared ones."""
     FIRST = "first"
-    """Before what is ready, which waits until it is: keeps the order."""
+    """Before ready messages, which wait for it: keeps the order."""
     BEHIND = "behind"
-    """Behind what is ready."""
+    """Behind ready messages."""
 
 
 class ConsumptionRecords(StrEnum):
@@ -80,7 +80,7 @@ class TopicSettings:
 
     @property
     def retries_first(self) -> bool:
-        """Whether a message whose delivery failed goes before what is ready (V9)."""
+        """Whether a message whose delivery failed goes before ready messages (V9)."""
         if self.retry_place is RetryPlace.DEFAULT:
             return self.exclusive
         return self.retry_place is RetryPlace.FIRST
@@ -178,7 +178,7 @@ def _refuse(name: str, why: str) -> None:
 
 def partitions_of(lmq_name: str, topic: Topic, cluster_partitions: int) -> tuple[int, ...]:
     """The partitions that a queue lives in: a lite queue in one, a plain queue of a topic with
-    several partitions in that many, beginning with its own."""
+    several partitions in as many, beginning with its own."""
     first = partition_of(lmq_name, cluster_partitions)
     if is_lite(lmq_name):
         return (first,)

@@ -1,1 +1,1 @@
-"""What every benchmark uses: rounds, figures, bars, reports, and the systems under test."""
+"""Shared by all benchmarks: rounds, figures, bars, reports, and the systems under test."""

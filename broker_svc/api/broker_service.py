@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
-    """What clients call."""
+    """The calls of clients."""
 
     def __init__(
         self, components: BrokerComponents, clients: UnaryClients, first_session_id: int

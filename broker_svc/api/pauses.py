@@ -1,8 +1,8 @@
 """Pauses: topics and queues whose consumers get no messages until they are resumed (L10).
 
 A topic is paused by a version of itself, which reaches every partition as a change of its settings
-does; a queue in each partition that it spans. Storage hands nothing out meanwhile, and announces
-what is ready when it is resumed, so that consumers need not ask again.
+does; a queue in each partition that it spans. Storage hands nothing out while it is paused, and
+announces ready messages when it is resumed, so that consumers need not ask again.
 """
 
 from collections.abc import Awaitable

@@ -39,11 +39,11 @@ UNANSWERED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Runs, settlements and renewals that a session may have read and not answered."""
 
 OVERHEAD_BYTES: Final = 256
-"""What each of them, and each reservation in a renewal, costs in addition to its bytes: many
+"""The cost of each of them, and of each reservation in a renewal, beside its bytes: many
 small ones add up."""
 
 UNREAD_RESULTS_MAX: Final = 20_000
-"""Results that a client may leave unread before it is read from no longer."""
+"""Results that a client may leave unread before the broker stops reading from it."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Output of a session: everything that is to be sent to one client, gathered into frames.
+"""Output of a session: everything to send to one client, gathered into frames.
 
 Owns what is not sent yet and the room that deliveries may take while the client reads slowly.
 """
@@ -14,7 +14,7 @@ UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Deliveries that a session may have reserved and not sent."""
 
 DELIVERY_OVERHEAD_BYTES: Final = 256
-"""What a delivery costs in addition to its bytes: many small ones add up."""
+"""The cost of a delivery in addition to its bytes: many small ones add up."""
 
 ARRAY_DELIVERIES_MAX: Final = 1000
 """Deliveries in one array: a standing reserve hands out 4 KiB at once, so it fits a frame."""
@@ -85,7 +85,7 @@ class SessionOutput:
         receipts.publisher_ids.extend(publisher_ids)
 
     def take(self) -> tuple[broker_pb2.SessionResponse, int]:
-        """What has gathered, and the bytes of room that it takes until it is sent."""
+        """The gathered output, and the bytes of room that it takes until it is sent."""
         frame, self.frame, self._array = self.frame, broker_pb2.SessionResponse(), None
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
         return frame, unsent_bytes

@@ -22,7 +22,7 @@ FeedKey = tuple[int, str, str]
 
 RESERVE_BYTES_MAX: Final = 1024 * 1024
 RESERVE_BYTES_MIN: Final = 16 * 1024
-"""What the first reserve of a feed asks for: many of them fit the room of a connection."""
+"""Bytes of the first reserve of a feed: many of them fit the room of a connection."""
 
 LIKELY_MESSAGE_BYTES: Final = 64
 """How many messages a reserve asks for follows from the bytes: it holds credit for each of them."""
@@ -66,7 +66,7 @@ class Room:
 
     @property
     def left_bytes(self) -> int:
-        """What may still be reserved; at 0, the client must read its deliveries first."""
+        """Bytes that may still be reserved; at 0, the client must read its deliveries first."""
         return self.bytes_max - self.taken_bytes
 
     @property
@@ -101,7 +101,7 @@ class Feed:
         self.ready = True
         """Whether a reserve may find something."""
         self.reserve_bytes = RESERVE_BYTES_MIN
-        """What the next reserve asks for: little, until the queue has returned more."""
+        """Bytes of the next reserve: few, until the queue has returned more."""
         self.standing: StandingReserve | None = None
         """The reserve that stands in storage for its only consumer."""
         self.wakeups = 0
@@ -116,8 +116,9 @@ class Feed:
         return self.partition, self.lmq_name, self.group
 
     def next_consumers(self, offered: "Mapping[Consumer, int]") -> "Iterable[Consumer]":
-        """Who gets what is ready, where consumers have been offered so many feeds each: the next
-        with credit and room, or all if none has."""
+        """The consumers that get ready messages: the next with credit and room, or all if none has.
+
+        `offered` counts the feeds that each consumer was offered before."""
         for _ in range(len(self.consumers)):
             consumer = self.consumers[0]
             self.consumers.rotate(-1)
@@ -167,7 +168,7 @@ class Consumer:
         """How many feeds it draws from."""
         self.closed = False
         self.stopped = False
-        """Whether its client wants no more messages for now, whatever credit is left."""
+        """Whether its client has stopped deliveries for now, whatever credit is left."""
         self.leases: dict[str, Lease] = {}
         """The activity lease of each subscribed queue."""
         self.ready_feeds: OrderedDict[FeedKey, Feed] = OrderedDict()

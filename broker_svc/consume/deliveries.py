@@ -107,7 +107,7 @@ class HeldDelivery:
 
 
 class Deliveries:
-    """What one client holds. Tags count up and are never used again on a connection."""
+    """The deliveries of one client. Tags count up and are never used again on a connection."""
 
     def __init__(self, directory: "DeliveryDirectory") -> None:
         self._directory = directory

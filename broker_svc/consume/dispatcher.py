@@ -37,7 +37,7 @@ from tidemark.rpc.statuses import from_status
 from tidemark.telemetry import Tally, counter
 
 OperationResult = exchange_pb2.OperationResult | TidemarkError
-"""What storage answers, or why it does not."""
+"""The answer of storage, or the error in its place."""
 
 _discarded = counter(
     "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
@@ -45,7 +45,7 @@ _discarded = counter(
 
 
 class _Asked(NamedTuple):
-    """What a reserve may bring, and how often its feed had been woken when it was sent."""
+    """The most that a reserve may return, and the wakeups of its feed when it was sent."""
 
     messages: int
     charged_bytes: int
@@ -53,7 +53,7 @@ class _Asked(NamedTuple):
     standing: StandingReserve | None
     """Set if it was asked to stand."""
     replaced: StandingReserve | None
-    """What the consumer had standing before, and the reserve takes over."""
+    """The standing reserve of the consumer that this one takes over."""
 
 
 class Dispatcher:
@@ -69,7 +69,7 @@ class Dispatcher:
         self._coming: dict[int, dict[FeedKey, None]] = {each: {} for each in links}
         """Feeds that get messages with the next frame of a partition and have no reserve in it."""
         self._handed_out: dict[Consumer, list[HandedOut]] = {}
-        """What the frame that is being taken has handed out in columns."""
+        """Hand-outs in columns of the frame that is being read."""
         self.standing = StandingReserves(links)
         self.delivered = Tally()
         """Messages that were handed to consumers."""
@@ -175,7 +175,7 @@ class Dispatcher:
         self._offer(*feeds)
 
     def queue_ready(self, key: FeedKey) -> None:
-        """Storage has messages again, or will have when it gets to what is asked now."""
+        """Storage has messages again, or will have them when it applies this frame."""
         feed = self._feeds.get(key)
         if feed is not None:
             feed.wakeups += 1

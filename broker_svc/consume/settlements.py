@@ -55,14 +55,14 @@ _ACTIONS = {
     "release": exchange_pb2.SETTLE_ACTION_RELEASE,
 }
 _AT_ONCE = (exchange_pb2.SETTLE_ACTION_NACK, exchange_pb2.SETTLE_ACTION_RELEASE)
-"""What makes messages ready again, unless it asks for a delay."""
+"""Actions that make messages ready again, unless they ask for a delay."""
 
 _UNDECIDED = (CommitOutcomeUnknown, PartitionFaulty, ShuttingDown, Unavailable)
-"""Answers that say nothing about the reservation."""
+"""Errors that leave the outcome of a settlement open."""
 
 
 class Settlements:
-    """What all settling of a broker shares."""
+    """All settling of a broker."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Settlements:
         """Messages that clients settled."""
         self.acks = Acks(links, self.settled)
         self._returning: dict[ReservationKey, tuple[HeldDelivery, Action]] = {}
-        """What clients held that are gone, until storage has it back."""
+        """Deliveries of clients that are gone, until storage has them back."""
 
     def submit(
         self,
@@ -174,7 +174,7 @@ class Settlements:
         )
 
     def give_back(self, held: Iterable[HeldDelivery], *, failed: bool) -> None:
-        """What a client held goes back at once (V6).
+        """Return the deliveries of a client at once (V6).
 
         If the client is gone, it is a failed attempt of the messages that the application was given
         (V8). When the broker is stopping, no attempt is counted.
@@ -184,7 +184,7 @@ class Settlements:
             self._give_back(each, gone if failed else left)
 
     def link_up(self, partition: int) -> None:
-        """What could not be given back while the link was down is given back now."""
+        """Return deliveries that could not be returned while the link was down."""
         for each, action in list(self._returning.values()):
             if each.queue.partition == partition:
                 self._give_back(each, action)

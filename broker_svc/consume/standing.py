@@ -18,7 +18,7 @@ STANDING_MESSAGES_MAX: Final = 64
 """Messages that one standing reserve hands out before it is renewed."""
 
 STANDING_BYTES: Final = 4 * 1024
-"""What one commit hands out to it; a frame that carries more has a reserve of its own."""
+"""Bytes that one commit hands out to it; a frame that carries more has its own reserve."""
 
 STANDING_PER_CONNECTION_MAX: Final = 2048
 """Bounds what may arrive at once for a connection that is not read: 8 MiB."""
@@ -44,7 +44,7 @@ class StandingReserve:
         self.allotted = allotted
         """Messages that it may hand out, as storage knows it."""
         self.left_messages = 0
-        """How many of them are left, while it stands: so much credit it holds."""
+        """How many of them are left while it stands, which is the credit that it holds."""
         self.coming_messages = 0
         """Messages that are on the way to storage and will be handed out to it."""
         self.recalled = False
@@ -102,7 +102,7 @@ class StandingReserves:
         return standing
 
     def began(self, standing: StandingReserve, left: int) -> None:
-        """Storage has it: it keeps so much of the credit that its reserve did not use."""
+        """Storage has it: it keeps this share of the credit that its reserve did not use."""
         standing.left_messages = left
         standing.consumer.credit -= left
         standing.consumer.standing_credit += left

@@ -1,4 +1,4 @@
-"""What this broker may do with one partition: a state machine over assignments and claims.
+"""The rights of this broker on one partition: a state machine over assignments and claims.
 
     AWAY -> CLAIMING -> HELD -> LEAVING -> AWAY
 

@@ -299,7 +299,7 @@ class PartitionLink:
         self._detail = f"{error.reason}: {error.detail}"
 
     def _entered(self) -> None:
-        """The state may have changed: have what was held of a partition that has left dropped."""
+        """The state may have changed: if the partition has left, have its deliveries dropped."""
         if self.state is not LinkState.AWAY:
             self._away.clear()
         elif not self._away.is_set():
@@ -342,7 +342,7 @@ class PartitionLink:
         return claimed.broker_epoch
 
     def _report(self, broker_epoch: int) -> Iterator[storage_pb2.ReportHeldReservationsRequest]:
-        """What this broker still holds, in pages; the first names partition and epoch."""
+        """Reservations that this broker holds, in pages; the first names partition and epoch."""
         listener = self._listener
         held = [] if listener is None else list(listener.held_receipts(self.partition))
         yield storage_pb2.ReportHeldReservationsRequest(

@@ -1,6 +1,6 @@
 """The storage nodes of the cluster, and which of them holds a partition, as this broker knows it.
 
-Where a partition is, the nodes are asked and never configured. What was found stays until its node
+Nodes answer which partitions they hold; this is never configured. An answer stays until its node
 answers that it does not hold the partition, or on a store that nodes share also until it does not
 answer: then another node holds it soon. A node that does not answer, or belongs to another cluster,
 concerns its own partitions only (C1).

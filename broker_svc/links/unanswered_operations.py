@@ -17,7 +17,7 @@ from tidemark.rpc.callbacks import Done, pass_on
 FRAMES_IN_FLIGHT_MAX: Final = 8
 WORTHWHILE_BYTES: Final = 64 * 1024
 WORTHWHILE_OPERATIONS: Final = 32
-"""A frame of so much does not wait for the one before it: its own cost is small beside its work."""
+"""Above either, a frame is sent without waiting for the previous one: its overhead is small."""
 
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
@@ -28,7 +28,7 @@ _NOTHING: Final[_Size] = (0, 0)
 
 
 class UnansweredOperations:
-    """What was asked of one partition over its present link."""
+    """Operations of one partition that storage has not answered over the present link."""
 
     def __init__(self) -> None:
         self._request_ids = 0
@@ -53,7 +53,7 @@ class UnansweredOperations:
         done: Done[exchange_pb2.OperationResult],
         steps: int,
     ) -> None:
-        """Queue one operation; `done` gets its answer. One for many runs counts as that many."""
+        """Queue one operation; `done` gets its answer. One for many runs counts for each."""
         self._request_ids += 1
         request_id = operation.request_id = self._request_ids
         self._callers[request_id] = done

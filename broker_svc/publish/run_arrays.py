@@ -101,7 +101,7 @@ class _Array:
         self.producer_id = producer_id
         self.results = results
         self.share_bytes = share_bytes
-        """What each of its runs counts for, of what the client may leave unanswered."""
+        """The share of each of its runs in the bytes that the client may leave unanswered."""
         self.now_ms = now_ms
         self.traced = tracing_enabled()
         self.gathered: dict[_Key, _Runs] = {}

@@ -78,7 +78,7 @@ async function ack(client_id, { receipt }) {
   return results[0].messages;
 }
 
-/** Take an exclusive queue, also from another client. The epoch says which of them came last. */
+/** Take an exclusive queue, also from another client. The epoch shows which of them came last. */
 async function own(client_id, lmq_name) {
   const sync = { mode: "SYNC_MODE_PARTIAL_ADD", entries: [{ lmq_name }] };
   const { result } = await broker.SyncSubscriptions({ client_id, sync });

@@ -37,7 +37,7 @@ COLUMNS: Final = (*_OF_LANE, "first_offset", "messages", "before_ms")
 
 END_OFFSET: Final = "end_offset"
 ROWS: Final = "rows"
-"""What folding adds: where the last run of a row ends, and how many planned rows it stands for."""
+"""Columns of folding: where the last run of a row ends, and how many planned rows it stands for."""
 
 
 def fold(plan: pa.RecordBatch, rows_max: int) -> pa.RecordBatch:

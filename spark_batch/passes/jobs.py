@@ -215,7 +215,7 @@ class Jobs:
             context.setJobDescription(None)  # type: ignore[arg-type]
 
     def collect_failures(self) -> Failures:
-        """What a plan and its application add the partitions to that fail."""
+        """A collector of partitions that fail, for a plan and its application."""
         return collect_failures(self._spark.sparkContext)
 
     def progress(self, name: str) -> tuple[int, int, int, int]:
@@ -282,7 +282,7 @@ def _apply_oldest(
     apply: Callable[[DataFrame], Counts],
     failures: Failures,
 ) -> Counts:
-    """Apply the oldest rows of a plan until so much is removed; 0 is no limit.
+    """Apply the oldest rows of a plan up to a limit of removals; 0 is none.
 
     Without a limit, the plan is applied while it is being made, and Spark keeps none of it.
 
@@ -304,7 +304,7 @@ def _apply_oldest(
 
 
 def _count_oldest(plan: DataFrame, limit: int) -> Counts:
-    """What a pass would remove of a plan."""
+    """The counts that a pass would remove, from its plan."""
     if not limit:
         return _count(plan)
     with cap.persisted(plan) as left:

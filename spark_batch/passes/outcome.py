@@ -34,7 +34,7 @@ class JobName(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a pass that is running does."""
+    """The progress of a running pass."""
 
     ASKING = "asking"
     STARTING_SPARK = "starting_spark"
@@ -102,7 +102,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a pass found and did, before it is explained."""
+    """The findings and removals of a pass, before they are explained."""
 
     topics: tuple[Topic, ...]
     counts: Counts = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What scheduler and planner exchange: one JSON object per line, over the pipes of the child.
+"""The lines between scheduler and planner: one JSON object each, over the pipes of the child.
 
 Pure. Both ends are the same version of the same program, so there is no version to negotiate.
 """

@@ -176,7 +176,7 @@ class _Child:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more passes."""
+        """Whether it has stopped running passes."""
         return self._reading.done()
 
     async def wait_ready(self) -> None:

@@ -197,7 +197,7 @@ class Exchange:
         self._wakeup.set()
 
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
-        """What all parts have to send, each its share; parts with more come first next time."""
+        """The output of all parts, each its share; parts with more come first next time."""
         frame = exchange_pb2.ExchangeResponse()
         ends, self._ends = self._ends, {}
         for (partition, broker_epoch), error in ends.items():

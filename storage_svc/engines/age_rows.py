@@ -41,7 +41,7 @@ Bounds = tuple[int, int, int, int]
 
 @lru_cache(maxsize=4096)
 def age_prefix(kind: AgeKind, topic: str) -> bytes:
-    """What the keys of a kind and topic begin with."""
+    """The prefix of the keys of a kind and topic."""
     begin = kind.encode()
     return begin if kind is AgeKind.IDLE else begin + text(topic.encode())
 

@@ -20,7 +20,7 @@ from tidemark.telemetry import histogram, seconds
 from tidemark.telemetry.metrics import BYTES, COUNTS
 
 GATHER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What one write takes, unless a single commit is larger: a write holds the event loop."""
+"""Bytes of one write, unless a single commit is larger: a write holds the event loop."""
 
 _STALL_RETRY_MS: Final = 2
 _CLOCK = SystemClock()  # waits for a real disk, also where a test moves time by hand

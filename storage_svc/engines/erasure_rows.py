@@ -19,7 +19,7 @@ _SPAN = Struct(">QQ")
 
 
 class ErasureKind(IntEnum):
-    """What is erased of a queue. Stored by value."""
+    """The part of a queue that is erased. Stored by value."""
 
     QUEUE = 0  # all its rows: it was deleted
     PURGE = 1  # what a purge covers

@@ -18,7 +18,7 @@ Removals = dict[tuple[str, str, str], dict[str, tuple[int, int]]]
 
 
 class HistoryRow(NamedTuple):
-    """What one commit removed of one topic, type and pass."""
+    """The removals of one commit, for one topic, type and pass."""
 
     topic: str
     type: str
@@ -60,7 +60,7 @@ def read_history(key: bytes, value: bytes) -> HistoryRow:
 
 
 def index_prefix(*, topic: str = "", pass_id: str = "") -> bytes:
-    """What the index keys of a pass, a topic or of all rows begin with."""
+    """The prefix of the index keys of a pass, a topic or all rows."""
     if pass_id:
         return b"p" + text(pass_id.encode())
     return b"t" + text(topic.encode()) if topic else b"a"

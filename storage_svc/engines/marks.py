@@ -20,13 +20,13 @@ class Mark(NamedTuple):
 
 
 class Fate(Enum):
-    """What became of a commit."""
+    """The outcome of a commit."""
 
     DONE = "done"
     NOT_DONE = "not done: it can be sent again"
     FENCED = "not done, and never will be"
     LOST = "what it follows is gone"
-    UNKNOWN = "cannot be told any more"
+    UNKNOWN = "cannot be known any more"
 
 
 def fate_of(before: Mark, commit: Mark, stored: Mark | None) -> Fate:

@@ -1,4 +1,4 @@
-"""What a storage node remembers about the partitions of its cluster, beside the data itself.
+"""The record of a storage node about the partitions of its cluster, beside the data itself.
 
 A node of several has an id of its own, and a record of the node that created each partition. A
 volume that vanishes takes its id with it: the others remember who held the partition, so that it is

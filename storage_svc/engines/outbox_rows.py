@@ -4,7 +4,7 @@ from storage_svc.engines.keys import read_text, read_u32, read_u64, text, u64
 
 
 def outbox_prefix(destination: str) -> bytes:
-    """What the keys of all entries for one destination begin with."""
+    """The prefix of the keys of all entries for one destination."""
     return text(destination.encode())
 
 

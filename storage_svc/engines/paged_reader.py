@@ -10,7 +10,7 @@ CHUNK_BYTES_MAX: Final = 256 * 1024
 
 
 class PagedEngine(Protocol):
-    """What a reader needs of its engine."""
+    """The reads of an engine that a reader uses."""
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]: ...
 

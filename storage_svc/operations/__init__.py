@@ -1,4 +1,4 @@
-"""What can be asked of the writer of a partition: one module per subject, collected here.
+"""The operations of the writer of a partition: one module per subject, collected here.
 
 `operation.py` describes the shape of an operation. To add one, declare its request and result in
 the module of its subject, with `from_proto`, `apply` and `write_to`, and enter it in that module's

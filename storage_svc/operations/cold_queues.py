@@ -29,7 +29,7 @@ TURN_ROWS_MAX = 128
 
 @dataclass(slots=True)
 class Emptied:
-    """What was removed, and the rows that are left to be applied."""
+    """The removals, and the rows that are left to be applied."""
 
     messages: int = 0
     body_bytes: int = 0

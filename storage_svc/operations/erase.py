@@ -44,7 +44,7 @@ class Erased(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one page of a table came to."""
+    """The result of one page of a table."""
 
     examined: int
     cursor: bytes | None

@@ -13,7 +13,7 @@ from tidemark.names import topic_of
 
 
 class RetentionType(Enum):
-    """What a row of the history counts. Stored by value."""
+    """The kinds of removals in the history. Stored by value."""
 
     EXPIRED = "expired"
     COMPLETED = "completed"

@@ -1,4 +1,4 @@
-"""What an operation is, and the results that operations of several subjects share.
+"""The shape of an operation, and the results that operations of several subjects share.
 
 An operation is a request that one commit applies. Each subject has one module with its request and
 result types, how a commit applies them and how they look on the wire; the proto is the only other
@@ -72,7 +72,7 @@ STALE = Acted(ActionOutcome.STALE)
 
 
 class Removed(NamedTuple):
-    """What was deleted."""
+    """The counts of a deletion."""
 
     messages: int
     body_bytes: int = 0

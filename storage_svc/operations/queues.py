@@ -212,7 +212,7 @@ async def _purge_by_mark(commit: CommitContext, state: QueueState) -> Removed:
 
 
 async def _spared(state: QueueState) -> Spared:
-    """What live reservations hold, found in turns: there may be many."""
+    """The ranges under live reservations, found in turns: there may be many."""
     spared = Spared()
     for group in state.groups.values():
         async for some in in_turns(list(group.live.values()), TURN_RUNS_MAX):

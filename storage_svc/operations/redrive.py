@@ -31,7 +31,7 @@ from tidemark.telemetry import counter
 
 RUNS_MAX = 200
 BODY_BYTES_MAX = 4 * 1024 * 1024
-"""What one commit examines; a redrive of more is many calls, with other commits in between."""
+"""Messages that one commit examines; a larger redrive is many calls, with other commits between."""
 
 _redriven = counter(
     "tidemark.storage.redriven_messages", description="Dead letters that left for their source"

@@ -25,7 +25,7 @@ from tidemark.limits import RETURNED_SLICES_MAX, RUN_BYTES_MAX
 from tidemark.receipts import Receipt
 
 ANSWER_BYTES_MAX = 2 * RUN_BYTES_MAX
-"""What one hand-out may carry: the answer must fit one frame, and any run fits an answer."""
+"""Bytes of one hand-out: the answer must fit one frame, and any run fits an answer."""
 
 HANDED_OUT_BYTES_MAX = 32 * 1024 * 1024
 """Bodies that one commit hands out; later reserves of the commit get nothing and are asked again.

@@ -83,7 +83,7 @@ _Headers = Mapping[bytes, bytes]
 
 
 class RetentionApplied(NamedTuple):
-    """What was deleted."""
+    """The counts of a deletion."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -302,7 +302,7 @@ async def _inactive_queue(commit: CommitContext, row: RetentionRow) -> Removal |
 
 
 async def _old_records(commit: CommitContext, row: RetentionRow) -> tuple[Removal | None, bool]:
-    """What was removed, and whether there may be more."""
+    """The removals, and whether there may be more."""
     limit = RECORDS_PER_ROW_MAX if row.table == "system_metrics" else GATHERED_ROWS_MAX
     before = u64(max(0, commit.now_ms - row.age_ms + 1))
     if row.table == "history":

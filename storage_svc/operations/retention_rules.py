@@ -34,7 +34,7 @@ class RetentionRow(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """What was removed of one queue."""
+    """The removals from one queue."""
 
     messages: int
     body_bytes: int

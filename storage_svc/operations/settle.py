@@ -30,7 +30,7 @@ _ENDINGS = {
 }
 
 _BY_BROKER = (Ending.RELEASE, Ending.DISCONNECT)
-"""What a broker does by itself with what clients held: it gives it back."""
+"""Actions of a broker itself on deliveries of its clients: it returns them."""
 
 
 class Settled(NamedTuple):

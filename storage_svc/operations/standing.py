@@ -19,7 +19,7 @@ HAND_OUTS_PER_RESULT_MAX: Final = 256
 
 
 class HandedOut(NamedTuple):
-    """What standing reserves have handed out in one commit, in columns: a plain slice each."""
+    """The hand-outs of standing reserves in one commit, in columns: a plain slice each."""
 
     results: tuple[Reserved, ...]
 

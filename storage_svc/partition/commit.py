@@ -225,7 +225,7 @@ class CommitContext:
         return lmq_name in self.journal.removed_names or lmq_name in self._absent
 
     def loaded_queue(self, lmq_name: str) -> Handle | None:
-        """The handle of a queue that is in use already; None says nothing about the queue.
+        """The handle of a queue that is in use already; None does not mean that there is no queue.
 
         What `find_queue` does for most operations, without the cost of a coroutine.
         """

@@ -20,7 +20,7 @@ _bytes = histogram("tidemark.storage.commit.size", "What a commit writes", BYTES
 
 
 class CommitFigure(NamedTuple):
-    """What is measured of a commit."""
+    """The measurements of a commit."""
 
     duration_ns: int
     """Of several commits that of the longest."""

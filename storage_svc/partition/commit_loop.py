@@ -53,7 +53,7 @@ class CommitLoop:
         self._waits = False
         """Whether the task waits for work: commits begin in turns."""
         self._work: Coroutine[Any, Any, None] | None = None
-        """What the task is to do next."""
+        """The next work of the task."""
         self._wakeup = asyncio.Event()
         self._stopping = False
 
@@ -136,7 +136,7 @@ class CommitLoop:
             self._do_in_task(self._finish(frames, _Started(steps, waits_for)))
 
     def _take(self) -> list[Frame]:
-        """What the next commit takes: all frames, up to a bound, and one at least."""
+        """The frames of the next commit: all that wait, up to a bound, and one at least."""
         taken = body_bytes = steps = 0
         body_bytes_max, steps_max = self.bounds
         for frame in self._frames:
@@ -162,7 +162,7 @@ class CommitLoop:
             self._do_in_task(self._finish(prepared.frames, prepared))
 
     def _ended(self, prepared: Prepared, error: Exception | None) -> None:
-        if not self._waits:  # the task was cancelled: the partition is no more
+        if not self._waits:  # the task was cancelled: the partition has ended
             return
         if error is None:
             self._end(prepared)

@@ -79,7 +79,7 @@ class CommitNumbers:
 
     @property
     def before_first(self) -> int:
-        """What the counter of commits continues from."""
+        """The number from which the counter of commits continues."""
         return self._first - 1
 
     def has(self, number: int) -> bool:

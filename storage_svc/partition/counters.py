@@ -79,8 +79,8 @@ NO_CLAIM = Claim("", "", 0, 0)
 
 
 def first_number(storage_epoch: int) -> int:
-    """What counters begin with under a storage epoch. A store that has lost commits may have lost
-    the epoch as well: where a number begins within its range is left to chance."""
+    """The first number of counters under a storage epoch, at random within the range of the epoch:
+    a store that has lost commits may have lost the epoch as well."""
     return (storage_epoch << 32) + random.getrandbits(31) if storage_epoch else 0
 
 

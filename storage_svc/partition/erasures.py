@@ -28,7 +28,7 @@ class Erasure:
     queue_id: int
     kind: ErasureKind
     purge: PurgeMark
-    """What a purge covers; covers nothing if it is none."""
+    """The extent of a purge; empty for other kinds."""
     stage: int = 0
     """The table that is being erased, by its number among those of the kind."""
     cursor: bytes = b""
@@ -70,7 +70,7 @@ class Erasures:
         return (queue_id, kind) in self._marks
 
     def purge_of(self, queue_id: int) -> PurgeMark | None:
-        """What was purged of a queue and is still stored; None almost always."""
+        """The purge of a queue whose rows are still stored; None almost always."""
         if not self._marks:
             return None
         found = self._marks.get((queue_id, ErasureKind.PURGE))

@@ -15,7 +15,7 @@ HandedOut = Callable[[Sequence[Reserved]], None]
 
 @dataclass(slots=True, eq=False)
 class ExchangeEvents:
-    """What one exchange has not sent to its broker yet."""
+    """The events that one exchange has not sent to its broker yet."""
 
     broker_epoch: int
     changed: Callable[[], None]

@@ -1,4 +1,4 @@
-"""What a failed commit means: the fault of its partition, and the answer to its callers. Pure."""
+"""The meaning of a failed commit: the fault of its partition, and the answer to callers. Pure."""
 
 from typing import NamedTuple
 

@@ -18,7 +18,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 
 class CommitBounds(NamedTuple):
-    """What one commit takes: the rest waits for the next, so that no commit takes long."""
+    """The most that one commit takes: the rest waits for the next, so that no commit takes long."""
 
     body_bytes: int
     operations: int
@@ -32,7 +32,7 @@ to four of them per operation."""
 
 
 class Requester(Protocol[R_contra]):
-    """What gets the results of operations. They may come in parts, in the order of operations."""
+    """Receives the results of operations. They may come in parts, in the order of operations."""
 
     def answer(self, results: "Sequence[R_contra | TidemarkError]") -> None:
         """The commit of the next operations is durable. Called in the turn that ends the commit."""

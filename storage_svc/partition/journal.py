@@ -71,7 +71,7 @@ class BatchJournal:
         self.erased_rows: set[tuple[Table, bytes]] = set()
         """Rows that can still be read, but not after this commit: see `erase`."""
         self.removals: Removals = {}
-        """What this commit removes for good, for the history."""
+        """Data that this commit removes for good, for the history."""
         self.high_water: dict[tuple[int, str], int] = {}
         """Marks of outbox sources that this commit raised."""
         self.expired: list[int] = []
@@ -245,7 +245,7 @@ class BatchJournal:
                     self.appended[queue_id].remove(run)
 
     def _delete_run(self, queue_id: int, run: Run) -> None:
-        """What most settlements do: quicker than the way for many."""
+        """Delete one run, as most settlements do: quicker than the path for many."""
         header, body = run_rows.run_key(queue_id, run), run_rows.body_key(queue_id, run)
         batch = self.batch
         batch.delete(Table.RUN_HEADERS, header)

@@ -241,7 +241,7 @@ class Partition:
 
     @property
     def state(self) -> PartitionState:
-        """What the partition keeps in memory; raises PartitionFaulty while it is not open."""
+        """The state of the partition in memory; raises PartitionFaulty while it is not open."""
         if self._state is None:
             raise self._faulty()
         return self._state
@@ -291,7 +291,7 @@ class Partition:
         return await self._losses.confirm()
 
     async def run_housekeeping(self) -> None:
-        """What happens every second by itself."""
+        """Work of every second."""
         await self._housekeeping.run_once()
 
     @property

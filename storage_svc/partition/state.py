@@ -27,7 +27,7 @@ from storage_svc.queue.bodies import BodyCache
 
 @dataclass(slots=True)
 class PartitionState:
-    """What operations read and change; durable only as far as a commit has written it."""
+    """The state that operations read and change; durable only as far as a commit has written it."""
 
     engine: Engine
     counters: Counters

@@ -20,7 +20,7 @@ _clock_jumps = counter(
 
 
 class Timekeeping:
-    """Reads the clock for one partition; it never goes back, unless an operator says so."""
+    """Reads the clock for one partition; it never goes back, unless an operator sets it back."""
 
     def __init__(self, partition: int, clock: Clock, health: Health) -> None:
         self._partition = partition

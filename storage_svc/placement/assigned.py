@@ -121,13 +121,13 @@ class AssignedPartitions:
             await asyncio.gather(*changing, return_exceptions=True)
 
     async def _stop_taking(self) -> None:
-        """Open no more partitions, and give those that are open to other nodes, if there are."""
+        """Stop opening partitions, and give the open ones to other nodes, if there are any."""
         self._takes_partitions = False
         with suppress(InvalidArgument, RegistryUnavailable):  # there is no other node
             await self.membership.drain(self.node_id)
 
     def _change(self) -> int | None:
-        """Start what is to be opened or closed now; returns when to look again at the latest."""
+        """Start openings and closings that are due; returns when to look again at the latest."""
         view, wait_ms = self.view, None
         assigned = view.partitions_of(self.node_id)
         for number in (*self._held, *assigned):

@@ -220,7 +220,7 @@ class Placement:
     async def answer(
         self, request: storage_pb2.PlacePartitionsRequest
     ) -> storage_pb2.PlacePartitionsResponse:
-        """What this node holds and remembers, with the creations of the caller recorded."""
+        """The partitions that this node holds and remembers; records creations of the caller."""
         record = self._record
         if not record.node_id:
             raise Unavailable("this node does not know the number of partitions yet")

@@ -22,7 +22,7 @@ class NodeAnswer(NamedTuple):
 
 
 class Verdict(Enum):
-    """What this node does about a partition that it would create."""
+    """The decision of this node about a partition that it would create."""
 
     CREATE = "create"
     ELSEWHERE = "elsewhere"
@@ -30,7 +30,7 @@ class Verdict(Enum):
     WAIT = "wait"
     """Another node that is there was about to create it."""
     LOST = "lost"
-    """A node created it that is there no more, and its data with it."""
+    """The node that created it is gone, and its data with it."""
 
 
 def creator(partition: int, addresses: Sequence[str]) -> str:

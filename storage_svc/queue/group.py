@@ -383,7 +383,7 @@ class Group:
             )
 
     def check_settler(self, owner_epoch: int, client_id: str) -> None:
-        """What the owner of a queue holds, the owner alone settles (E8)."""
+        """Raise Fenced unless the owner of the queue settles (E8)."""
         self.check_owner(owner_epoch)
         if self.owner_epoch and client_id != self.owner_client_id:
             raise Fenced(

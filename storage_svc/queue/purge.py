@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PurgeMark:
-    """What a purge covers: the runs below an offset, except those in spans that it spares."""
+    """The extent of a purge: the runs below an offset, except those in spans that it spares."""
 
     __slots__ = ("_ends", "_starts", "below", "schedules_to")
 
@@ -53,7 +53,7 @@ class PurgeMark:
 
 
 class Purged(NamedTuple):
-    """What a purge has removed."""
+    """The counts of a purge."""
 
     messages: int
     body_bytes: int

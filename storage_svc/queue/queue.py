@@ -374,7 +374,7 @@ class QueueState:
 
     @property
     def containers(self) -> list[Container]:
-        """What takes up memory, for freeing it in parts once the queue is dropped."""
+        """The containers that take memory, for freeing them in parts once the queue is dropped."""
         found: list[Container] = [self.reservations]
         for group in self.groups.values():
             found += [group.live, group.held, group.outstanding, group.delayed, group.buried]
@@ -477,7 +477,7 @@ class QueueState:
             journal.ready(self.record, group)
 
     def _notify_resumed(self, journal: Journal) -> None:
-        """What became ready while the queue was paused was not announced."""
+        """Announce messages that became ready while the queue was paused."""
         for group in self.groups.values():
             if group.ring:
                 self.notify_waiters(group, journal)

@@ -45,7 +45,7 @@ class QueueRecord:
     addressed: bool = False  # whether runs for one group alone may be stored
     kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
     unordered: bool = False  # whether a run may be older than one before it in its lane
-    paused: bool = False  # whether consumers get nothing, whatever the topic says
+    paused: bool = False  # whether consumers get nothing, also while the topic is not paused
     groups_apart: bool = False  # whether groups have rows of their own, because there were many
     # The rest of the row, decoded when the queue is loaded.
     groups: dict[str, Group] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Journal(Protocol):
 
 
 class Rules(NamedTuple):
-    """What a queue obeys of its topic."""
+    """The settings of its topic that a queue applies."""
 
     max_attempts: int = 0
     keeps_settled: bool = False

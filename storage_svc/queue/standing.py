@@ -7,7 +7,7 @@ from typing import ClassVar
 
 
 class Standing:
-    """What the waiting consumer takes once messages are ready; it has the bounds of a reserve."""
+    """The bounds of a waiting consumer, which a reserve has as well, once messages are ready."""
 
     __slots__ = (
         "broker_epoch",

@@ -46,7 +46,7 @@ class HistoryFilter(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What was removed of one queue, by one commit."""
+    """The removals from one queue, by one commit."""
 
     partition: int
     lmq_name: str

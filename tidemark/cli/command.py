@@ -49,7 +49,7 @@ class Refused(Exception):
 
 
 class Call:
-    """What a command works with: its output, its settings and its channels."""
+    """The context of a command: its output, its settings and its channels."""
 
     def __init__(
         self, settings: "ClientSettings", address: str, timeout_ms: int | None, out: "Output"

@@ -54,7 +54,7 @@ from tidemark.topics import Topic, TopicSettings, partitions_of
 
 DEFAULT_GROUP: Final = "default"
 MAX_LEASE_MS: Final = 3_600_000
-"""How long a handler may work on a message unless a subscription says otherwise."""
+"""How long a handler may work on a message unless a subscription sets another time."""
 
 _FLUSH_TIMEOUT_MS: Final = 5_000
 _DESTROY_TIMEOUT_MS: Final = 5_000
@@ -180,7 +180,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Wait for pending results, release what is held, and end the connection.
+        """Wait for pending results, release deliveries, and end the connection.
 
         When cancelled, everything ends at once. A second call waits for the first.
         """

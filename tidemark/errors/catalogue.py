@@ -32,5 +32,5 @@ def meaning_and_action(error: type[TidemarkError]) -> tuple[str, str]:
     """The two halves of the docstring, each on one line: what the error means, and what to do."""
     meaning, found, action = inspect.cleandoc(error.__doc__ or "").partition(_ACTION)
     if not (found and meaning.strip() and action.strip()):
-        raise ValueError(f"the docstring of {error.__name__} does not say '{_ACTION}'")
+        raise ValueError(f"the docstring of {error.__name__} has no sentence '{_ACTION}'")
     return " ".join(meaning.split()), " ".join(action.split())

@@ -51,7 +51,7 @@ class UnknownDeliveryTag(ClientError):
 class Fenced(ClientError):
     """The caller is not the owner, or its epoch was replaced by a newer one.
 
-    What to do: stop, and drop what was held; claim or subscribe again to own it again.
+    What to do: stop, and drop the messages; claim or subscribe again to become the owner.
     """
 
     reason = "FENCED"

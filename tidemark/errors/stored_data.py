@@ -38,7 +38,7 @@ class RecordUnreadable(ServiceError):
 class StoreNotFit(ServiceError):
     """The server that stores the data does not keep what the settings promise.
 
-    What to do: change the configuration of the server as the detail says, or the settings.
+    What to do: change the server's configuration as in the detail, or the settings.
     """
 
     reason = "STORE_NOT_FIT"

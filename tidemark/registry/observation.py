@@ -1,4 +1,4 @@
-"""The members of another kind, as a process sees them that is none of them.
+"""The members of another kind, as seen by a process that is not one of them.
 
 It follows their view, reports those that do not answer it, and carries out orders of an operator.
 It never beats, and members judge and assign without it. While the registry is away, the last view

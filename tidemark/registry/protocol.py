@@ -1,4 +1,4 @@
-"""What members and registries exchange: values, timers, and the protocol of a registry.
+"""Values and timers that members and registries exchange, and the protocol of a registry.
 
 Knows no implementation, and no kind of member.
 """

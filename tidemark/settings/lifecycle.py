@@ -35,7 +35,7 @@ class LifecycleSettings(ServiceSettings):
         "TIDEMARK_SWEEP_INTERVAL_MS_MIN",
         Integer(1, 60_000, unit="ms"),
         default=20,
-        doc="Shortest time between two sweeps of a partition; work due meanwhile is batched.",
+        doc="Shortest time between two sweeps of a partition; work due in between is batched.",
     )
     sweep_lease_ms: int = setting(
         "TIDEMARK_SWEEP_LEASE_MS",

@@ -78,8 +78,7 @@ class TelemetrySettings(Settings):
         Choice(tuple(f"{prefix}{name}" for prefix in ("", _FOLLOWS_CALLER) for name in _SAMPLERS)),
         default="parentbased_traceidratio",
         doc="Which traces are kept. Those that begin with `parentbased_` follow the decision of a "
-        "caller that traces. What links to a trace that is kept is kept with each of them but "
-        "`always_off`.",
+        "caller that traces. All but `always_off` also keep a trace that links to a kept one.",
     )
     traces_sampler_arg: float = setting(
         "OTEL_TRACES_SAMPLER_ARG",

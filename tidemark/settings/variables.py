@@ -23,7 +23,7 @@ class Kind(Protocol[T_co]):
 
     @property
     def allowed(self) -> str:
-        """What is accepted, phrased to follow "must be"."""
+        """The accepted values, phrased to follow "must be"."""
         ...
 
     def parse(self, text: str) -> T_co:

@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Telemetry:
-    """What `setup` started. The caller shuts it down last."""
+    """The exporters and providers that `setup` started. The caller shuts it down last."""
 
     _handler: logs.LineHandler
     _level_before: int
@@ -72,7 +72,7 @@ class Telemetry:
         return "" if self._exports is None else self._exports.metrics_address
 
     def shutdown(self) -> None:
-        """Send and write what is left. Blocks for a few seconds at most; safe to repeat."""
+        """Send and write the rest. Blocks for a few seconds at most; safe to repeat."""
         exports, self._exports = self._exports, None
         if exports is not None:
             exports.stop()

@@ -99,7 +99,7 @@ class Exports:
             self._start_traces(settings, resource)
 
     def stop(self) -> None:
-        """Send what is left, within a bounded time."""
+        """Send the rest, within a bounded time."""
         threads = [threading.Thread(target=_run, args=(stop,), daemon=True) for stop in self._stops]
         for thread in threads:
             thread.start()

@@ -25,13 +25,13 @@ from tidemark.errors import StoreNotFit
 
 CONNECT_TIMEOUT_S: Final = 2.0
 FAULTS: Final = (RedisError, OSError, TimeoutError, EOFError)
-"""What talking to a server raises; errors that it answers with are RedisErrors."""
+"""Errors of a connection to a server; errors that it answers with are RedisErrors."""
 
 _MODES: Final = ("", "sentinel", "cluster")
 
 
 class ServerNotFound(ConnectionError):
-    """No server could be asked, or none of them knows the master."""
+    """No server answered, or none knows the master."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What must be true of a server before a partition is opened on it, and its free memory."""
+"""Checks of a server before a partition is opened on it, and its free memory."""
 
 import logging
 from enum import Enum
@@ -16,7 +16,7 @@ _CHECK_WITHIN_MS: Final = 5_000
 
 
 class Durability(Enum):
-    """What a commit waits for."""
+    """The durability that a commit waits for."""
 
     LOCAL = "local"
     """The append-only file of the master is synced."""

@@ -84,7 +84,7 @@ KINDS: Final = {
 }
 
 WRITE_US: Final = {Kind.POINT: 3, Kind.ORDERED: 5, Kind.PACKED: 7}
-"""What a row costs that is written or deleted."""
+"""The cost of a row that is written or deleted."""
 
 _SQUEEZED: Final = frozenset(
     {Table.CATALOG, Table.GROUPS, Table.LANES, Table.RETURNED, Table.RESERVATIONS}
@@ -149,7 +149,7 @@ def squeezed(value: bytes) -> bytes:
 
 
 def expanded(value: bytes) -> bytes:
-    """What `squeezed` was given. Every 0xff begins one of its pairs, so that none is mistaken."""
+    """The inverse of `squeezed`. Every 0xff begins one of its pairs, so that none is mistaken."""
     for zeros, short in _ZEROS:
         value = value.replace(short, zeros)
     return value.replace(_ESCAPED, _ESCAPE) if _ESCAPE in value else value

@@ -1,4 +1,4 @@
-"""Reads that share trips: what is asked for in one turn of the event loop travels together.
+"""Reads that share trips: those of one turn of the event loop travel together.
 
 Requests gather while a trip is under way. A script answers as many as its time allows, and the next
 one the others. One script is a trip: a server executes what one connection has sent before it turns
@@ -29,7 +29,7 @@ from tidemark.errors import DataCorrupt
 
 ROWS_PER_SCRIPT_MAX: Final = 1_000
 LOAD_US: Final = {Kind.POINT: 2, Kind.ORDERED: 2, Kind.PACKED: 8}
-"""What the server needs to load a row; a scan takes 3 microseconds per row (docs/ENGINES.md)."""
+"""Time of the server to load a row; a scan takes 3 microseconds per row (docs/ENGINES.md)."""
 _REQUESTS_PER_SCRIPT_MAX: Final = 500
 BYTES_PER_PAGE_MAX: Final = 1024 * 1024
 _WITHIN_MS: Final = 10_000
@@ -123,7 +123,7 @@ class Reads:
         return len(answers)
 
     async def _trip(self, requests: list[_Request]) -> bytes:
-        """Reads change nothing: a lost answer is asked for again."""
+        """Reads change nothing: one whose answer was lost is repeated."""
         began_ms = _CLOCK.monotonic_ms()
         tables = dict.fromkeys(each.table for each in requests)
         keys = declared_keys(self._mark_key, self._base, tables)

@@ -140,7 +140,7 @@ class Server:
             return error
 
     async def _asking(self, error: AskError, commands: Sequence[Command]) -> list[Any]:
-        """The slot is on its way to another server, which takes it if it is asked so."""
+        """The slot is on its way to another server, which serves it after ASKING."""
         await self._disconnect()
         self._finder.moved_to(error.host, error.port)
         answers = await self._trip([part for each in commands for part in ((b"ASKING",), each)])

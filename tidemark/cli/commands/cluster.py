@@ -168,10 +168,10 @@ async def confirm_loss(
     partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
     yes: Yes = False,
 ) -> None:
-    """Let a partition that has lost commits (DATA_LOST) serve what is left.
+    """Let a partition that has lost commits (DATA_LOST) serve the rest of its data.
 
-    Messages of the lost commits are gone, and messages that they acknowledged come again. Bring the
-    data back instead if there is any way to.
+    Messages of the lost commits are gone, and messages that they acknowledged come again. If the
+    data can be brought back, do that instead.
     """
     from tidemark.cli.display import texts
 
@@ -185,7 +185,7 @@ async def confirm_loss(
     if not faults:
         raise Refused(f"partition {partition} has lost nothing")
     call.out.note(f"Partition {partition}: {texts.printable(faults[0].detail)}")
-    confirm(f"Serve what is left of partition {partition}?", yes)
+    confirm(f"Serve partition {partition} without the lost commits?", yes)
     lost = await call.admin.confirm_loss(partition)
     call.out.result(
         {

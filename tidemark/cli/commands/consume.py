@@ -232,7 +232,7 @@ def _print(call: Call, message: Received) -> None:
 async def _leave(
     client: "UnaryClient", queue: str, group: str, held: list["Delivery"], *, subscribed: bool
 ) -> None:
-    """Release what is held, also after Ctrl-C; if that fails, the reservations expire."""
+    """Release the deliveries, also after Ctrl-C; if that fails, the reservations expire."""
     from contextlib import suppress
 
     from tidemark.api.broker.v1.message_pb2 import Release

@@ -37,7 +37,7 @@ async def reset(
     latest: Annotated[bool, typer.Option("--latest", help="Skip all stored messages.")] = False,
     last: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Continue with that many of the newest messages."),
+        typer.Option(min=1, max=1_000_000, help="Continue with this many of the newest messages."),
     ] = None,
     offset: Annotated[
         int | None, typer.Option(min=0, max=2**63 - 1, help="Continue at this offset.")

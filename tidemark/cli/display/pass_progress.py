@@ -40,7 +40,7 @@ async def watched(
 
 
 def describe(progress: "PassProgress") -> str:
-    """What a pass does, in a few words."""
+    """The progress of a pass, in a few words."""
     if progress.rows_planned:
         planned, applied = units.count(progress.rows_planned), units.count(progress.rows_applied)
         left = units.count(progress.rows_left)

@@ -66,7 +66,7 @@ class ClusterCalls(Calls):
         return answer.partition_time.ToMilliseconds()
 
     async def confirm_loss(self, partition: int) -> Loss:
-        """Let a partition that has lost commits (DATA_LOST) serve what is left."""
+        """Let a partition that has lost commits (DATA_LOST) serve the rest of its data."""
         request = topic_pb2.ConfirmLossRequest(
             partition=check_int("partition", partition, 0, limits.PARTITIONS_MAX - 1)
         )

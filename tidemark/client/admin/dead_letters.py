@@ -142,7 +142,7 @@ class DeadLetterCalls(Calls):
     def list_outbox(
         self, destination_lmq_name: str = "", *, page_size: int = PAGE_SIZE_MAX
     ) -> AsyncIterator[OutboxEntry]:
-        """What waits in the outboxes of all partitions, page by page."""
+        """The entries that wait in the outboxes of all partitions, page by page."""
         request = topic_pb2.ListOutboxRequest(
             destination_lmq_name=_name_or_none("destination_lmq_name", destination_lmq_name),
             page_size=check_int("page_size", page_size, 1, PAGE_SIZE_MAX),

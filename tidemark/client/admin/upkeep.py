@@ -74,7 +74,7 @@ async def list_retention_history(
     partition: int | None = None,
     timeout_ms: int | None = None,
 ) -> AsyncIterator[Removal]:
-    """What was removed, newest first, page by page; empty values do not restrict it (R6).
+    """The history of removals, newest first, page by page; empty values do not restrict it (R6).
 
     `storages` are all nodes of the cluster: one that cannot be read fails the listing (C1).
     """
@@ -129,7 +129,7 @@ async def _history_of(
     asked: retention_pb2.ListRetentionHistoryRequest,
     timeout_s: float | None,
 ) -> AsyncIterator[Removal]:
-    """What one node removed, newest first."""
+    """The history of one storage node, newest first."""
     stub = RetentionServiceStub(storage)
     request = retention_pb2.ListRetentionHistoryRequest()
     request.CopyFrom(asked)  # paging writes into it

@@ -177,7 +177,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a partition had lost when an operator confirmed that."""
+    """The loss of a partition that an operator confirmed."""
 
     witnessed_commit: int
     """A commit that was answered and is gone."""
@@ -280,7 +280,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass did, or would do."""
+    """The counts of a pass, or those that a dry run expects."""
 
     pass_id: str
     findings: tuple[Finding, ...]

@@ -43,7 +43,7 @@ class Settler(Protocol):
 
 
 class _Columns(NamedTuple):
-    """What deliveries in columns differ in."""
+    """The fields in which deliveries in columns differ."""
 
     group: str
     delivery_tag: int
@@ -265,7 +265,7 @@ class DeliveryBatch:
         await self._settle(Release())
 
     async def extend(self, visibility_ms: Duration) -> int:
-        """More time: that many milliseconds from now. Returns the time left."""
+        """More time: this many milliseconds from now. Returns the time left."""
         visibility_ms = check_visibility_ms(visibility_ms, optional=False)
         result = await self._settler.settle(self, Extend(visibility_ms=visibility_ms), ())
         return result.visibility_ms

@@ -2,7 +2,7 @@
 
 Owns the consumer on the session, its credit, and its subscriptions. After a reconnect it confirms
 the queues that it held with the epochs it had and never subscribes again (E7); the subscription is
-notified of queues that another client has taken meanwhile.
+notified of queues that another client has taken over.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Feed(SessionPart):
     ) -> None:
         self.connection = connection
         self.epochs: dict[str, int] = {}
-        """What is subscribed here: lmq_name and owner epoch, 0 on shared queues."""
+        """The subscriptions of this feed: lmq_name and owner epoch, 0 on shared queues."""
         self.settlements = Settlements(
             connection, identity, self.returned, self._extended, self._partition_moved, failed_acks
         )
@@ -88,7 +88,7 @@ class Feed(SessionPart):
         self._group = group
         self._visibility_ms = visibility_ms
         self._held: dict[DeliveryBatch, int] = {}
-        """What arrived, and how many messages of it are not settled."""
+        """Batches that arrived, with the number of their unsettled messages."""
         self._unsettled = 0
         """The number of all these messages."""
         self.hand_outs = HandOuts()
@@ -120,7 +120,7 @@ class Feed(SessionPart):
         return refused
 
     def stop(self) -> None:
-        """Have no more messages delivered: those given back from now on are for others."""
+        """Stop deliveries: messages given back from now on are for other consumers."""
         self._leaving = True
         if self._session is not None and self._consumer_id:
             with suppress(TidemarkError):
@@ -162,7 +162,7 @@ class Feed(SessionPart):
         return list((await session.sync(sync)).results)
 
     async def _resync(self, session: Session) -> None:
-        """Confirm what was held, until each queue is confirmed, lost or moved."""
+        """Confirm the held queues, until each is confirmed, lost or moved."""
         with suppress(TidemarkError):  # the session is gone: the next one resyncs from the start
             while self.epochs and self._session is session:
                 async with self._syncing:
@@ -332,7 +332,7 @@ class Feed(SessionPart):
         self.connection.wake()
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int = 0) -> None:
-        """Settle what is left of a batch from `start` on, if it is one of this feed."""
+        """Settle the rest of a batch from `start` on, if it is one of this feed."""
         if self.holds(batch):
             self.settlements.give_back(batch, action, start)
 
@@ -346,11 +346,11 @@ class Feed(SessionPart):
 
     @property
     def batches(self) -> list[DeliveryBatch]:
-        """What arrived and is not settled."""
+        """Batches that arrived and are not settled."""
         return list(self._held)
 
     def _partition_moved(self, partition: int, owner: str) -> Settlements | None:
-        """Another broker serves a partition: it renews and settles what is held of it here."""
+        """Another broker serves a partition: it renews and settles the deliveries of it."""
         other = self._host.feed_of(owner) if owner else None
         if other is None or other is self:
             return None
@@ -358,7 +358,7 @@ class Feed(SessionPart):
         return other.settlements
 
     def pass_on(self, partition: int | None, other: "Feed") -> None:
-        """Pass what is held of a partition, or of all of them, to the feed of another broker.
+        """Pass the deliveries of a partition, or of all, to the feed of another broker.
 
         That broker knows nothing of the hand-outs here: what waits in the buffer goes back.
         """

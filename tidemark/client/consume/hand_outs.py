@@ -149,7 +149,7 @@ class HandOuts:
             self._started_ns = None
 
     def report(self, waiting_for_one: int, waiting_for_batch: int, now_ns: int) -> Report | None:
-        """What is to be reported now; None if it is known."""
+        """The report that is due now; None if the broker has it already."""
         asked, handed_out = self._asked, self.messages
         first_attempts = asked.first_attempts
         if self._window and first_attempts - handed_out <= self._window // 2:

@@ -72,7 +72,7 @@ class Puller:
         )
 
     async def settle_all(self, batches: Sequence[DeliveryBatch], action: Action) -> None:
-        """Settle what is left of several batches in one call; raises the first failure."""
+        """Settle the rest of several batches in one call; raises the first failure."""
         settlements = []
         for batch in batches:
             ranges = batch.mark(action)

@@ -89,7 +89,7 @@ class Renewals:
         return bool(self._to_send)
 
     def prepare(self, session: Session) -> bool:
-        """Submit what is due; returns whether there is more than fits a frame."""
+        """Submit due renewals; returns whether there is more than fits a frame."""
         due = self._to_send[: limits.RENEWALS_PER_FRAME_MAX]
         self._to_send = self._to_send[limits.RENEWALS_PER_FRAME_MAX :]
         by_visibility: dict[int, list[DeliveryBatch]] = {}

@@ -38,8 +38,8 @@ _ACK: Final = Ack()
 _FAILED: Final = Nack()
 
 _ANSWER_MS_MAX: Final = 60_000
-"""How long after its reservation has run out a settlement that was sent is repeated: storage knows
-whether it was carried out, and a broker that was lost meanwhile answers no more."""
+"""How long after its reservation has run out a settlement that was sent is repeated: only
+storage knows whether it was applied, and a broker that was lost does not answer."""
 
 
 class _Settling:
@@ -70,7 +70,7 @@ class _Settling:
 
     def is_over(self, now_ms: int) -> bool:
         """Whether it has failed: its time ran out before it was sent, or no broker has answered for
-        long. Only storage knows whether what was sent before was in time."""
+        long. Only storage knows whether a settlement that was sent was in time."""
         patience_ms = _ANSWER_MS_MAX if self.sent else 0
         return self.batch.deadline_ms + patience_ms <= now_ms
 

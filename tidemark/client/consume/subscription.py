@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Subscription:
-    """What `client.subscribe` returns: use it in `async with`, and iterate over it.
+    """The result of `client.subscribe`: use it in `async with`, and iterate over it.
 
     >>> async with client.subscribe(["jobs/a", "jobs/b"], group="web", credit=500) as deliveries:
     ...     async for delivery in deliveries:

@@ -20,7 +20,7 @@ _HEADER_OVERHEAD_BYTES: Final = 16
 
 
 class RunOptions(NamedTuple):
-    """What the messages of one run have in common, besides queue and fairness key."""
+    """The options that all messages of a run share, besides queue and fairness key."""
 
     delay_ms: int = 0
     ttl_ms: int = 0

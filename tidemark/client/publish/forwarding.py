@@ -11,7 +11,7 @@ from tidemark.rpc.callbacks import Done, pass_on
 from tidemark.rpc.statuses import to_status
 
 ASK_HOME_MS: Final = 5_000
-"""How often home is asked who the holder is: by a run in its session, which it refuses."""
+"""How often the client asks home for the holder: by a run in its session, which it refuses."""
 
 Publish: TypeAlias = Callable[[Sequence[PublishRun]], Awaitable[Sequence[PublishResult]]]
 """One unary call at home, without repeats."""
@@ -51,7 +51,7 @@ class ForwardedCalls:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def knows_holder(self, partition: int) -> bool:
-        """False now and then, when home is to be asked in its session: the holder may change."""
+        """False now and then, so that home is asked in its session: the holder may change."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._asked_ms.setdefault(partition, now_ms) < ASK_HOME_MS:
             return True

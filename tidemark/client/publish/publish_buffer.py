@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Partition:
-    """What the runs of one partition share."""
+    """The state that the runs of one partition share."""
 
     __slots__ = ("backoff", "parked", "resuming", "sequences")
 

@@ -129,7 +129,7 @@ class Publisher:
 
         The message is delivered after `delay_ms` at the earliest, and not after `ttl_ms`.
         `sequence` is for clients with a `producer_id` of their own.
-        Raises DeadlineExceeded after `publish_timeout_ms`; its text says whether the message was
+        Raises DeadlineExceeded after `publish_timeout_ms`; its text states whether the message was
         not sent or the outcome is unknown.
         """
         check_message(payload, headers)

@@ -23,10 +23,10 @@ from tidemark.rpc.statuses import from_status
 
 Action: TypeAlias = Ack | Nack | DeadLetter | Extend | Release
 Target: TypeAlias = int | bytes
-"""What to settle: a delivery tag of this session, or a receipt from any session."""
+"""The target of a settlement: a delivery tag of this session, or a receipt from any session."""
 
 Stored: TypeAlias = tuple[int, int, int]
-"""What a receipt in columns adds to a run: queue_id, first_offset and publisher_id."""
+"""The fields that a receipt in columns adds to a run: queue_id, first_offset and publisher_id."""
 
 Range: TypeAlias = tuple[int, int]
 """Messages of a delivery, counted from 0: first inclusive, last exclusive."""

@@ -20,7 +20,7 @@ FRAME_BYTES: Final = 1024 * 1024
 """The share of a burst that goes into one frame, far below what the broker accepts: while the
 client writes one frame, the broker works on another and storage on a third."""
 _PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
-"""What a frame carries besides runs: every frame has room for at least one run."""
+"""Bytes of a frame besides runs: every frame has room for at least one run."""
 
 
 PlainRun: TypeAlias = tuple[str, bytes, int, int, int]
@@ -28,7 +28,7 @@ PlainRun: TypeAlias = tuple[str, bytes, int, int, int]
 
 
 class Outgoing:
-    """What waits to be sent: runs in the order of their submission, and everything else.
+    """Everything that waits to be sent: runs in the order of their submission, and other parts.
 
     Runs of one lane are either all plain or none is: the two kinds do not wait for each other.
     """

@@ -3,7 +3,7 @@
 Requests for a partition go to the home connection (any broker that the user named) until a broker
 names the holder of the partition (S8); when the connection to the holder is lost, they go home
 again. A holder that cannot be reached from here keeps its connection, which tries again, and home
-forwards to it meanwhile.
+forwards to it in the meantime.
 """
 
 from collections.abc import Callable, Sequence

@@ -80,11 +80,11 @@ class _RetryPlaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RetryPlace
     RETRY_PLACE_UNSPECIFIED: _RetryPlace.ValueType  # 0
     """Treated as first in exclusive topics and as behind in shared ones."""
     RETRY_PLACE_FIRST: _RetryPlace.ValueType  # 1
-    """Before what is ready. While it is delayed, it holds back what comes after it in its queue and
+    """Before ready messages. While it is delayed, it holds back those after it in its queue and
     fairness key, and nothing else: keeps the order.
     """
     RETRY_PLACE_BEHIND: _RetryPlace.ValueType  # 2
-    """Behind what is ready when it comes back, or when its delay ends."""
+    """Behind messages that are ready when it comes back, or when its delay ends."""
 
 class RetryPlace(_RetryPlace, metaclass=_RetryPlaceEnumTypeWrapper):
     """Where a message goes whose delivery failed: its reservation expired, or it was nacked without a
@@ -94,11 +94,11 @@ class RetryPlace(_RetryPlace, metaclass=_RetryPlaceEnumTypeWrapper):
 RETRY_PLACE_UNSPECIFIED: RetryPlace.ValueType  # 0
 """Treated as first in exclusive topics and as behind in shared ones."""
 RETRY_PLACE_FIRST: RetryPlace.ValueType  # 1
-"""Before what is ready. While it is delayed, it holds back what comes after it in its queue and
+"""Before ready messages. While it is delayed, it holds back those after it in its queue and
 fairness key, and nothing else: keeps the order.
 """
 RETRY_PLACE_BEHIND: RetryPlace.ValueType  # 2
-"""Behind what is ready when it comes back, or when its delay ends."""
+"""Behind messages that are ready when it comes back, or when its delay ends."""
 Global___RetryPlace: _TypeAlias = RetryPlace  # noqa: Y015
 
 class _ConsumptionRecords:
@@ -2385,7 +2385,7 @@ class ClusterAssignment(_message.Message):
     static_members: _builtins.bool
     """Whether brokers come from settings and the assignment never changes."""
     registry_error: _builtins.str
-    """Why the registry cannot be used now; brokers keep their partitions meanwhile. Default "": it
+    """Why the registry cannot be used now; brokers keep their partitions until it can. Default "": it
     answers, or there is none.
     """
     @_builtins.property

@@ -423,8 +423,8 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmLoss(self, request, context):
-        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
-        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        """Lets a partition with the fault DATA_LOST serve the rest of its data, once an operator is certain that
+        the lost commits do not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
         INVALID_ARGUMENT (nothing is lost, or the data is not on its node), PARTITION_FAULTY, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -125,8 +125,8 @@ class TopicServiceStub:
     CLOCK_JUMPED), which resumes suspended deletions. Fails with PARTITION_NOT_FOUND, UNAVAILABLE.
     """
     ConfirmLoss: _aio.UnaryUnaryMultiCallable[_topic_pb2.ConfirmLossRequest, _topic_pb2.ConfirmLossResponse]
-    """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
-    rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+    """Lets a partition with the fault DATA_LOST serve the rest of its data, once an operator is certain that
+    the lost commits do not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
     INVALID_ARGUMENT (nothing is lost, or the data is not on its node), PARTITION_FAULTY, UNAVAILABLE.
     """
 
@@ -392,8 +392,8 @@ class TopicServiceServicer:
         request: _topic_pb2.ConfirmLossRequest,
         context: _aio.ServicerContext[_topic_pb2.ConfirmLossRequest, _abc.Awaitable[_topic_pb2.ConfirmLossResponse]],
     ) -> _abc.Awaitable[_topic_pb2.ConfirmLossResponse]:
-        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
-        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        """Lets a partition with the fault DATA_LOST serve the rest of its data, once an operator is certain that
+        the lost commits do not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
         INVALID_ARGUMENT (nothing is lost, or the data is not on its node), PARTITION_FAULTY, UNAVAILABLE.
         """
 

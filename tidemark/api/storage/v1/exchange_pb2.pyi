@@ -357,7 +357,7 @@ class Operation(_message.Message):
 
     @_builtins.property
     def expire_due(self) -> Global___ExpireDue:
-        """Expire what is due."""
+        """Expire due reservations."""
 
     @_builtins.property
     def take_ownership(self) -> Global___TakeOwnership:
@@ -1057,8 +1057,8 @@ class Reserve(_message.Message):
     and `more` is true.
     """
     reports_hand_outs: _builtins.bool
-    """True: what is given to the application is reported, by RenewReservations. An expiry costs an
-    attempt only for that. Default false: everything counts as given.
+    """True: RenewReservations reports the messages that the application was given. An expiry costs an
+    attempt only for those. Default false: everything counts as given.
     """
     standing_id: _builtins.int
     """Chosen by the broker, unique on the stream: the reserve stands if it leaves nothing ready. Default
@@ -1454,7 +1454,7 @@ class RenewReservations(_message.Message):
     visibility_ms: _builtins.int
     """Time until they expire, in milliseconds. 0: the topic's of each."""
     keep_deadlines: _builtins.bool
-    """True: they keep their deadlines, and only what was given is noted, by the broker itself."""
+    """True: they keep their deadlines, and the broker only notes the messages that were given."""
     client_id: _builtins.str
     """The client that renews: FENCED on an exclusive topic unless it is the owner."""
     @_builtins.property
@@ -1497,7 +1497,7 @@ class HeldReservation(_message.Message):
     """Owner epoch, stamped when the operation was queued. 0 on shared topics."""
     at_least: _builtins.bool
     """True: they are at least `given_messages`, and less than was noted before changes nothing. For a
-    reservation that is named by its receipt, of which the broker knows no more.
+    reservation that is named by its receipt, of which the broker has no record.
     """
     def __init__(
         self,

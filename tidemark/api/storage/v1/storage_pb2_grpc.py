@@ -216,8 +216,8 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmLoss(self, request, context):
-        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
-        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        """Lets a partition with the fault DATA_LOST serve the rest of its data, once an operator is certain that
+        the lost commits do not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
         INVALID_ARGUMENT (nothing is lost, or the data is not on this node), PARTITION_FAULTY (another
         node has opened the partition), SHUTTING_DOWN.
         """

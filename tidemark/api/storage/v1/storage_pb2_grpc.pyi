@@ -58,8 +58,8 @@ class StorageServiceStub:
     suspended deletions. Fails with PARTITION_NOT_FOUND.
     """
     ConfirmLoss: _aio.UnaryUnaryMultiCallable[_storage_pb2.ConfirmLossRequest, _storage_pb2.ConfirmLossResponse]
-    """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
-    rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+    """Lets a partition with the fault DATA_LOST serve the rest of its data, once an operator is certain that
+    the lost commits do not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
     INVALID_ARGUMENT (nothing is lost, or the data is not on this node), PARTITION_FAULTY (another
     node has opened the partition), SHUTTING_DOWN.
     """
@@ -186,8 +186,8 @@ class StorageServiceServicer:
         request: _storage_pb2.ConfirmLossRequest,
         context: _aio.ServicerContext[_storage_pb2.ConfirmLossRequest, _abc.Awaitable[_storage_pb2.ConfirmLossResponse]],
     ) -> _abc.Awaitable[_storage_pb2.ConfirmLossResponse]:
-        """Lets a partition with the fault DATA_LOST serve what is left, once an operator is certain that the
-        rest does not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
+        """Lets a partition with the fault DATA_LOST serve the rest of its data, once an operator is certain that
+        the lost commits do not come back. Repeated, it returns the same. Fails with PARTITION_NOT_FOUND,
         INVALID_ARGUMENT (nothing is lost, or the data is not on this node), PARTITION_FAULTY (another
         node has opened the partition), SHUTTING_DOWN.
         """
