@@ -282,10 +282,9 @@ def check_run(run: message_pb2.PublishRun, producer_id: str) -> None:
     if not messages or run.count != messages:
         raise InvalidArgument(f"count is {run.count}, the batch has {messages}", field="count")
     body_bytes = run.batch.ByteSize()
-    if messages > limits.RUN_MESSAGES_MAX or body_bytes > limits.RUN_BYTES_MAX:
-        raise BatchTooLarge(
-            f"a run has at most {limits.RUN_MESSAGES_MAX} messages and {limits.RUN_BYTES_MAX} bytes"
-        )
+    check_body_bytes(body_bytes)
+    if messages > limits.RUN_MESSAGES_MAX:
+        raise BatchTooLarge(f"a run has at most {limits.RUN_MESSAGES_MAX} messages")
     _check_messages(run, look_at_payloads=body_bytes > limits.MESSAGE_BYTES_MAX)
     if len(run.traceparent) > limits.TRACEPARENT_BYTES_MAX:
         raise InvalidArgument("not a trace context", field="traceparent")
@@ -296,6 +295,12 @@ def check_run(run: message_pb2.PublishRun, producer_id: str) -> None:
     validate_fairness_key(run.fairness_key)
     if run.sequence:
         validate_producer_id(producer_id)
+
+
+def check_body_bytes(body_bytes: int) -> None:
+    """Raise for a body that storage, and a frame to it, would not take."""
+    if body_bytes > limits.RUN_BYTES_MAX:
+        raise BatchTooLarge(f"a run has at most {limits.RUN_BYTES_MAX} bytes")
 
 
 def _check_messages(run: message_pb2.PublishRun, *, look_at_payloads: bool) -> None:

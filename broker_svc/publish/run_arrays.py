@@ -19,6 +19,7 @@ from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import (
     Attempt,
     PublishPath,
+    check_body_bytes,
     check_partition,
     check_run,
     is_outdated,
@@ -158,6 +159,7 @@ class RunArrays:
         _, lmq_name, body, count, sequence, partition = run
         body_bytes = len(body)
         if not _is_plain(body, count):
+            check_body_bytes(body_bytes)  # as it is sent on: parsed, it may be smaller
             check_run(_single(run), array.producer_id)
         elif sequence:
             validate_producer_id(array.producer_id)

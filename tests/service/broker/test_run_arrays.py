@@ -224,6 +224,44 @@ async def test_runs_whose_answer_was_lost_are_refused_and_can_be_repeated(gated:
     ] * 3
 
 
+@pytest.mark.parametrize("frame_bytes", [limits.RUN_BYTES_MAX + 100, limits.GRPC_RECEIVE_BYTES_MAX])
+async def test_a_body_that_is_large_only_until_it_is_parsed_is_refused(
+    local: LocalBroker, frame_bytes: int
+) -> None:
+    """S3: of a field that comes often only the last counts, but it is sent on as it came. One of a
+    whole frame would not fit a frame to storage, and would break the link of all clients."""
+    bystander = await local.session()
+    await bystander.publish(QUEUE, [Message(payload=b"before")])
+    call = BrokerServiceStub(await local.channel()).Session()
+    hello = Hello(client_id="eve", producer_id="p" * limits.PRODUCER_ID_BYTES_MAX)
+    await call.write(SessionRequest(hello=hello))
+
+    await call.write(repeated_field(frame_bytes))
+    result = await in_time(anext(each async for frame in call for each in frame.published))
+
+    assert reason_of(result) == "BATCH_TOO_LARGE"
+    await bystander.publish(QUEUE, [Message(payload=b"after")])
+    assert (await local.queue(QUEUE)).messages == 2
+
+
+def repeated_field(frame_bytes: int) -> SessionRequest:
+    """A frame of nearly so many bytes with one run, whose only message has its payload again and
+    again."""
+    again = Message(payload=b"x").SerializeToString()
+    message = again * ((frame_bytes - 50) // len(again))
+    # Its length as four groups of seven bits, each but the last with a bit that more follow.
+    groups = [len(message) >> shift & 0x7F | 0x80 for shift in (0, 7, 14)]
+    array = RunArray(
+        request_ids=[1],
+        lmq_names=[QUEUE],
+        bodies=[b"\x0a" + bytes([*groups, len(message) >> 21]) + message],
+        counts=[1],
+        sequences=[1],
+        partitions=[partition_of(QUEUE, 2)],
+    )
+    return SessionRequest(run_arrays=[array])
+
+
 @pytest.mark.parametrize(
     "array",
     [
