@@ -86,7 +86,7 @@ REDIS_SUITES = $(addprefix tests/service/,broker client exclusive idle lifecycle
 
 .PHONY: test-redis
 test-redis: .venv/.dev .venv/.spark ## Run the suites on a Valkey, and on three with a replica each
-	@$(PYTEST) --redis tests/model/test_engine.py tests/model/redis tests/service/storage \
+	@$(PYTEST) --redis tests/model/test_engine*.py tests/model/redis tests/service/storage \
 		tests/service/registry/test_redis_cluster.py tests/cluster/test_redis_two_nodes.py \
 		-k redis $(ARGS)
 	@$(PYTEST) --redis tests/cluster/test_storage_failover.py $(ARGS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from storage_svc.engines.engine import Engine, Engines, Identity
+from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Row, Table
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.rocksdb import RocksEngines
@@ -141,3 +141,14 @@ async def nodes() -> AsyncIterator[Nodes]:
     """Storage nodes that share a store in memory."""
     async with AsyncExitStack() as stack:
         yield Nodes(stack)
+
+
+def puts(table: Table, *rows: Row) -> Batch:
+    batch = Batch()
+    for key, value in rows:
+        batch.put(table, key, value)
+    return batch
+
+
+async def everything(engine: Engine, table: Table) -> list[Row]:
+    return await engine.scan(table, b"", None, limit=1_000_000)

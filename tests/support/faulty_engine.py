@@ -1,14 +1,14 @@
-"""An engine whose commits can be told to wait, and to fail before or after they reach the disk.
+"""An engine whose commits wait or fail on demand, before or after they reach the disk.
 
 Opening it and looking at its disk can be made to fail as well.
 
 Wraps the engines of any `Engines`, so that everything else happens for real. A failed commit breaks
-the engine for good, as the protocol says: it must be opened again.
+the engine for good, as in the protocol: it must be opened again.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 
 from storage_svc.engines.engine import (
@@ -18,16 +18,15 @@ from storage_svc.engines.engine import (
     EngineFailed,
     Engines,
     Identity,
-    Reader,
-    Row,
     Table,
 )
 from storage_svc.engines.rocksdb import RocksEngines
+from tests.support.wrapped_engine import WrappedEngine
 from tidemark.errors import CommitOutcomeUnknown
 
 
 class Fault(Enum):
-    """What becomes of a commit; its caller cannot tell the two apart."""
+    """The fate of a failed commit; its caller cannot distinguish the two."""
 
     BEFORE_WRITING = "nothing is written"
     AFTER_WRITING = "everything is on disk"
@@ -70,27 +69,13 @@ class FaultyEngines:
         return FaultyEngine(await self._engines.open(identity), self)
 
 
-class FaultyEngine:
+class FaultyEngine(WrappedEngine):
     """One open partition."""
 
     def __init__(self, engine: Engine, controls: FaultyEngines) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._controls = controls
         self._broken = False
-
-    @property
-    def identity(self) -> Identity:
-        return self._engine.identity
-
-    @property
-    def storage_epoch(self) -> int:
-        return self._engine.storage_epoch
-
-    async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
-        return await self._engine.load(table, keys)
-
-    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
-        return await self._engine.scan(table, start, end, limit=limit)
 
     async def commit(self, batch: Batch) -> None:
         concerned = self._controls.only in (None, self.identity.partition)
@@ -133,23 +118,14 @@ class FaultyEngine:
 
     async def verify(self) -> None:
         if self._broken:
-            raise EngineFailed("the disk failed, as it was told to")
+            raise EngineFailed("the disk failed, as the test asked")
         await self._engine.verify()
-
-    async def wait_failed(self) -> None:
-        await self._engine.wait_failed()
-
-    def reader(self) -> Reader:
-        return self._engine.reader()
 
     async def free_bytes(self) -> int:
         if self._controls.next_looks:
             raise self._controls.next_looks.pop(0)
         return await self._engine.free_bytes()
 
-    async def close(self) -> None:
-        await self._engine.close()
-
     def _fail(self) -> None:
         self._broken = True
-        raise CommitOutcomeUnknown("the disk failed, as it was told to")
+        raise CommitOutcomeUnknown("the disk failed, as the test asked")

@@ -18,6 +18,7 @@ from storage_svc.engines.engine import (
     Table,
 )
 from storage_svc.engines.rocksdb import RocksEngines
+from tests.support.wrapped_engine import WrappedEngine
 from tidemark.errors import DataCorrupt
 
 
@@ -27,7 +28,7 @@ class FaultyReads:
     def __init__(self) -> None:
         self.failing: set[int] = set()
         """Partitions that cannot be read beside the writer."""
-        self.error: Exception = DataCorrupt("the disk cannot be read, as it was told to")
+        self.error: Exception = DataCorrupt("the disk cannot be read, as the test asked")
         """How those reads fail."""
         self.stalled: set[int] = set()
         """Partitions whose reads beside the writer never end."""
@@ -60,7 +61,7 @@ class FaultyReads:
         self, source: Engine | Reader, table: Table, keys: Sequence[bytes]
     ) -> list[bytes | None]:
         if any((table, key) in self.corrupt for key in keys):
-            raise DataCorrupt("a checksum does not match, as it was told to")
+            raise DataCorrupt("a checksum does not match, as the test asked")
         values = await source.load(table, keys)
         return [
             None if (table, key) in self.lost else value
@@ -68,24 +69,13 @@ class FaultyReads:
         ]
 
 
-class _Engine:
+class _Engine(WrappedEngine):
     def __init__(self, engine: Engine, faults: FaultyReads) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._faults = faults
-
-    @property
-    def identity(self) -> Identity:
-        return self._engine.identity
-
-    @property
-    def storage_epoch(self) -> int:
-        return self._engine.storage_epoch
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self._faults.load(self._engine, table, keys)
-
-    async def scan(self, table: Table, start: bytes, end: bytes | None, *, limit: int) -> list[Row]:
-        return await self._engine.scan(table, start, end, limit=limit)
 
     async def commit(self, batch: Batch) -> None:
         if self.identity.partition in self._faults.hung:
@@ -96,20 +86,8 @@ class _Engine:
         hung = self.identity.partition in self._faults.hung
         return not hung and self._engine.begin_commit(batch, ended)
 
-    async def verify(self) -> None:
-        await self._engine.verify()
-
-    async def wait_failed(self) -> None:
-        await self._engine.wait_failed()
-
     def reader(self) -> "_Reader":
         return _Reader(self._engine.reader(), self._faults, self.identity.partition)
-
-    async def free_bytes(self) -> int:
-        return await self._engine.free_bytes()
-
-    async def close(self) -> None:
-        await self._engine.close()
 
 
 class _Reader:

@@ -4,7 +4,8 @@ Both parts are the real ones, made by their own `app.py`; each can be stopped an
 the same address, over the same data.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from broker_svc.app import broker
+from broker_svc.links.expiry_timer import FINEST_MS
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
 from tests.support.engine_choice import ENGINE
@@ -24,7 +26,7 @@ from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.client.transport.codec import Action, Range, settlement_of
-from tidemark.clock import Clock, SystemClock
+from tidemark.clock import Clock, ManualClock, SystemClock
 from tidemark.local.ports import free_address
 from tidemark.names import partition_of
 from tidemark.rpc import from_status, open_channel, wait_until_serving
@@ -242,6 +244,21 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await SystemClock().sleep_ms(5)
 
     await in_time(ask())
+
+
+async def ticking(clock: ManualClock, answer: Coroutine[Any, Any, T]) -> T:
+    """The answer, with time moving as finely as expiry looks at it until it is there.
+
+    How far time gets depends on the load of the machine, and not on expiry.
+    """
+    waiting = asyncio.create_task(answer)
+
+    async def is_there() -> bool:
+        await clock.advance_ms(FINEST_MS)
+        return waiting.done()
+
+    await until(is_there)
+    return await waiting
 
 
 def reason_of(result: message_pb2.PublishResult | message_pb2.SettleResult) -> str:

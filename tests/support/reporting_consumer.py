@@ -1,14 +1,24 @@
 """A consumer that reports what it hands out, over a plain session: the protocol without the SDK."""
 
 import asyncio
+from typing import Any
 
-from tests.support.local_broker import in_time
+from tests.support.local_broker import QUEUE, LocalBroker, in_time, reason_of, run_of, take
 from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1 import broker_pb2
+from tidemark.api.broker.v1.message_pb2 import Delivery
+from tidemark.clock import ManualClock
+
+MESSAGES = 10
+VISIBILITY_MS = 60_000
+PATIENT: dict[str, Any] = {
+    "client_timeout_ms": 3_600_000,
+    "topic": {"visibility_timeout_ms": VISIBILITY_MS},
+}
 
 
 class ReportingConsumer(Consumer):
-    """Iterate over it, or take from it, as from any consumer; it hands out what the test says."""
+    """A consumer like any other, which reports hand-outs when the test asks for it."""
 
     def __init__(self, session: Session, *, credit: int, visibility_ms: int = 0) -> None:
         consumer_id = session.open_taker(
@@ -66,3 +76,38 @@ class ReportingConsumer(Consumer):
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
         self.confirmed.append(report)
         self._confirmation.set()
+
+
+async def hold(session: Session, *runs: int) -> ReportingConsumer:
+    """A consumer without credit that holds runs of these lengths, each as one delivery."""
+    consumer = ReportingConsumer(session, credit=sum(runs))
+    await consumer.subscribe(QUEUE)
+    for messages in runs:
+        await session.publish(QUEUE, [b"%d" % number for number in range(messages)])
+        await take(consumer, messages)
+    return consumer
+
+
+def attempts_of(deliveries: list[Delivery]) -> list[int]:
+    """The attempts of each message, in the order of the queue."""
+    ordered = sorted(deliveries, key=lambda each: each.first_offset)
+    return [each.attempt_count for each in ordered for _ in range(each.count)]
+
+
+async def pull_all(local: LocalBroker, messages: int = MESSAGES, **fields: Any) -> list[Delivery]:
+    pulled: list[Delivery] = []
+    while sum(each.count for each in pulled) < messages:
+        request = local.pull(QUEUE, client_id="other", max_messages=100, wait_ms=30_000, **fields)
+        pulled += await in_time(request)
+    return pulled
+
+
+async def run_out(local: LocalBroker, clock: ManualClock) -> None:
+    """Let every reservation run out, with time for the notes that the broker makes before.
+
+    Operations of a partition keep their order: once a publish is answered, earlier notes are made.
+    """
+    for _ in range(16):
+        await clock.advance_ms(VISIBILITY_MS // 8)
+        (result,) = await local.publish(run_of("orders/other", b"x"))
+        assert reason_of(result) == ""

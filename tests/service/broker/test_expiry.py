@@ -1,7 +1,6 @@
 """Expiry: what runs out comes back at once, whatever else goes on (V1, V2, V6)."""
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
@@ -16,7 +15,7 @@ from tests.support.local_broker import (
     reason_of,
     run_of,
     take,
-    until,
+    ticking,
 )
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Ack, Extend
@@ -34,21 +33,6 @@ PATIENT: dict[str, Any] = {
     "client_timeout_ms": 3_600_000,
     "topic": {"visibility_timeout_ms": VISIBILITY_MS},
 }
-
-
-async def ticking(clock: ManualClock, answer: Coroutine[Any, Any, T]) -> T:
-    """The answer, with time moving as finely as expiry looks at it until it is there.
-
-    How far time gets meanwhile says how busy the machine is, and nothing about expiry.
-    """
-    waiting = asyncio.create_task(answer)
-
-    async def is_there() -> bool:
-        await clock.advance_ms(FINEST_MS)
-        return waiting.done()
-
-    await until(is_there)
-    return await waiting
 
 
 async def test_messages_of_an_expired_reservation_go_to_a_waiting_consumer(

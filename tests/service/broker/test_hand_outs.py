@@ -1,58 +1,29 @@
 """Hand-outs over sessions: an attempt is charged for what the application was given (K1, V8)."""
 
-from typing import Any
-
 import pytest
 
 from tests.service.broker.conftest import StartBroker
-from tests.service.broker.test_expiry import ticking
 from tests.support.local_broker import (
     QUEUE,
     LocalBroker,
-    in_time,
-    reason_of,
-    run_of,
     take,
+    ticking,
     until,
 )
-from tests.support.reporting_consumer import ReportingConsumer
-from tests.support.session import Session
+from tests.support.reporting_consumer import (
+    MESSAGES,
+    PATIENT,
+    ReportingConsumer,
+    attempts_of,
+    hold,
+    pull_all,
+    run_out,
+)
 from tidemark import limits
-from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, Extend, Nack
+from tidemark.api.broker.v1.message_pb2 import Ack, Extend, Nack
 from tidemark.clock import ManualClock
 from tidemark.errors import ReservationExpired
 from tidemark.rpc import from_status
-
-MESSAGES = 10
-VISIBILITY_MS = 60_000
-PATIENT: dict[str, Any] = {
-    "client_timeout_ms": 3_600_000,
-    "topic": {"visibility_timeout_ms": VISIBILITY_MS},
-}
-
-
-async def hold(session: Session, *runs: int) -> ReportingConsumer:
-    """A consumer that holds runs of so many messages, each as one delivery, and has no credit."""
-    consumer = ReportingConsumer(session, credit=sum(runs))
-    await consumer.subscribe(QUEUE)
-    for messages in runs:
-        await session.publish(QUEUE, [b"%d" % number for number in range(messages)])
-        await take(consumer, messages)
-    return consumer
-
-
-def attempts_of(deliveries: list[Delivery]) -> list[int]:
-    """The attempts of each message, in the order of the queue."""
-    ordered = sorted(deliveries, key=lambda each: each.first_offset)
-    return [each.attempt_count for each in ordered for _ in range(each.count)]
-
-
-async def pull_all(local: LocalBroker, messages: int = MESSAGES, **fields: Any) -> list[Delivery]:
-    pulled: list[Delivery] = []
-    while sum(each.count for each in pulled) < messages:
-        request = local.pull(QUEUE, client_id="other", max_messages=100, wait_ms=30_000, **fields)
-        pulled += await in_time(request)
-    return pulled
 
 
 async def test_a_disconnect_charges_what_was_reported_and_releases_the_rest(
@@ -266,14 +237,3 @@ async def test_confirmations_that_are_not_urgent_do_not_gather_without_end(
         return len(consumer.confirmed) >= 1_000
 
     await until(some_confirmed)
-
-
-async def run_out(local: LocalBroker, clock: ManualClock) -> None:
-    """Let every reservation run out, with time for the notes that the broker makes before.
-
-    Operations of a partition keep their order: once a publish is answered, earlier notes are made.
-    """
-    for _ in range(16):
-        await clock.advance_ms(VISIBILITY_MS // 8)
-        (result,) = await local.publish(run_of("orders/other", b"x"))
-        assert reason_of(result) == ""

@@ -5,18 +5,17 @@ from typing import Any
 import pytest
 
 from tests.service.broker.conftest import StartBroker
-from tests.service.broker.test_expiry import ticking
-from tests.service.broker.test_hand_outs import (
+from tests.support.local_broker import LocalBroker, in_time, take, ticking
+from tests.support.reporting_consumer import (
     MESSAGES,
     PATIENT,
     VISIBILITY_MS,
+    ReportingConsumer,
     attempts_of,
     hold,
     pull_all,
     run_out,
 )
-from tests.support.local_broker import LocalBroker, in_time, take
-from tests.support.reporting_consumer import ReportingConsumer
 from tests.support.session import Session
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2

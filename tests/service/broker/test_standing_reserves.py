@@ -3,7 +3,6 @@
 import pytest
 
 from tests.service.broker.conftest import Gated, StartBroker
-from tests.service.broker.test_expiry import ticking
 from tests.service.broker.test_one_commit import commits, waiting_consumer
 from tests.support.local_broker import (
     QUEUE,
@@ -13,6 +12,7 @@ from tests.support.local_broker import (
     reason_of,
     run_of,
     take,
+    ticking,
 )
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.clock import ManualClock

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import tidemark
-from tests.service.broker.test_expiry import ticking
 from tests.service.client.conftest import Connect
 from tests.service.client.test_attempts import QUEUE, VISIBILITY_MS, pass_time
 from tests.service.client.test_owners import start_second_broker
-from tests.support.local_broker import LocalBroker, in_time, local_broker
+from tests.support.local_broker import LocalBroker, in_time, local_broker, ticking
 from tests.support.sdk_calls import publish, take
 from tidemark.clock import ManualClock
 

@@ -1,60 +1,35 @@
 """Dead letters and outboxes in the hands of an operator: listed, counted, deleted, dropped (L9)."""
 
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.service.lifecycle.conftest import StartSwept
-from tests.support.local_broker import TOPIC, payloads_of, run_of
+from tests.support.dead_letters import ADA, BOB, DEAD, broker_with_dead_letters, die
+from tests.support.local_broker import payloads_of, run_of
 from tests.support.swept_broker import SweptBroker
-from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter
+from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.api.broker.v1.topic_pb2 import DeleteDeadLettersRequest, ListDeadLettersRequest
 from tidemark.client.admin.admin import Admin
 from tidemark.client.admin.values import DeadLetterCount, DeadLetters, OutboxEntry
 from tidemark.client.transport.repeater import Repeater
-from tidemark.errors import InvalidArgument, InvalidName, QueueNotFound, TopicNotFound
+from tidemark.errors import InvalidArgument, InvalidName, TopicNotFound
 from tidemark.names import partition_of
 from tidemark.rpc import open_channel
 
 pytestmark = pytest.mark.slow
 
-DEAD = "orders-dead"
-ADA, BOB = f"{TOPIC}/ada", f"{TOPIC}/bob"
-
 
 @pytest.fixture
 async def swept(start: StartSwept) -> SweptBroker:
-    """Two messages of ada and one of bob are dead."""
-    started = await start(partitions=2)
-    await started.create_topic(DEAD)
-    await started.create_topic(TOPIC, dead_letter_topic=DEAD)
-    await die(started, ADA, b"a1", b"a2")
-    await die(started, BOB, b"b1", why="other")
-    await until_dead(started, 3)
-    return started
+    return await broker_with_dead_letters(start)
 
 
 @pytest.fixture
 async def admin(swept: SweptBroker) -> AsyncIterator[Admin]:
     async with open_channel(swept.address) as channel:
         yield Admin(lambda: channel, Repeater(60_000, while_unreachable=False))
-
-
-async def die(swept: SweptBroker, lmq_name: str, *payloads: bytes, why: str = "why") -> None:
-    await swept.publish(run_of(lmq_name, *payloads))
-    delivery = await swept.pulled(lmq_name)
-    await swept.settle(delivery.receipt, DeadLetter(reason=why))
-
-
-async def until_dead(swept: SweptBroker, count: int) -> None:
-    async def ask() -> bool:
-        with suppress(QueueNotFound):  # none has arrived yet
-            return (await swept.queue(DEAD)).messages == count
-        return False
-
-    await swept.passing(ask)
 
 
 async def listed(admin: Admin, **chosen: Any) -> list[DeadLetters]:

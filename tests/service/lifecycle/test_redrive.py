@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.service.lifecycle.conftest import StartSwept
+from tests.support.dead_letters import ADA, BOB, DEAD, broker_with_dead_letters
 from tests.support.local_broker import TOPIC, payloads_of, run_of
 from tests.support.swept_broker import SweptBroker
 from tidemark.api.broker.v1.message_pb2 import Ack, DeadLetter
@@ -20,33 +21,10 @@ from tidemark.errors import InvalidArgument, InvalidName, TopicNotFound
 
 pytestmark = pytest.mark.slow
 
-DEAD = "orders-dead"
-ADA, BOB = f"{TOPIC}/ada", f"{TOPIC}/bob"
-
 
 @pytest.fixture
 async def swept(start: StartSwept) -> SweptBroker:
-    """Two messages of ada and one of bob are dead."""
-    started = await start(partitions=2)
-    await started.create_topic(DEAD)
-    await started.create_topic(TOPIC, dead_letter_topic=DEAD)
-    await die(started, ADA, b"a1", b"a2")
-    await die(started, BOB, b"b1", why="other")
-    await until_dead(started, 3)
-    return started
-
-
-async def die(swept: SweptBroker, lmq_name: str, *payloads: bytes, why: str = "why") -> None:
-    await swept.publish(run_of(lmq_name, *payloads))
-    delivery = await swept.pulled(lmq_name)
-    await swept.settle(delivery.receipt, DeadLetter(reason=why))
-
-
-async def until_dead(swept: SweptBroker, count: int) -> None:
-    async def ask() -> bool:
-        return len(await dead(swept)) == count
-
-    await swept.passing(ask)
+    return await broker_with_dead_letters(start)
 
 
 async def dead(swept: SweptBroker) -> list[bytes]:
