@@ -93,6 +93,7 @@ class _Way:
         self._ended = False
         self._writing = False
         self._passing = asyncio.create_task(self._pass())
+        self._passing.add_done_callback(_retrieve)
 
     def put(self, frame: bytes) -> None:
         self._frames.put_nowait(frame)
@@ -110,6 +111,12 @@ class _Way:
             self._writing = True
             await self._forward(frame)
             self._writing = False
+
+
+def _retrieve(passing: asyncio.Task[None]) -> None:
+    """A frame could not be passed on because its call has ended: it is lost, as is the call."""
+    if not passing.cancelled():
+        passing.exception()
 
 
 class _Parts:

@@ -1,5 +1,7 @@
 """Where the repository is: for what tests read of it, and where they start its programs."""
 
+import ast
+import gc
 import re
 from pathlib import Path
 from typing import Final
@@ -11,3 +13,17 @@ def documented_metrics() -> list[str]:
     """The names of metrics in the tables of the operations manual."""
     text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
     return re.findall(r"^\| `(tidemark\.[a-z_.]+)` \|", text, re.MULTILINE)
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file.
+
+    Without a garbage collection meanwhile, which may log the traceback of a task that another test
+    has left. Python 3.11 parses source lines to do so, and the outer parser fails with SystemError.
+    """
+    source = path.read_text(encoding="utf-8")
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()

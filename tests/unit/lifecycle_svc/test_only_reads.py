@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import lifecycle_svc
+from tests.support.repository import parsed
 from tidemark.api.broker.v1 import broker_pb2, topic_pb2
 from tidemark.api.storage.v1 import action_pb2, retention_pb2, storage_pb2
 
@@ -26,7 +27,7 @@ def calls_of_the_contract() -> set[str]:
 def calls_in_the_code() -> set[str]:
     names: set[str] = set()
     for path in Path(lifecycle_svc.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Attribute):
                 names.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):

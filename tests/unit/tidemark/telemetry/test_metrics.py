@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.support.repository import ROOT, documented_metrics
+from tests.support.repository import ROOT, documented_metrics, parsed
 from tidemark.telemetry.metrics import OTHER, TOPICS_MAX, Tally, counter, observe
 
 SERVICES = ("broker", "storage", "lifecycle", "retention")
@@ -17,7 +17,7 @@ def names_in_the_code() -> list[str]:
         node.value
         for package in ("broker_svc", "storage_svc", "lifecycle_svc", "spark_batch")
         for path in sorted((ROOT / package).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and NAME.fullmatch(node.value)
