@@ -26,15 +26,19 @@ from tidemark.api.broker.v1.message_pb2 import (
     Ack,
     DeadLetter,
     Delivery,
+    DeliveryArray,
     Extend,
     Nack,
     PublishRun,
     Release,
+    RunArray,
     Settlement,
 )
+from tidemark.bodies import body_of
 from tidemark.client.transport.codec import Action, Target, settlement_of
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError
+from tidemark.names import partition_of
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +92,12 @@ class Fuzzer:
             self.receipts.append(each.receipt)
         del self.tags[:-50], self.receipts[:-50]
 
+    def saw_array(self, array: DeliveryArray) -> None:
+        self.delivered += len(array.delivery_tags)
+        self.tags += array.delivery_tags
+        self.receipts += array.receipts
+        del self.tags[:-50], self.receipts[:-50]
+
     def number(self) -> int:
         return self.random.choice(NUMBERS)
 
@@ -116,6 +126,26 @@ class Fuzzer:
         if chance() < 0.05:
             run.traceparent = "x" * choose([10, 1000])
         return run
+
+    def run_array(self) -> RunArray:
+        """Columns of one length, nearly always, of runs of which some are refused."""
+        choose = self.random.choice
+        array = RunArray()
+        for _ in self.some(20):
+            body = body_of(
+                [self.random.randbytes(choose([0, 1, 100])) for _ in range(choose([1, 3]))]
+            )
+            name = choose(NAMES)
+            array.request_ids.append(self.random.randint(0, 2**64 - 1))
+            array.lmq_names.append(name)
+            array.bodies.append(choose([body, body, body, b"", self.random.randbytes(10)]))
+            array.counts.append(choose([1, 1, 3, self.number() % 2**32]))
+            array.sequences.append(choose([0, 0, self.random.randint(1, 20), 2**64 - 1]))
+            at_home = partition_of(name, 2)
+            array.partitions.append(choose([at_home, at_home, 0, 2**32 - 1]))
+        if self.random.random() < 0.005:
+            array.counts.append(1)
+        return array
 
     def settlement(self) -> Settlement:
         choose = self.random.choice
@@ -161,6 +191,28 @@ class Fuzzer:
             syncs=[self.sync() for _ in self.some(3)],
             destroy_publishers=[choose(self.publishers) for _ in self.some(1)],
         )
+        frame.run_arrays.extend(self.run_array() for _ in self.some(2))
+        for _ in self.some(2):
+            tags = [choose([choose(self.tags), self.number()]) for _ in self.some(20)]
+            frame.acks.add(request_id=self.number(), delivery_tags=tags)
+        for _ in self.some(2):
+            renewal = frame.renewals.add(
+                request_id=self.number(),
+                delivery_tags=[choose(self.tags) for _ in self.some(20)],
+                visibility_ms=choose([0, 0, 50, 1000, 2**63]),
+            )
+            for _ in self.some(3):
+                given_messages = self.number() % 2**32
+                renewal.receipts.add(receipt=choose(self.receipts), given_messages=given_messages)
+        for _ in self.some(2):
+            frame.hand_outs.add(
+                consumer_id=choose([1, 2, 3, 4711]),
+                messages=self.number(),
+                deliveries=self.number(),
+                first_attempts=self.number(),
+                urgent=choose([True, False]),
+                number=self.number(),
+            )
         for _ in self.some(1):
             frame.open_publishers.add(request_id=self.number(), lmq_name=choose(NAMES))
         for _ in self.some(2):
@@ -169,6 +221,8 @@ class Fuzzer:
                 group=choose(GROUPS),
                 credit=self.number(),
                 visibility_ms=choose([0, 0, 50, 1000, 2**63]),
+                reports_hand_outs=choose([True, False]),
+                takes_arrays=choose([True, False]),
             )
         for _ in self.some(3):
             frame.credits.add(
@@ -210,6 +264,8 @@ class Fuzzer:
     async def read(self, call: Any) -> None:
         async for frame in call:
             self.saw(list(frame.deliveries))
+            for array in frame.delivery_arrays:
+                self.saw_array(array)
             self.publishers += [each.publisher_id for each in frame.publishers]
             del self.publishers[:-20]
 
