@@ -39,6 +39,7 @@ from tidemark.client.consume.eviction import OnEvicted
 from tidemark.client.consume.failed_acks import SettleFailed
 from tidemark.client.consume.pull import PulledBatch, Puller
 from tidemark.client.consume.subscription import Subscription
+from tidemark.client.home_loop import HomeLoop
 from tidemark.client.publish.publish_buffer import PublishBuffer
 from tidemark.client.publish.publisher import BrokerPublishers, Publisher
 from tidemark.client.transport.backoff import Backoff, is_transient
@@ -150,6 +151,7 @@ class Client:
         self._publishers: dict[str, BrokerPublishers] = {}
         self._state = "new"
         self._ended = asyncio.Event()
+        self._home_loop: HomeLoop
         self._routes: Routes
         self._publish_buffer: PublishBuffer
 
@@ -159,6 +161,7 @@ class Client:
         if self._state != "new":
             raise ClientClosed("a client is entered once; connect again")
         self._state = "open"
+        self._home_loop = HomeLoop()
         self._routes = Routes(self._addresses, self._identity)
         self._publish_buffer = PublishBuffer(
             self._routes,
@@ -184,9 +187,11 @@ class Client:
 
         When cancelled, everything ends at once. A second call waits for the first.
         """
+        if self._state == "new":
+            return
+        self._home_loop.check()
         if self._state == "closed":
             await self._ended.wait()
-        if self._state != "open":
             return
         self._state = "closed"
         try:
@@ -323,6 +328,7 @@ class Client:
         visibility_ms: Duration = 0,
     ) -> PulledBatch:
         """Reserve messages that are ready, or become ready within `wait_ms`; possibly none."""
+        self._check_open()
         return await self._puller().pull(
             check_lmq_name(lmq_name),
             check_group(group),
@@ -412,3 +418,4 @@ class Client:
             raise ClientClosed(
                 "the client is closed" if self._state == "closed" else "use it in `async with`"
             )
+        self._home_loop.check()

@@ -4,6 +4,7 @@ The blocking client runs on it. It has no part in what the coroutines do.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
@@ -22,6 +23,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._serve, name="tidemark", daemon=True)
         self._lock = threading.Lock()
         self._open = False
+        self._process_id = os.getpid()
 
     def start(self) -> None:
         self._open = True
@@ -34,6 +36,9 @@ class LoopThread:
             raise InvalidArgument(
                 "a callback must not call the blocking client: it would wait for itself"
             )
+        if os.getpid() != self._process_id:
+            work.close()  # only the thread that forked lives on in the child
+            raise ClientClosed("the process was forked: connect in the child, after the fork")
         with self._lock:  # nothing starts once `stop` was called
             if not self._open:
                 work.close()
@@ -57,6 +62,8 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel the work that still runs, and end the thread."""
+        if os.getpid() != self._process_id:
+            return  # the loop and the lock are those of the parent
         with self._lock:
             if not self._open:
                 return

@@ -16,6 +16,7 @@ from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.eviction import Eviction, EvictionReason, OnEvicted
 from tidemark.client.consume.failed_acks import FailedAcks, SettleFailed, call_back
 from tidemark.client.consume.feed import Feed
+from tidemark.client.home_loop import HomeLoop
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.connection import NAMED_BROKER_MS, Identity
 from tidemark.client.transport.routes import Routes
@@ -74,6 +75,7 @@ class Subscription:
         self._on_closed = on_closed
         self._feeds: dict[str, Feed] = {}
         """By the address of the broker; "" is the one that the client is connected to."""
+        self._home_loop = HomeLoop()
         self.buffer = Buffer(self._clock, self)
         self._sooner = asyncio.Event()
         self._error: TidemarkError | None = None
@@ -118,6 +120,7 @@ class Subscription:
 
     async def close(self) -> None:
         """Leave the queues; what was not settled goes back at once."""
+        self._home_loop.check()
         if self._closed:
             return
         self._stop()
@@ -263,12 +266,14 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Delivery:
+        self._home_loop.check()
         return await self.buffer.next_delivery()
 
     async def batches(self) -> AsyncGenerator[DeliveryBatch, None]:
         """Deliveries as they arrive: a whole run, or a slice of one, at a time."""
         with suppress(StopAsyncIteration):
             while True:
+                self._home_loop.check()
                 yield await self.buffer.next_batch()
 
     def wanted(self) -> None:

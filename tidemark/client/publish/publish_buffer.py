@@ -14,6 +14,7 @@ from tidemark import limits
 from tidemark.api.broker.v1.broker_pb2 import GoAway
 from tidemark.api.broker.v1.message_pb2 import MessageBatch, PublishResult
 from tidemark.client.arguments import not_encoded
+from tidemark.client.home_loop import HomeLoop
 from tidemark.client.publish import batching
 from tidemark.client.publish.batching import RunOptions, Sequences
 from tidemark.client.publish.forwarding import ForwardedCall, ForwardedCalls, Publish
@@ -72,6 +73,7 @@ class PublishBuffer:
         self.traced = tracing_enabled()
         """Whether tracing is on; refreshed once per frame."""
         self._loop = asyncio.get_running_loop()
+        self._home_loop = HomeLoop()
         self._routes = routes
         self._clock = identity.clock
         self._random = identity.random
@@ -108,6 +110,7 @@ class PublishBuffer:
         batch: MessageBatch | None = None,
     ) -> PublishReceipt:
         """Store a call's messages as part of a run; raises if they may not be stored."""
+        self._home_loop.check()
         if self._bytes >= self._bytes_max:
             await self._until_room()
         if self.error is not None:
