@@ -53,24 +53,25 @@ def batch(*messages: Message) -> bytes:
 
 
 class Sent:
-    """A run that was sent in columns, with the future of its result."""
+    """Runs that were sent in columns, with the futures of their results."""
 
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+    def __init__(self, runs: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.answers: list[asyncio.Future[RunResult]] = [loop.create_future() for _ in range(runs)]
+        self.first_id = 0
 
-    def stored(self, stored: Stored) -> None:
-        self.answer.set_result(stored)
+    def stored(self, request_id: int, stored: Stored) -> None:
+        self.answers[request_id - self.first_id].set_result(stored)
 
-    def __call__(self, result: PublishResult | TidemarkError) -> None:
-        complete(self.answer, result)
+    def answered(self, request_id: int, result: PublishResult | TidemarkError) -> None:
+        complete(self.answers[request_id - self.first_id], result)
 
 
 async def publish(session: Session, runs: Sequence[PlainRun]) -> list[RunResult]:
     """Publish runs in one array; returns their results."""
-    sent = [Sent() for _ in runs]
-    for run, each in zip(runs, sent, strict=True):
-        session.send_plain_run(run, each)
-    return await in_time(asyncio.gather(*(each.answer for each in sent)))
+    sent = Sent(len(runs))
+    sent.first_id = session.send_plain_runs(runs, sent)
+    return await in_time(asyncio.gather(*sent.answers))
 
 
 def reason_of(result: RunResult) -> str:

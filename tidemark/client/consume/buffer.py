@@ -7,7 +7,7 @@ It settles nothing.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
@@ -123,10 +123,12 @@ class Buffer:
                 continue
             if not batch.hand_outs.allow_rest(batch):
                 return None
-            self._drop_first()
+            self._batches.popleft()
+            taken = batch.end - batch.handed_out
             batch.first = batch.handed_out
             batch.handed_out = batch.end
-            self.last_taken_ms, self.last_taken = now_ms, len(batch)
+            self.messages -= taken
+            self.last_taken_ms, self.last_taken = now_ms, taken
             return batch
         return None
 
@@ -136,9 +138,10 @@ class Buffer:
 
     # --- filling -------------------------------------------------------------------------------
 
-    def add(self, batch: DeliveryBatch) -> None:
-        self._batches.append(batch)
-        self.messages += batch.end - batch.handed_out
+    def add(self, batches: Sequence[DeliveryBatch]) -> None:
+        """Add batches that have arrived together."""
+        self._batches.extend(batches)
+        self.messages += sum([batch.count for batch in batches])
         self._changed.set()
 
     def wake_up(self) -> None:

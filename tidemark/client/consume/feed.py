@@ -6,7 +6,7 @@ notified of queues that another client has taken over.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Final, Protocol
@@ -43,7 +43,7 @@ class FeedHost(Protocol):
 
     @property
     def has_one_feed(self) -> bool: ...
-    def arrived(self, feed: "Feed", batch: DeliveryBatch) -> None: ...
+    def arrived(self, feed: "Feed", batches: Sequence[DeliveryBatch]) -> None: ...
     def renew_sooner(self) -> None: ...
     def interrupted(self, feed: "Feed") -> None: ...
     def unreachable(self, feed: "Feed") -> None: ...
@@ -73,7 +73,13 @@ class Feed(SessionPart):
         self.epochs: dict[str, int] = {}
         """The subscriptions of this feed: lmq_name and owner epoch, 0 on shared queues."""
         self.settlements = Settlements(
-            connection, identity, self.returned, self._extended, self._partition_moved, failed_acks
+            connection,
+            identity,
+            self.returned,
+            self.returned_whole,
+            self._extended,
+            self._partition_moved,
+            failed_acks,
         )
         self.credit = Credit(credit)
         self.renewals = Renewals(
@@ -226,13 +232,7 @@ class Feed(SessionPart):
         assert session is not None, "deliveries come on a session"
         now_ms = self._identity.clock.monotonic_ms()
         batch = DeliveryBatch(delivery, self.settlements, session.welcome.session_id, now_ms)
-        self.hand_outs.arrived(batch)
-        self._held[batch] = batch.count
-        self._unsettled += batch.count
-        self.credit.used(batch.count)
-        if self.renewals.watch(batch, now_ms):
-            self._host.renew_sooner()
-        self._host.arrived(self, batch)
+        self._arrived((batch,), now_ms)
 
     def take_array(self, deliveries: message_pb2.DeliveryArray) -> None:
         """Called by the session for deliveries in columns."""
@@ -256,18 +256,17 @@ class Feed(SessionPart):
                 strict=True,
             )
         ]
-        messages = 0
-        for batch in batches:
-            self.hand_outs.arrived(batch)
-            self._held[batch] = batch.count
-            messages += batch.count
+        self._arrived(batches, now_ms)
+
+    def _arrived(self, batches: Sequence[DeliveryBatch], now_ms: int) -> None:
+        messages = self.hand_outs.arrived(*batches)
+        self._held.update((batch, batch.count) for batch in batches)
         self._unsettled += messages
         self.credit.used(messages)
         soonest = min(batches, key=attrgetter("visibility_ms"))
         if self.renewals.watch(soonest, now_ms):
             self._host.renew_sooner()
-        for batch in batches:
-            self._host.arrived(self, batch)
+        self._host.arrived(self, batches)
 
     def hand_outs_noted(self, report: broker_pb2.HandOuts) -> None:
         """Called by the session: the broker has confirmed a report."""
@@ -296,6 +295,11 @@ class Feed(SessionPart):
         else:
             del self._held[batch]
         self._unsettled -= min(left, messages)
+
+    def returned_whole(self, batches: Iterable[DeliveryBatch]) -> None:
+        """The same for all that is left of batches."""
+        for batch in batches:
+            self._unsettled -= self._held.pop(batch, 0)
 
     def expire(self, now_ms: int) -> None:
         """Drop batches whose reservation has expired: their handlers may never settle them."""
@@ -431,6 +435,7 @@ class Feed(SessionPart):
         self.credit.reset()
         self._stopped = False
         if self._leaving:
+            session.wake()
             return  # it only sends the settlements that are left
         self._consumer_id = session.open_taker(
             self,

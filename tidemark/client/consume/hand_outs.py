@@ -96,13 +96,17 @@ class HandOuts:
 
     # --- handing out ---------------------------------------------------------------------------
 
-    def arrived(self, batch: "DeliveryBatch") -> None:
-        """Give a batch its place in the order of arrival."""
-        batch.hand_outs = self
-        batch.position = self._arrived_messages
-        batch.ordinal = self._arrived_deliveries
-        self._arrived_messages += batch.count
-        self._arrived_deliveries += 1
+    def arrived(self, *batches: "DeliveryBatch") -> int:
+        """Give batches their places in the order of arrival; returns how many messages they are."""
+        before = messages = self._arrived_messages
+        for ordinal, batch in enumerate(batches, self._arrived_deliveries):
+            batch.hand_outs = self
+            batch.position = messages
+            batch.ordinal = ordinal
+            messages += batch.count
+        self._arrived_messages = messages
+        self._arrived_deliveries += len(batches)
+        return messages - before
 
     def allow(self, batch: "DeliveryBatch") -> bool:
         """Note how far a batch may be handed out; if not at all, ask for its next message."""

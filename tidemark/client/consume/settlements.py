@@ -6,7 +6,7 @@ becomes of a message.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -83,6 +83,7 @@ class Settlements:
         connection: Connection,
         identity: Identity,
         settled: Callable[[DeliveryBatch, int], None],
+        settled_whole: Callable[[Iterable[DeliveryBatch]], None],
         extended: Callable[[DeliveryBatch, int], None],
         moved: "Callable[[int, str], Settlements | None]",
         failed_acks: FailedAcks,
@@ -91,6 +92,7 @@ class Settlements:
         self._clock = identity.clock
         self._backoff = Backoff(identity.random, min_ms=20, may_move=True)
         self._settled = settled
+        self._settled_whole = settled_whole
         self._extended = extended
         self._moved = moved
         """Called for a partition that another broker serves; returns who settles there."""
@@ -113,9 +115,10 @@ class Settlements:
         if acks is not None:
             acks.extend(ranges)
             return
+        if not self._acks:  # else the connection was woken for the first of them
+            self._quiet.clear()
+            self._connection.wake()
         self._acks[batch] = list(ranges)
-        self._quiet.clear()
-        self._connection.wake()
 
     async def settle(
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
@@ -205,8 +208,10 @@ class Settlements:
         to_send, self._to_send = self._to_send, []
         acks, self._acks = self._acks, {}
         whole: list[DeliveryBatch] = []
+        session_id = session.welcome.session_id
         for batch, ranges in acks.items():
-            if len(whole) < limits.SETTLEMENTS_PER_FRAME_MAX and _is_plain(batch, ranges, session):
+            fits = len(whole) < limits.SETTLEMENTS_PER_FRAME_MAX
+            if fits and batch.session_id == session_id and _is_plain(batch, ranges):
                 whole.append(batch)
             else:
                 to_send.append(_Settling(batch, _ACK, ranges))
@@ -279,8 +284,7 @@ class Settlements:
         """Acknowledge whole batches that nothing else is known of, with one result for all."""
         session.send_acks([each.tag for each in batches], partial(self._acked, batches))
         self._under_way += 1
-        for batch in batches:
-            self._settled(batch, batch.count)
+        self._settled_whole(batches)
 
     def _acked(
         self, batches: list[DeliveryBatch], result: broker_pb2.AcksResult | TidemarkError
@@ -365,15 +369,12 @@ class Settlements:
             self._quiet.set()
 
 
-def _is_plain(batch: DeliveryBatch, ranges: Sequence[Range], session: Session) -> bool:
-    """Whether acks are for all of a batch that this session brought and that is not traced."""
+def _is_plain(batch: DeliveryBatch, ranges: Sequence[Range]) -> bool:
+    """Whether acks are for all of a batch that is not traced."""
     if len(ranges) > 1:
         ranges = merge(ranges)
-    return (
-        (not ranges or ranges[0] == (0, batch.count))
-        and batch.session_id == session.welcome.session_id
-        and not (batch.traceparent or batch.handlers)
-    )
+    whole = not ranges or ranges[0] == (0, batch.count)
+    return whole and not (batch.traceparent or batch.handlers)
 
 
 def _counted_ack(batch: DeliveryBatch) -> _Settling:

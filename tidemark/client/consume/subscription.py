@@ -307,11 +307,12 @@ class Subscription:
 
     # --- events of feeds -----------------------------------------------------------------------
 
-    def arrived(self, feed: Feed, batch: DeliveryBatch) -> None:
-        if self._closed:
-            feed.give_back(batch, _NOT_TRIED)
+    def arrived(self, feed: Feed, batches: Sequence[DeliveryBatch]) -> None:
+        if not self._closed:
+            self.buffer.add(batches)
             return
-        self.buffer.add(batch)
+        for batch in batches:
+            feed.give_back(batch, _NOT_TRIED)
 
     def interrupted(self, feed: Feed) -> None:
         """The session is gone: what was not handed out is delivered again on the next one."""

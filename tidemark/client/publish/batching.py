@@ -8,6 +8,7 @@ sequence until it has a definite result (S11).
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tidemark import limits
@@ -17,6 +18,8 @@ from tidemark.bodies import body_of
 # Upper bound of what a message costs on the wire besides its payload and headers.
 MESSAGE_OVERHEAD_BYTES: Final = 16
 _HEADER_OVERHEAD_BYTES: Final = 16
+
+_IS_PLAIN: Final = attrgetter("is_plain")
 
 
 class RunOptions(NamedTuple):
@@ -85,16 +88,21 @@ class Call(Generic[D]):
 class Run(Generic[D]):
     """Calls that are stored together or not at all."""
 
-    __slots__ = ("body", "calls", "count", "options", "proto", "sequence", "size")
+    __slots__ = ("body", "calls", "count", "is_plain", "options", "proto", "sequence", "size")
 
     def __init__(self, calls: list[Call[D]]) -> None:
         """Raises whatever the encoder raises."""
         self.calls = calls
         self.proto: PublishRun | None = None
         """Its long form, if it needs one."""
-        self.options = calls[0].options
-        self.sequence = self.options.sequence
+        self.options = options = calls[0].options
+        self.sequence = options.sequence
         """0 until it has one."""
+        self.is_plain = not (options.delay_ms or options.ttl_ms or options.traceparent)
+        """Whether it has nothing but messages and a sequence, so that it can travel in columns.
+
+        One that has travelled in its long form keeps it: a repeat must be the same to the byte.
+        """
         if len(calls) == 1:
             (call,) = calls
             self.body, self.count, self.size = call.body(), call.count, call.size
@@ -102,16 +110,6 @@ class Run(Generic[D]):
             self.body = b"".join([call.body() for call in calls])
             self.count = sum(call.count for call in calls)
             self.size = sum(call.size for call in calls)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has nothing but messages and a sequence, so that it can travel in columns.
-
-        One that has travelled in its long form keeps it: a repeat must be the same to the byte.
-        """
-        options = self.options
-        needs_more = options.delay_ms or options.ttl_ms or options.traceparent
-        return self.proto is None and not needs_more
 
 
 class Lane(Generic[D]):
@@ -132,11 +130,7 @@ class Lane(Generic[D]):
     @property
     def is_plain(self) -> bool:
         """Whether all of its runs can travel in columns, which keep their order."""
-        return not self.fairness_key and all(run.is_plain for run in self.runs)
-
-    @property
-    def idle(self) -> bool:
-        return not self.waiting and not self.runs
+        return not self.fairness_key and all(map(_IS_PLAIN, self.runs))
 
     def build_runs(
         self, room_bytes: int, runs_max: int, refuse: Callable[[Call[D], Exception], None]
@@ -201,6 +195,7 @@ class Lane(Generic[D]):
         """A run as it is sent alone."""
         if run.proto is None:
             run.proto = self._proto_of(run)
+            run.is_plain = False
         run.proto.sequence = run.sequence
         return run.proto
 

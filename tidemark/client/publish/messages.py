@@ -3,9 +3,10 @@
 A message is checked before it joins others in a run, so that no call fails because of another.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch
@@ -43,6 +44,10 @@ class PublishReceipt(NamedTuple):
     """Whether an earlier try had already stored it."""
     publisher_id: int = 0
     """The broker's publisher of the queue; `Publisher.close` destroys it (I8)."""
+
+
+Answer: TypeAlias = asyncio.Future[PublishReceipt]
+"""Through which a call gets its receipt, or the reason why there is none."""
 
 
 def batch_of(messages: Sequence[bytes | Message]) -> MessageBatch:

@@ -7,35 +7,26 @@ sequence, so that it is stored once (S11). Runs of one lane never overtake each 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Final, TypeAlias
 
-from tidemark import limits
-from tidemark.api.broker.v1.broker_pb2 import GoAway
-from tidemark.api.broker.v1.message_pb2 import MessageBatch, PublishResult
+from tidemark.api.broker.v1.message_pb2 import MessageBatch
 from tidemark.client.arguments import not_encoded
 from tidemark.client.home_loop import HomeLoop
 from tidemark.client.publish import batching
 from tidemark.client.publish.batching import RunOptions, Sequences
-from tidemark.client.publish.forwarding import ForwardedCall, ForwardedCalls, Publish
-from tidemark.client.publish.messages import PublishReceipt
+from tidemark.client.publish.forwarding import ForwardedCalls, Publish
+from tidemark.client.publish.lane_part import Lane, LanePart, Run, forwarded_call
+from tidemark.client.publish.messages import Answer, PublishReceipt
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Stored
-from tidemark.client.transport.connection import Connection, Identity, SessionPart
-from tidemark.client.transport.frames import FRAME_RUNS
+from tidemark.client.transport.connection import Connection, Identity
 from tidemark.client.transport.routes import Routes
-from tidemark.client.transport.session import Session
 from tidemark.errors import DeadlineExceeded, NotOwner, TidemarkError
-from tidemark.rpc.statuses import from_status
 from tidemark.telemetry.traces import tracing_enabled
 
-Answer: TypeAlias = asyncio.Future[PublishReceipt]
 Call: TypeAlias = batching.Call[Answer]
-Run: TypeAlias = batching.Run[Answer]
-Lane: TypeAlias = batching.Lane[Answer]
-
-_FRAME_BYTES: Final = limits.RUN_BYTES_MAX
-"""Payload bytes in one frame: larger frames gain nothing, and delay small ones."""
 
 _TICKS_PER_TIMEOUT: Final = 20
 
@@ -53,6 +44,18 @@ class _Partition:
         self.parked: deque[Lane] = deque()
         """Lanes that wait for a free sequence, or for the partition to serve again."""
         self.resuming: asyncio.Task[None] | None = None
+
+
+class _Partitions(dict[int, _Partition]):
+    """All partitions that were published to, by their numbers."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+
+    def __missing__(self, number: int) -> _Partition:
+        part = self[number] = _Partition(Backoff(self._random, min_ms=20, may_move=True))
+        return part
 
 
 class PublishBuffer:
@@ -76,21 +79,20 @@ class PublishBuffer:
         self._home_loop = HomeLoop()
         self._routes = routes
         self._clock = identity.clock
-        self._random = identity.random
         self._timeout_ms = timeout_ms
         self._bytes_max = buffer_bytes_max
         self._bytes = 0
         self._room = asyncio.Event()
         self._lanes: dict[tuple[str, int, str], Lane] = {}
         """Lanes with calls or runs in them."""
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions = _Partitions(identity.random)
         self._lane_parts: dict[Connection, LanePart] = {}
         self._forwarded = ForwardedCalls(publish, identity.clock)
         self._ticking: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def lane_part(self, connection: Connection) -> "LanePart":
+    def lane_part(self, connection: Connection) -> LanePart:
         """The part of a connection that carries runs."""
         part = self._lane_parts.get(connection)
         if part is None:
@@ -181,37 +183,30 @@ class PublishBuffer:
 
     def ready(self, lane: Lane) -> None:
         """Queue a lane for the next frame, or until its partition serves again."""
-        part = self._partition(lane.partition)
+        part = self._partitions[lane.partition]
         if part.resuming is not None:
             part.parked.append(lane)
             return
         connection = self._routes.to_partition(lane.partition)
-        if self._routes.forwards(lane.partition):
+        if connection.is_unreachable:
             if self._forwarded.knows_holder(lane.partition):
-                self._forward(lane)
+                self._forwarded.make(forwarded_call(self, lane))
                 return
             connection = self._routes.home
-        lane_part = self.lane_part(connection)
-        lane_part.lanes.append(lane)
-        lane_part.connection.wake()
+        self.lane_part(connection).add(lane)
 
-    def _forward(self, lane: Lane) -> None:
-        call = ForwardedCall()
-        self.send(lane, call, _FRAME_BYTES, FRAME_RUNS)
-        self._forwarded.make(call)
-
-    def rerouted(self, lane_part: "LanePart") -> None:
+    def rerouted(self, lane_part: LanePart) -> None:
         """A connection is lost: its lanes go to the connections that serve their partitions now."""
         self._routes.lost(lane_part.connection)
         self.unreachable(lane_part)
 
-    def unreachable(self, lane_part: "LanePart") -> None:
+    def unreachable(self, lane_part: LanePart) -> None:
         """The broker cannot be reached: home forwards the runs of its lanes."""
         lanes, lane_part.lanes = lane_part.lanes, deque()
         for lane in lanes:
             self.ready(lane)
 
-    def moved(self, lane_part: "LanePart", partition: int, holder: str) -> None:
+    def moved(self, lane_part: LanePart, partition: int, holder: str) -> None:
         """A broker named the holder of a partition: runs that it did not get go there at once."""
         route = self._routes.to_partition(partition)
         stale = route is not lane_part.connection and route.session is not None
@@ -227,7 +222,7 @@ class PublishBuffer:
         for lane in moving:
             self.ready(lane)
 
-    def failed(self, lane_part: "LanePart", error: TidemarkError) -> None:
+    def failed(self, lane_part: LanePart, error: TidemarkError) -> None:
         """A connection is closed for good; without the home connection nothing can be published."""
         self._lane_parts.pop(lane_part.connection, None)
         if lane_part.connection is self._routes.home:
@@ -235,34 +230,24 @@ class PublishBuffer:
         else:
             self.rerouted(lane_part)
 
-    def send(
-        self, lane: Lane, sender: Session | ForwardedCall, room_bytes: int, runs_max: int
-    ) -> int:
-        """Submit the runs of a lane, repeated ones before new ones; returns their bytes."""
-        part = self._partition(lane.partition)
+    def next_runs(self, lane: Lane, room_bytes: int, runs_max: int) -> Sequence[Run]:
+        """The runs of a lane that are sent now, repeated ones before new ones.
+
+        None if it has nothing to send, or waits for a free sequence.
+        """
         if not lane.runs:
+            part = self._partitions[lane.partition]
             runs_max = min(runs_max, part.sequences.room)
             if runs_max <= 0 and lane.waiting:
                 part.parked.append(lane)
-                return 0
+                return ()
             for run in lane.build_runs(room_bytes, runs_max, self._refuse):
                 if not run.sequence:
                     run.sequence = part.sequences.take()
-        if not lane.runs:
-            self._drop(lane)
-            return 0
-        forwarded, size = isinstance(sender, ForwardedCall), 0
-        session = sender if lane.is_plain and isinstance(sender, Session) else None
-        for run in lane.runs:
-            lane.unanswered += 1
-            size += run.size
-            sent = _SentRun(self, lane, run, forwarded)
-            if session is not None:
-                columns = (lane.lmq_name, run.body, run.count, run.sequence, lane.partition)
-                session.send_plain_run(columns, sent)
-            else:
-                sender.send_run(lane.long_form(run), sent)
-        return size
+            if not lane.runs:
+                self._drop(lane)
+        lane.unanswered += len(lane.runs)
+        return lane.runs
 
     def stored(
         self,
@@ -270,12 +255,12 @@ class PublishBuffer:
         run: Run,
         stored: Stored,
         *,
-        forwarded: bool,
+        forwarded: bool = False,
         schedule_id: int = 0,
         duplicate: bool = False,
     ) -> None:
         """A run is on disk."""
-        part = self._partition(lane.partition)
+        part = self._partitions[lane.partition]
         if run in lane.runs:  # else it is repeated
             part.backoff.reset()
             if not forwarded and self._routes.forwards(lane.partition):
@@ -285,7 +270,7 @@ class PublishBuffer:
 
     def refused(self, lane: Lane, run: Run, error: TidemarkError, *, answered: bool) -> None:
         """A run is not stored; without an answer that is not known, and it is repeated."""
-        part = self._partition(lane.partition)
+        part = self._partitions[lane.partition]
         if answered and run in lane.runs:
             self._refused(lane, run, part, error)
         self._answered_one(lane, part)
@@ -293,15 +278,16 @@ class PublishBuffer:
     def _answered_one(self, lane: Lane, part: _Partition) -> None:
         lane.unanswered -= 1
         if not lane.unanswered:
-            if lane.idle:
-                self._drop(lane)
-            else:
+            if lane.waiting or lane.runs:
                 self.ready(lane)
-        self._unpark(part)
+            else:
+                self._drop(lane)
+        if part.parked:
+            self._unpark(part)
 
     def _unpark(self, part: _Partition) -> None:
         """Resume as many parked lanes as there are free sequences."""
-        if part.parked and part.resuming is None:
+        if part.resuming is None:
             for _ in range(min(len(part.parked), part.sequences.room)):
                 self.ready(part.parked.popleft())
 
@@ -360,14 +346,6 @@ class PublishBuffer:
         if not self._lanes:
             self._empty.set()
 
-    def _partition(self, number: int) -> _Partition:
-        part = self._partitions.get(number)
-        if part is None:
-            part = self._partitions[number] = _Partition(
-                Backoff(self._random, min_ms=20, may_move=True)
-            )
-        return part
-
     # --- time ----------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
@@ -385,7 +363,7 @@ class PublishBuffer:
         for run in list(lane.runs):
             if run.calls[0].begun_ms <= too_old_ms:
                 lane.runs.remove(run)
-                self._partition(lane.partition).sequences.answered(run.sequence)
+                self._partitions[lane.partition].sequences.answered(run.sequence)
                 self._fail(run.calls, self._unknown(lane, self._why(lane)))
         while lane.waiting and lane.waiting[0].begun_ms <= too_old_ms:
             self._fail([lane.waiting.popleft()], self._not_sent(self._why(lane)))
@@ -418,77 +396,3 @@ class PublishBuffer:
         for call in calls:
             if not call.answer.done():
                 call.answer.set_exception(error)
-
-
-class _SentRun:
-    """Passes the result of one run to the buffer."""
-
-    __slots__ = ("_forwarded", "_lane", "_publish_buffer", "_run")
-
-    def __init__(
-        self, publish_buffer: PublishBuffer, lane: Lane, run: Run, forwarded: bool
-    ) -> None:
-        self._publish_buffer = publish_buffer
-        self._lane = lane
-        self._run = run
-        self._forwarded = forwarded
-
-    def stored(self, stored: Stored) -> None:
-        self._publish_buffer.stored(self._lane, self._run, stored, forwarded=self._forwarded)
-
-    def __call__(self, result: PublishResult | TidemarkError) -> None:
-        """A result of its own, or why there is none."""
-        lane, run = self._lane, self._run
-        if isinstance(result, TidemarkError):
-            self._publish_buffer.refused(lane, run, result, answered=False)
-        elif result.HasField("error"):
-            self._publish_buffer.refused(lane, run, from_status(result.error), answered=True)
-        else:
-            receipt = result.receipt
-            self._publish_buffer.stored(
-                lane,
-                run,
-                (receipt.queue_id, receipt.first_offset, receipt.publisher_id),
-                forwarded=self._forwarded,
-                schedule_id=receipt.schedule_id,
-                duplicate=receipt.duplicate,
-            )
-
-
-class LanePart(SessionPart):
-    """The part of one connection that carries runs: the lanes with something to send."""
-
-    def __init__(self, publish_buffer: PublishBuffer, connection: Connection) -> None:
-        self.connection = connection
-        self.lanes: deque[Lane] = deque()
-        self._publish_buffer = publish_buffer
-
-    def prepare(self, session: Session) -> bool:
-        if self.connection.draining:
-            return False
-        self._publish_buffer.traced = tracing_enabled()
-        room_bytes, runs_left = _FRAME_BYTES, FRAME_RUNS
-        for _ in range(len(self.lanes)):
-            if room_bytes <= 0 or runs_left <= 0:
-                break
-            lane = self.lanes.popleft()
-            room_bytes -= self._publish_buffer.send(lane, session, room_bytes, runs_left)
-            runs_left -= max(1, lane.unanswered)
-        return bool(self.lanes)
-
-    def connected(self, session: Session) -> None:
-        if self.lanes:
-            session.wake()
-
-    def disconnected(self, error: TidemarkError) -> None:
-        self._publish_buffer.rerouted(self)
-
-    def unreachable(self, error: TidemarkError) -> None:
-        self._publish_buffer.unreachable(self)
-
-    def moved(self, go_away: GoAway) -> None:
-        if go_away.HasField("partition"):
-            self._publish_buffer.moved(self, go_away.partition, go_away.address)
-
-    def failed(self, error: TidemarkError) -> None:
-        self._publish_buffer.failed(self, error)

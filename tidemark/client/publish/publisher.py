@@ -28,6 +28,8 @@ from tidemark.errors import BatchTooLarge, ClientClosed, InvalidArgument
 from tidemark.telemetry.traces import published_traceparent
 
 _PLAIN: Final = RunOptions()
+_NONE: Final = 0
+"""No delay, and no sequence."""
 
 
 class BrokerPublishers:
@@ -121,9 +123,9 @@ class Publisher:
         *,
         headers: Mapping[str, str] | None = None,
         fairness_key: str = "",
-        delay_ms: Duration = 0,
+        delay_ms: Duration = _NONE,
         ttl_ms: Duration | None = None,
-        sequence: int = 0,
+        sequence: int = _NONE,
     ) -> PublishReceipt:
         """Store one message; returns once it is on disk.
 
@@ -147,9 +149,9 @@ class Publisher:
         messages: Iterable[bytes | Message],
         *,
         fairness_key: str = "",
-        delay_ms: Duration = 0,
+        delay_ms: Duration = _NONE,
         ttl_ms: Duration | None = None,
-        sequence: int = 0,
+        sequence: int = _NONE,
     ) -> list[PublishReceipt]:
         """Store messages in their order, a run at a time; a receipt for each run.
 
@@ -201,6 +203,8 @@ class Publisher:
             raise ClientClosed("the publisher is closed")
         if fairness_key != "":
             check_fairness_key(fairness_key)
+        if sequence is _NONE and delay_ms is _NONE and ttl_ms is None and not self._numbered:
+            return _PLAIN  # the defaults need no checks
         sequence = check_int("sequence", sequence, 0)
         if bool(sequence) != self._numbered:
             raise InvalidArgument(

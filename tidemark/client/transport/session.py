@@ -9,6 +9,7 @@ the reason.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol, Self
 
 import grpc
@@ -42,11 +43,13 @@ from tidemark.rpc.channel import open_channel
 _log = logging.getLogger(__name__)
 
 
-class SentRun(Protocol):
-    """Receives the result of a run that went in columns, by one of these."""
+class SentRuns(Protocol):
+    """Receives the result of each run that went in columns, by one of these."""
 
-    def stored(self, stored: Stored) -> None: ...
-    def __call__(self, result: message_pb2.PublishResult | TidemarkError) -> None: ...
+    def stored(self, request_id: int, stored: Stored) -> None: ...
+    def answered(
+        self, request_id: int, result: message_pb2.PublishResult | TidemarkError
+    ) -> None: ...
 
 
 class Taker(Protocol):
@@ -88,7 +91,7 @@ class Session:
         self._closing = False
         self._last_id = 0
         self._publishes = PendingCalls[message_pb2.PublishResult]()
-        self._sent_runs: dict[int, SentRun] = {}
+        self._sent_runs: dict[int, SentRuns] = {}
         """Runs that went in columns, by their request ids."""
         self._settles = PendingCalls[SettleResult]()
         self._acks = PendingCalls[broker_pb2.AcksResult]()
@@ -179,11 +182,17 @@ class Session:
         self._outgoing.runs.append(run)
         self._publishes.call_back(run.request_id, done)
 
-    def send_plain_run(self, run: PlainRun, sent: SentRun) -> None:
-        """Send a run that has nothing but messages and a sequence: it travels in columns."""
-        request_id = self._next_id()
-        self._outgoing.plain_runs.append((request_id, run))
-        self._sent_runs[request_id] = sent
+    def send_plain_runs(self, runs: Sequence[PlainRun], sent: SentRuns) -> int:
+        """Send runs that have nothing but messages and a sequence: they travel in columns.
+
+        Returns the request id of the first; the others follow without gaps.
+        """
+        first_id = self._next_id()
+        self._last_id += len(runs) - 1
+        request_ids = range(first_id, self._last_id + 1)
+        self._outgoing.plain_runs.extend(zip(request_ids, runs, strict=True))
+        self._sent_runs.update(dict.fromkeys(request_ids, sent))
+        return first_id
 
     async def open_publisher(self, lmq_name: str) -> broker_pb2.OpenPublisherResult:
         """Have the broker materialize a queue before the first run."""
@@ -361,7 +370,7 @@ class Session:
         for published in frame.published:
             sent = self._sent_runs.pop(published.request_id, None)
             if sent is not None:
-                pass_on(sent, published)
+                pass_on(partial(sent.answered, published.request_id), published)
             else:
                 self._publishes.answer(published.request_id, published)
         for settled in frame.settled:
@@ -410,7 +419,7 @@ class Session:
             if sent is None:
                 continue
             try:
-                sent.stored(each)
+                sent.stored(request_id, each)
             except Exception:  # as `pass_on` does
                 _log.exception("a result was not taken")
 
@@ -437,8 +446,8 @@ class Session:
         ):
             pending.fail(error)
         sent_runs, self._sent_runs = self._sent_runs, {}
-        for sent in sent_runs.values():
-            pass_on(sent, error)
+        for request_id, sent in sent_runs.items():
+            pass_on(partial(sent.answered, request_id), error)
         for consumer in self._consumers.values():
             consumer.end(error)
         self.notified.notify_all()
