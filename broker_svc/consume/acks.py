@@ -7,7 +7,6 @@ no longer. Tracing is for the long form: an ack here has no span.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 from google.rpc.status_pb2 import Status
 
@@ -22,13 +21,6 @@ from tidemark.telemetry import Tally
 
 Done = Callable[[broker_pb2.AcksResult], None]
 """Called exactly once for each."""
-
-
-class _Named(NamedTuple):
-    """A delivery as the client named it."""
-
-    tag: int
-    held: HeldDelivery
 
 
 class _Waiting:
@@ -63,22 +55,25 @@ class Acks:
     ) -> None:
         """Acknowledge for a client; `done` gets the result, after the commits."""
         waiting = _Waiting(acks.request_id, deliveries, done)
-        by_partition: dict[int, list[_Named]] = {}
+        by_partition: dict[int, list[HeldDelivery]] = {}
         for tag in acks.delivery_tags:
             try:
                 held = deliveries.get(tag)
             except TidemarkError as error:
                 waiting.refuse(tag, to_status(error))
                 continue
-            by_partition.setdefault(held.queue.partition, []).append(_Named(tag, held))
-        for partition, named in by_partition.items():
-            for start in range(0, len(named), limits.ACKS_PER_OPERATION_MAX):
-                some = named[start : start + limits.ACKS_PER_OPERATION_MAX]
+            held.queue.pending_settlements += 1
+            of_partition = by_partition.get(held.key[0])
+            if of_partition is None:
+                by_partition[held.key[0]] = [held]
+            else:
+                of_partition.append(held)
+        for partition, of_partition in by_partition.items():
+            for start in range(0, len(of_partition), limits.ACKS_PER_OPERATION_MAX):
+                some = of_partition[start : start + limits.ACKS_PER_OPERATION_MAX]
                 operation = exchange_pb2.Operation()
                 operation.acks.client_id = client_id
-                operation.acks.receipts.extend([each.held.receipt for each in some])
-                for each in some:
-                    each.held.queue.pending_settlements += 1
+                operation.acks.receipts.extend([each.receipt for each in some])
                 waiting.operations += 1
                 self._links[partition].ask(operation, partial(self._answered, waiting, some))
         waiting.answered()
@@ -86,25 +81,26 @@ class Acks:
     def _answered(
         self,
         waiting: _Waiting,
-        named: list[_Named],
+        acked: list[HeldDelivery],
         result: exchange_pb2.OperationResult | TidemarkError,
     ) -> None:
-        for each in named:
-            each.held.queue.pending_settlements -= 1
+        for held in acked:
+            held.queue.pending_settlements -= 1
         if isinstance(result, TidemarkError) or result.HasField("error"):
             error = to_status(result) if isinstance(result, TidemarkError) else result.error
-            for each in named:
-                waiting.refuse(each.tag, error)
+            for held in acked:
+                waiting.refuse(held.tag, error)
             waiting.answered()
             return
-        refused = {each.index: each.error for each in result.acks.refused}
-        for index, messages in enumerate(result.acks.messages):
-            tag, held = named[index]
+        refusals = result.acks.refused
+        refused = {each.index: each.error for each in refusals} if refusals else {}
+        settled, drop = self._settled.add, waiting.deliveries.drop
+        for index, (held, messages) in enumerate(zip(acked, result.acks.messages, strict=True)):
             if index in refused:
-                waiting.refuse(tag, refused[index])
+                waiting.refuse(held.tag, refused[index])
                 drop_refused(waiting.deliveries, held, from_status(refused[index]))
                 continue
-            self._settled.add(messages, held.queue.lmq_name, "ack")
+            settled(messages, held.queue.lmq_name, "ack")
             held.open_messages = 0
-            waiting.deliveries.drop(held.key)
+            drop(held.key)
         waiting.answered()

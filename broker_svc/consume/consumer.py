@@ -81,12 +81,14 @@ class Feed:
     __slots__ = (
         "consumers",
         "group",
+        "key",
         "lmq_name",
         "owner_epoch",
         "partition",
         "paused",
         "queue",
         "ready",
+        "removed",
         "reserve_bytes",
         "standing",
         "wakeups",
@@ -97,6 +99,9 @@ class Feed:
         self.partition = queue.partition
         self.lmq_name = queue.lmq_name
         self.group = group
+        self.key: FeedKey = (queue.partition, queue.lmq_name, group)
+        self.removed = False
+        """Whether its last consumer has left it; the next one gets another feed."""
         self.consumers: deque[Consumer] = deque()
         self.ready = True
         """Whether a reserve may find something."""
@@ -110,10 +115,6 @@ class Feed:
         """Stamped on every reserve of an exclusive queue; 0 on a shared one."""
         self.paused = False
         """Whether ownership is being transferred: nothing is delivered in the meantime."""
-
-    @property
-    def key(self) -> FeedKey:
-        return self.partition, self.lmq_name, self.group
 
     def next_consumers(self, offered: "Mapping[Consumer, int]") -> "Iterable[Consumer]":
         """The consumers that get ready messages: the next with credit and room, or all if none has.

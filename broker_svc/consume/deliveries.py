@@ -6,7 +6,7 @@ client is gone, everything it holds goes back at once (V6).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -61,6 +61,12 @@ class HeldDelivery:
     """How many a client has reported that named it by its receipt."""
     ended: Callable[[int], None] | None = None
     """Called with its tag if it ends without being settled."""
+    key: ReservationKey = field(init=False)
+    tag: int = 0
+    """Under which its client knows it."""
+
+    def __post_init__(self) -> None:
+        self.key = self.queue.partition, self.reservation_id
 
     @staticmethod
     def of(
@@ -90,10 +96,6 @@ class HeldDelivery:
             now_ms + slice_.visibility_ms,
             place,
         )
-
-    @property
-    def key(self) -> ReservationKey:
-        return self.queue.partition, self.reservation_id
 
     @property
     def given_messages(self) -> int:
@@ -127,12 +129,12 @@ class Deliveries:
 
     def add(self, held: HeldDelivery) -> int:
         """Issue the tag of a new delivery."""
-        self._last_tag += 1
-        self._by_tag[self._last_tag] = held
-        self._tags[held.key] = self._last_tag
+        tag = self._last_tag = held.tag = self._last_tag + 1
+        self._by_tag[tag] = held
+        self._tags[held.key] = tag
         held.queue.deliveries += 1
-        self._directory.add(held, self)
-        return self._last_tag
+        self._directory.add(held.key, self)
+        return tag
 
     def get(self, tag: int) -> HeldDelivery:
         """Raises UnknownDeliveryTag for one never issued here, or settled since.
@@ -160,7 +162,7 @@ class Deliveries:
         if tag is not None:
             held = self._by_tag.pop(tag)
             held.queue.deliveries -= 1
-            self._directory.drop(held)
+            self._directory.drop(key)
 
     def expire(self, key: ReservationKey) -> None:
         """It ran out: it is held no longer, and settling it is refused with RESERVATION_EXPIRED."""
@@ -210,11 +212,11 @@ class DeliveryDirectory:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def add(self, held: HeldDelivery, holder: Deliveries) -> None:
-        self._holders[held.key] = holder
+    def add(self, key: ReservationKey, holder: Deliveries) -> None:
+        self._holders[key] = holder
 
-    def drop(self, held: HeldDelivery) -> None:
-        self._holders.pop(held.key, None)
+    def drop(self, key: ReservationKey) -> None:
+        self._holders.pop(key, None)
 
     def holder(self, key: ReservationKey) -> Deliveries | None:
         return self._holders.get(key)

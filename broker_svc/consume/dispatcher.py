@@ -10,7 +10,7 @@ Nothing here waits on a timer.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -146,6 +146,7 @@ class Dispatcher:
         return feed
 
     def _remove(self, feed: Feed) -> None:
+        feed.removed = True
         del self._feeds[feed.key]
         feeds = self._by_queue[feed.queue.key]
         feeds.remove(feed)
@@ -159,6 +160,19 @@ class Dispatcher:
         for feed in self._by_queue.get(queue, ()):
             if feed.standing is None or not feed.standing.cover(messages, body_bytes):
                 self._coming[feed.partition][feed.key] = None
+
+    def on_appends_queued(
+        self,
+        partition: int,
+        lmq_names: Sequence[str],
+        counts: Sequence[int],
+        bodies: Sequence[bytes],
+    ) -> None:
+        """The same for runs of many queues of a partition."""
+        by_queue = self._by_queue
+        for lmq_name, messages, body in zip(lmq_names, counts, bodies, strict=True):
+            if (partition, lmq_name) in by_queue:
+                self.on_append_queued((partition, lmq_name), messages, len(body))
 
     def on_return_queued(self, key: FeedKey) -> None:
         """A consumer of the feed gives messages back with the next frame."""
@@ -302,7 +316,7 @@ class Dispatcher:
         """Deliver what was reserved; False if the consumer lost the feed while it was asked for."""
         slices = reserved.slices
         feed.learn(sum(len(each.body) for each in slices), more=reserved.more)
-        lost = self._is_lost(consumer, feed, slices)
+        lost = _is_lost(consumer, feed, slices)
         messages = sum(each.count for each in slices)
         self.standing.end(asked.replaced)  # what it had left may be among what was reserved
         consumer.credit += asked.messages - (0 if lost else messages)
@@ -327,7 +341,7 @@ class Dispatcher:
         consumer, feed, slices = standing.consumer, standing.feed, reserved.slices
         messages = sum(each.count for each in slices)
         self.standing.used(standing, messages)
-        if self._is_lost(consumer, feed, slices):
+        if _is_lost(consumer, feed, slices):
             consumer.credit += messages
             self.standing.recall(standing)
             self._release(partition, slices)
@@ -335,7 +349,7 @@ class Dispatcher:
             self._deliver(consumer, feed, slices, messages)
         if not reserved.standing_messages:
             self.standing.end(standing)
-            if reserved.more and self._feeds.get(feed.key) is feed:
+            if reserved.more and not feed.removed:
                 feed.learn(sum(len(each.body) for each in slices), more=True)
                 self.queue_ready(feed.key)
             self.reserve_for(consumer)  # its other feeds may have waited for the credit
@@ -393,23 +407,13 @@ class Dispatcher:
         consumer, feed = standing.consumer, standing.feed
         current = handed.owner_epoch == feed.owner_epoch
         in_columns = current and consumer.deliver_many is not None
-        return in_columns and not self._is_lost(consumer, feed, ())
-
-    def _is_lost(self, consumer: Consumer, feed: Feed, slices: Slices) -> bool:
-        return (
-            consumer.closed
-            or consumer.stopped
-            or feed.paused
-            or feed.lmq_name not in consumer.leases
-            or self._feeds.get(feed.key) is not feed
-            or any(each.owner_epoch != feed.owner_epoch for each in slices)
-        )
+        return in_columns and not _has_lost(consumer, feed)
 
     def _ask_again(
         self, consumer: Consumer, feed: Feed, asked: "_Asked", *, more: bool, accepted: bool
     ) -> None:
         """Offer the feed again if it has more, or was woken while the reserve was under way."""
-        if self._feeds.get(feed.key) is not feed:
+        if feed.removed:
             return
         if accepted:
             feed.ready = more or feed.wakeups != asked.wakeups
@@ -420,7 +424,7 @@ class Dispatcher:
 
     def _refused(self, consumer: Consumer, feed: Feed, error: TidemarkError) -> None:
         """Asking again at once would not help: the next event of the feed does."""
-        current = self._feeds.get(feed.key) is feed
+        current = not feed.removed
         if isinstance(error, QueueNotFound) and current:  # deleted under its consumers: create it
             materialize = exchange_pb2.Materialize(
                 lmq_name=feed.lmq_name, create=True, groups=feed.queue.groups
@@ -450,6 +454,23 @@ class Dispatcher:
             )
             answer = self._links[partition].send(exchange_pb2.Operation(settle=settle))
             answer.add_done_callback(asyncio.Future.exception)
+
+
+def _has_lost(consumer: Consumer, feed: Feed) -> bool:
+    """Whether a consumer gets no more of a feed, for now or for good."""
+    return (
+        consumer.closed
+        or consumer.stopped
+        or feed.paused
+        or feed.removed
+        or feed.lmq_name not in consumer.leases
+    )
+
+
+def _is_lost(consumer: Consumer, feed: Feed, slices: Slices) -> bool:
+    """Whether slices cannot be delivered, also because the owner is another one by now."""
+    current = all(each.owner_epoch == feed.owner_epoch for each in slices)
+    return not current or _has_lost(consumer, feed)
 
 
 def _reserve_operation(

@@ -64,31 +64,72 @@ class Results(Protocol):
 
 
 class _Runs:
-    """Runs of one array for one partition and topic, until storage has answered."""
+    """Runs of one array for one partition and topic, until storage has answered. In columns."""
 
-    __slots__ = ("body_bytes", "link", "publishers", "runs", "topic")
+    __slots__ = (
+        "bodies",
+        "body_bytes",
+        "counts",
+        "link",
+        "lmq_names",
+        "publishers",
+        "request_ids",
+        "sequences",
+        "topic",
+    )
 
     def __init__(self, link: PartitionLink, topic: Topic) -> None:
         self.link = link
         self.topic = topic
-        self.runs: list[_Run] = []
+        self.request_ids: list[int] = []
+        self.lmq_names: list[str] = []
+        self.bodies: list[bytes] = []
+        self.counts: list[int] = []
+        self.sequences: list[int] = []
         self.publishers: list[Publisher] = []
         self.body_bytes = 0
 
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
     def has_room(self, body_bytes: int) -> bool:
         fits = self.body_bytes + body_bytes <= OPERATION_BYTES_MAX
-        return fits and len(self.runs) < limits.APPENDS_PER_OPERATION_MAX
+        return fits and len(self.request_ids) < limits.APPENDS_PER_OPERATION_MAX
 
     def add(self, run: _Run, publisher: Publisher) -> None:
-        self.runs.append(run)
+        request_id, lmq_name, body, count, sequence, _ = run
+        self.request_ids.append(request_id)
+        self.lmq_names.append(lmq_name)
+        self.bodies.append(body)
+        self.counts.append(count)
+        self.sequences.append(sequence)
         self.publishers.append(publisher)
-        self.body_bytes += len(run[2])
+        self.body_bytes += len(body)
+
+    def __getitem__(self, index: int) -> _Run:
+        return (
+            self.request_ids[index],
+            self.lmq_names[index],
+            self.bodies[index],
+            self.counts[index],
+            self.sequences[index],
+            self.link.partition,
+        )
 
 
 class _Array:
     """One array of a client, and what all of its runs share."""
 
-    __slots__ = ("cache", "gathered", "now_ms", "producer_id", "results", "share_bytes", "traced")
+    __slots__ = (
+        "cache",
+        "gathered",
+        "is_producer_checked",
+        "now_ms",
+        "producer_id",
+        "results",
+        "share_bytes",
+        "traced",
+    )
 
     def __init__(
         self,
@@ -100,6 +141,7 @@ class _Array:
     ) -> None:
         self.cache = cache
         self.producer_id = producer_id
+        self.is_producer_checked = False
         self.results = results
         self.share_bytes = share_bytes
         """The share of each of its runs in the bytes that the client may leave unanswered."""
@@ -107,6 +149,12 @@ class _Array:
         self.traced = tracing_enabled()
         self.gathered: dict[_Key, _Runs] = {}
         """Runs that wait for the next operation."""
+
+    def check_producer(self) -> None:
+        """Raise if runs of this producer cannot have sequences."""
+        if not self.is_producer_checked:
+            validate_producer_id(self.producer_id)
+            self.is_producer_checked = True
 
     def refuse(self, request_id: int, error: TidemarkError) -> None:
         self.results.published(refused(request_id, error), self.share_bytes)
@@ -161,8 +209,8 @@ class RunArrays:
         if not _is_plain(body, count):
             check_body_bytes(body_bytes)  # as it is sent on: parsed, it may be smaller
             check_run(_single(run), array.producer_id)
-        elif sequence:
-            validate_producer_id(array.producer_id)
+        elif sequence and not array.is_producer_checked:
+            array.check_producer()
         publisher = self._publisher(array, lmq_name)
         key = partition, topic_of(lmq_name)
         runs = array.gathered.get(key)
@@ -171,7 +219,8 @@ class RunArrays:
         if publisher is None or runs is None:
             self._publish_alone(array, run)
             return
-        check_partition(lmq_name, partition, publisher)
+        if partition not in publisher.partitions:
+            check_partition(lmq_name, partition, publisher)
         runs.add(run, publisher)
 
     def _publisher(self, array: _Array, lmq_name: str) -> Publisher | None:
@@ -209,24 +258,21 @@ class RunArrays:
 
     def _send(self, array: _Array, key: _Key) -> None:
         runs = array.gathered.pop(key, None)
-        if runs is None or not runs.runs:
+        if not runs:
             return
-        _, lmq_names, bodies, counts, sequences, _ = zip(*runs.runs, strict=True)
         operation = exchange_pb2.Operation()
         appends = operation.appends
-        appends.lmq_names.extend(lmq_names)
-        appends.bodies.extend(bodies)
-        appends.counts.extend(counts)
-        appends.sequences.extend(sequences)
-        if any(sequences):
+        appends.lmq_names.extend(runs.lmq_names)
+        appends.bodies.extend(runs.bodies)
+        appends.counts.extend(runs.counts)
+        appends.sequences.extend(runs.sequences)
+        if any(runs.sequences):
             appends.producer_id = array.producer_id
         appends.topic_version = runs.topic.version
         for publisher in runs.publishers:
             publisher.unanswered += 1
-        runs.link.ask(operation, partial(self._answered, array, runs), len(runs.runs))
-        partition, coming = key[0], self._dispatcher.on_append_queued
-        for lmq_name, count, body in zip(lmq_names, counts, bodies, strict=True):
-            coming((partition, lmq_name), count, len(body))
+        runs.link.ask(operation, partial(self._answered, array, runs), len(runs))
+        self._dispatcher.on_appends_queued(key[0], runs.lmq_names, runs.counts, runs.bodies)
 
     def _answered(
         self, array: _Array, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError
@@ -236,21 +282,21 @@ class RunArrays:
         if isinstance(result, TidemarkError) or result.HasField("error"):
             _drop_failed(array.cache, runs.publishers)
             error = result if isinstance(result, TidemarkError) else from_status(result.error)
-            for run in runs.runs:
-                array.refuse(run[0], error)
+            for request_id in runs.request_ids:
+                array.refuse(request_id, error)
             return
         appends = result.appends
         if appends.refused or appends.repeated_runs:
             _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
             return
-        self._publish_path.published.add(sum(run[3] for run in runs.runs), runs.topic.name)
+        self._publish_path.published.add(sum(runs.counts), runs.topic.name)
         array.results.stored(
-            [run[0] for run in runs.runs],
+            runs.request_ids,
             appends.queue_ids,
             appends.first_offsets,
             [publisher.publisher_id for publisher in runs.publishers],
-            array.share_bytes * len(runs.runs),
+            array.share_bytes * len(runs),
         )
 
     def _answer_each(
@@ -259,8 +305,8 @@ class RunArrays:
         """Some were refused or stored before: each run gets a result of its own."""
         refusals = {each.index: each.error for each in appends.refused}
         repeats = {each.index: each.schedule_id for each in appends.repeated_runs}
-        for index, (run, publisher) in enumerate(zip(runs.runs, runs.publishers, strict=True)):
-            error = refusals.get(index)
+        for index, publisher in enumerate(runs.publishers):
+            run, error = runs[index], refusals.get(index)
             if error is None:
                 self._publish_path.published.add(run[3], runs.topic.name)
                 appended = exchange_pb2.AppendResult(
