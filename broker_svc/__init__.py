@@ -1,1 +1,1 @@
-"""The broker service: what clients talk to. Keeps nothing that must survive a restart."""
+"""The broker service: it serves clients and keeps nothing that must survive a restart."""

@@ -1,4 +1,4 @@
-"""The components: what all connections of a broker share, passed around as one value."""
+"""The components that all connections of a broker share, passed around as one value."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Turns of the event loop: long work is done in parts, with the work of others in between.
 
-Reads of the embedded engine never suspend, so that nothing else runs in the process, in no
+Reads of the embedded engine never suspend, so that nothing else runs in the process, in any
 partition, until a coroutine gives way by itself.
 """
 

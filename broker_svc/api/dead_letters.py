@@ -1,4 +1,4 @@
-"""Dead letters of a queue, and what waits in outboxes: list, redrive, delete, drop.
+"""Dead letters of a queue, and entries of outboxes: list, redrive, delete, drop.
 
 Storage applies filters and decides about messages. Each call to it covers a bounded part, so that
 other operations run in between. A page token names the partition and the place there, so that the
@@ -140,7 +140,7 @@ class DeadLetters:
                 raise InvalidArgument("there is no such partition", field="partition")
             partitions = [request.partition]
         elif request.sequence:
-            raise InvalidArgument("an entry is named with its partition", field="partition")
+            raise InvalidArgument("a sequence requires its partition", field="partition")
         partition, _ = _place(request.page_token, partitions)
         drop = exchange_pb2.DropOutbox(
             destination_lmq_name=request.destination_lmq_name, sequence=request.sequence

@@ -1,4 +1,4 @@
-"""Delegated actions: what a sweep asks of the broker that holds a partition (L2, L3).
+"""Delegated actions: a sweep sends them to the broker that holds a partition (L2, L3).
 
 Each action shares frames and commits with the other operations of the link, and is answered after
 its commit.

@@ -1,4 +1,4 @@
-"""Operations that other brokers ask of the holder of a partition, and what they mean here.
+"""Operations that other brokers forward to the holder of a partition.
 
 An operation changes storage; the holder also forgets the queue, or learns the topic, as if its own
 client had called.

@@ -1,4 +1,4 @@
-"""The report of the links: to health checks whether the broker serves, to clients what moved."""
+"""Reports the state of the links to health checks, and moved partitions to clients."""
 
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The consumers of a session: opened, given credit and closed; what is delivered to each of them.
+"""The consumers of a session: opened, given credit and closed, and the deliveries of each.
 
-Owns what the client holds by delivery tag, and how much of it the client has reported as handed out
-to its application (K1). It reserves nothing itself: that is the dispatcher's task.
+Owns the deliveries of the client by delivery tag, and how many of their messages the client has
+reported as handed out to its application (K1). The dispatcher reserves, not this module.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class SessionConsumers:
 
     def open(self, opened: broker_pb2.OpenConsumer) -> None:
         if opened.consumer_id in self._consumers or not opened.consumer_id:
-            raise InvalidArgument("a consumer has a number of its own", field="consumer_id")
+            raise InvalidArgument("consumer_id must be above 0 and not in use", field="consumer_id")
         if len(self._consumers) >= CONSUMERS_MAX:
             raise QuotaExceeded(f"at most {CONSUMERS_MAX} consumers a session")
         group = opened.group or DEFAULT_GROUP

@@ -1,6 +1,6 @@
 """Output of a session: everything to send to one client, gathered into frames.
 
-Owns what is not sent yet and the room that deliveries may take while the client reads slowly.
+Owns the unsent output and the room that deliveries may take while the client reads slowly.
 """
 
 import asyncio

@@ -95,10 +95,10 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         merged.MergeFrom(named)
         changed = replace(topic, settings=settings_from_proto(merged))
         if changed.settings.partitions < topic.settings.partitions:
-            raise InvalidArgument("a queue keeps the partitions it spans", field="partitions")
+            raise InvalidArgument("partitions cannot be lowered", field="partitions")
         if changed.settings.subscription is not topic.settings.subscription:
             # Its groups have owners, or consumers that do not expect any.
-            raise InvalidArgument("a topic stays shared or exclusive", field="subscription")
+            raise InvalidArgument("subscription cannot be changed", field="subscription")
         topics.validate(changed, self._components.settings.partitions)
         version = request.expected_version or topic.version
         missing = ""
@@ -285,7 +285,7 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self, request: topic_pb2.CancelScheduledRequest, context: Context
     ) -> topic_pb2.CancelScheduledResponse:
         if request.partition not in await self._partitions.of(request.lmq_name):
-            raise InvalidArgument("the queue does not live there", field="partition")
+            raise InvalidArgument("the queue is not in this partition", field="partition")
         unschedule = exchange_pb2.Unschedule(
             lmq_name=request.lmq_name, schedule_id=request.schedule_id
         )

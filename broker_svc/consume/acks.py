@@ -1,8 +1,8 @@
 """Acks: many deliveries of a client are acknowledged at once, on their way to storage.
 
-The short form of the settlement that there is most of. One operation for each partition, and one
-result for all; what storage refuses is named with its reason, and what has ended the client holds
-no longer. Tracing is for the long form: an ack here has no span.
+The short form of the most frequent settlement: one operation for each partition, and one result for
+all. Storage names each refused ack with its reason, and the client no longer holds deliveries that
+have ended. Acks here have no span; only the long form is traced.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
-"""Notes of what was given: storage records it before a reservation runs out.
+"""Notes of given messages: storage records their number before a reservation runs out.
 
 A client that works renews its reservations, and every renewal records what the application was
 given. For one that has stopped, the broker records it in the last part of the visibility timeout.
-An expiry then costs an attempt for what was given, and for nothing else (K1, V2). What the broker
-could not record, because it died as well, costs none.
+An expiry then costs an attempt for what was given, and for nothing else (K1, V2). If the
+broker dies before it has recorded them, they cost none.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Renewals: more time for many reservations at once, on its way to storage.
 
-One operation for each partition, however many reservations a client names. What storage refuses to
-renew is named with its reason, and what has ended the client holds no longer.
+One operation for each partition, however many reservations a client names. Storage names
+each refused renewal with its reason, and the client no longer holds reservations that have ended.
 """
 
 from collections.abc import Callable, Mapping

@@ -231,9 +231,9 @@ class Settlements:
 def _operation(settlement: message_pb2.Settlement) -> exchange_pb2.Operation:
     kind = settlement.WhichOneof("action")
     if kind is None:
-        raise InvalidArgument("a settlement has an action", field="action")
+        raise InvalidArgument("a settlement requires an action", field="action")
     if settlement.WhichOneof("target") is None:
-        raise InvalidArgument("a settlement names a tag or a receipt", field="target")
+        raise InvalidArgument("a settlement requires a delivery tag or a receipt", field="target")
     operation = exchange_pb2.Operation()
     settle = operation.settle
     settle.action = _ACTIONS[kind]

@@ -165,7 +165,7 @@ class Subscriptions:
                 await self._remove_all(subscriber, group, except_for=())
                 return result
             case _:
-                raise InvalidArgument("a sync has a mode", field="mode")
+                raise InvalidArgument("a sync requires a mode", field="mode")
         changes = [self._one(change, subscriber, group, entry, consumer) for entry in sync.entries]
         result.results.extend(await asyncio.gather(*changes))
         return result

@@ -1,7 +1,7 @@
-"""Assignments: what the registry answers, brought to the links; and the way out of a cluster.
+"""Assignments: brings the view of the registry to the links, and leaves the cluster.
 
-Owns the part of this broker in its cluster. It grants nothing: links claim what is assigned to
-them, and storage decides.
+Owns the part of this broker in its cluster. It grants nothing: links claim the partitions
+assigned to them, and storage decides.
 """
 
 import asyncio

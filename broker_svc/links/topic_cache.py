@@ -127,7 +127,7 @@ class TopicCache:
                 for partition in behind:
                     await self._bring_missing(partition, stored)
         except TidemarkError as error:
-            _log.info("topics are not compared", extra={"reason": error.reason})
+            _log.info("topics could not be compared", extra={"reason": error.reason})
 
     async def _compare_later(self, partition: int) -> None:
         """Until the broker that holds the partition has what it lacks."""

@@ -53,7 +53,7 @@ def _read_part(pass_id: str, part: retention_pb2.RetentionPart) -> ApplyRetentio
     if kind not in OF_PASSES:
         raise InvalidArgument(f"{kind.value} is not applied by a pass", field="type")
     if kind in OF_AGE and not part.age_ms:
-        raise InvalidArgument("queues and records have an age", field="age_ms")
+        raise InvalidArgument("queues and records require an age", field="age_ms")
     if kind is RetentionType.OLD_RECORDS:
         return ApplyRetention(
             pass_id, kind, (RetentionRow(table=_table(part), age_ms=part.age_ms),)
@@ -77,9 +77,9 @@ def _read_part(pass_id: str, part: retention_pb2.RetentionPart) -> ApplyRetentio
         strict=True,
     )
     if of_messages and any(map(ge, part.first_offsets, part.end_offsets)):
-        raise InvalidArgument("a row of messages has a range", field="end_offsets")
+        raise InvalidArgument("a row of messages requires a range", field="end_offsets")
     if of_groups and not all(part.groups):
-        raise InvalidArgument("a row of groups has a group", field="groups")
+        raise InvalidArgument("a row of groups requires a group", field="groups")
     return ApplyRetention(pass_id, kind, tuple(map(RetentionRow._make, rows)))
 
 

@@ -131,7 +131,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             request.old_records_age_ms,
         )
         if not rules.types or not rules.types <= set(OF_PASSES):
-            raise InvalidArgument("types are rules that a pass applies", field="types")
+            raise InvalidArgument("types must be rules that a pass applies", field="types")
         response = retention_pb2.NextDueResponse()
         for number in sorted(self._partitions.held):
             answer = response.partitions.add(partition=number)

@@ -1,4 +1,4 @@
-"""Rows of ERASURES: what is left to erase, and how far that is.
+"""Rows of ERASURES: rows that remain to be erased, and how far each erasure is.
 
 An erasure has one row that moves with it, and a purge as many more as its spared spans need, which
 never change.

@@ -1,4 +1,4 @@
-"""Rows of groups: progress, lanes and what was given back."""
+"""Rows of groups: progress, lanes and returned messages."""
 
 from struct import Struct
 from typing import NamedTuple

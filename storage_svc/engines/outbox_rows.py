@@ -1,4 +1,4 @@
-"""Keys of the outbox: what waits for a destination, in its order."""
+"""Keys of the outbox: the entries that wait for a destination, in their order."""
 
 from storage_svc.engines.keys import read_text, read_u32, read_u64, text, u64
 

@@ -1,4 +1,4 @@
-"""The story of a dead letter, as its headers tell it, and the filter that chooses by it (L9).
+"""The origin of a dead letter, from its headers, and the filter that chooses by it (L9).
 
 Pure. The same filter serves listing, redriving and deleting. Any publisher may write the headers,
 so nothing in them is taken for granted.

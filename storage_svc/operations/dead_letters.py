@@ -78,7 +78,7 @@ class Bury(NamedTuple):
     def from_proto(cls, proto: action_pb2.BuryMessages) -> "Bury":
         reason = DeadReason.from_proto(proto.reason)
         if reason is None:
-            raise InvalidArgument("messages are buried for a reason", field="reason")
+            raise InvalidArgument("a reason is required", field="reason")
         return cls(
             proto.queue_id,
             proto.group,

@@ -1,4 +1,4 @@
-"""Housekeeping of a partition: what is looked at once a second, and usually needs no commit."""
+"""Housekeeping of a partition: checks of every second, which usually need no commit."""
 
 import logging
 from contextlib import suppress
@@ -47,7 +47,7 @@ class Housekeeping:
                 await self.run_once()
             except Exception as error:  # such as a disk that cannot be read: next time
                 number = self._partition.number
-                _log.warning("no housekeeping", extra={"partition": number}, exc_info=error)
+                _log.warning("housekeeping failed", extra={"partition": number}, exc_info=error)
 
     async def run_once(self) -> None:
         """Check the disk and lifecycle, unload idle queues, forget old producers."""

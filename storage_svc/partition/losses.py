@@ -1,7 +1,7 @@
 """Losses: a partition that is behind a witness serves nothing until an operator confirms that.
 
-A loss is stored with the partition, so that it stays known where it is opened next. Confirmed, the
-partition goes on with what is left, and gives no number again that a lost commit may have given.
+A loss is stored with the partition, so that it stays known where it is opened next. Once it
+is confirmed, the partition serves the rest, and gives no number that a lost commit may have given.
 """
 
 import asyncio

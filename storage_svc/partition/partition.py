@@ -346,7 +346,7 @@ class Partition:
         of it would correct the health (L11).
         """
         if not self.lifecycle.lease.is_held_by(sweeper_id, self._clock.monotonic_ms()):
-            _log.info("a report is ignored", extra={"partition": self.number, "by": sweeper_id})
+            _log.info("sweep report ignored", extra={"partition": self.number, "by": sweeper_id})
             return False
         before = self.health.faults
         if succeeded:
@@ -472,7 +472,7 @@ class Partition:
         try:
             await self._losses.store(state.engine, loss)
         except Exception as error:  # of any kind: this process knows it, and so do its witnesses
-            _log.error("a loss is not stored", extra={"partition": self.number}, exc_info=error)
+            _log.error("could not store a loss", extra={"partition": self.number}, exc_info=error)
 
     def _lost(self, error: LossWitnessed) -> None:
         _log.error("commits are lost: %s", error, extra={"partition": self.number})
@@ -483,7 +483,7 @@ class Partition:
         corrupt = isinstance(error, DataCorrupt)
         reason = FaultReason.DATA_CORRUPT if corrupt else FaultReason.OPEN_FAILED
         self.health.add(reason, str(error), self.now_ms())
-        _log.warning("not opened", extra={"partition": self.number}, exc_info=error)
+        _log.warning("partition cannot be opened", extra={"partition": self.number}, exc_info=error)
 
     async def _load(self) -> None:
         state = await open_state(self._engines, self.identity)

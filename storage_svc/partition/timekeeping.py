@@ -1,7 +1,7 @@
 """The time of a partition over all of its openings, and the alarm of a clock that jumped ahead.
 
 While that alarm stands nothing is deleted. It is stored with every commit, so that a restart does
-not end it; an operator does, who confirms the time.
+not end it; an operator ends it by confirming the time.
 """
 
 import logging

@@ -180,7 +180,11 @@ class AssignedPartitions:
                 self._refusal = error
                 return
             # The store was fit for the others.
-            _log.error("a partition is refused", extra={"partition": number}, exc_info=error)
+            _log.error(
+                "partition cannot be opened",
+                extra={"partition": number},
+                exc_info=error,
+            )
             await self._host.leave(number)
             await self._clock.sleep_ms(_OPEN_AGAIN_MS)
 

@@ -1,7 +1,7 @@
-"""Placement of a node among others: asks them, creates what is its own, and reports what is lost.
+"""Placement of a node among others: asks them, creates its own partitions, and reports lost ones.
 
 Every other node records a creation before it happens, so that a volume that vanishes later is
-noticed by the rest of the cluster (C6). What is held already is served without asking.
+noticed by the rest of the cluster (C6). Partitions that it holds already are served without asking.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Reports of commit numbers to the registry, and the question that precedes every opening.
 
-Once a second the registry gets the last commit of each partition that this node has open. It is a
-witness then, in case the store loses commits together with this node and its brokers.
+Once a second the registry gets the last commit of each partition that this node has open. The
+registry is then a witness, if the store loses commits together with this node and its brokers.
 """
 
 import logging

@@ -1,10 +1,10 @@
-"""A group's progress over one queue: what is reserved, what was given back, what comes next.
+"""A group's progress over one queue: messages reserved, given back, and next to be handed out.
 
 Pure. Every unsettled message of the queue is, for each group, in exactly one place: never handed
 out (in a lane, from its position on), in a live reservation, ready again (in a lane), delayed, or
 buried (its attempts are exhausted or its time to live has passed, and a sweep will remove it).
 Everything before a lane's position that is in none of these is settled; so settling needs no record
-of its own, and the cost of progress is that of what is in flight (ADR 0004).
+of its own, and the cost of progress is that of what is in flight (ADR 4).
 """
 
 import math

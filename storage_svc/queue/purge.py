@@ -1,4 +1,4 @@
-"""A purge: everything that a queue holds leaves at once, but for what live reservations hold.
+"""A purge: all messages of a queue leave at once, except those under live reservations.
 
 Pure. A purge does not walk over the stored runs: it marks them. A run below the mark that is not
 spared is gone for every reader and consumer from that moment on, and its rows are erased later

@@ -1,6 +1,6 @@
 """Dead letters and the outbox for operators, read beside the writer without loading a queue (L9).
 
-A page is bounded by what it reads: the story of dead letters is in their bodies, which are parsed.
+A page is bounded by what it reads: reason and source are headers in the bodies, which are parsed.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Tables for Spark: the rows of a partition as Arrow record batches, read beside the writer.
 
 A scan holds no snapshot and no memory beyond one batch: it goes queue by queue and chunk by chunk,
-and yields to the event loop after every 2 ms of work. Rows that change meanwhile may be seen before
-or after the change; storage checks each planned deletion again. Tables of queues are in
+and yields to the event loop after every 2 ms of work. Rows that change may be seen before or
+after the change; storage checks each planned deletion again. Tables of queues are in
 `queue_tables.py`, those of retention rules in `due_tables.py`; here are the tables of records.
 """
 

@@ -52,6 +52,9 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the top
 QueueName = Annotated[
     str, typer.Argument(metavar="QUEUE", help="Name of the queue: TOPIC or TOPIC/LITE.")
 ]
+PartitionNumber = Annotated[
+    int, typer.Argument(metavar="PARTITION", min=0, help="Number of the partition.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Limit = Annotated[int, typer.Option(min=0, help="Maximum number; 0 for all.")]
 StorageAddress = Annotated[

@@ -124,7 +124,7 @@ def check_lmq_name(value: Any, field: str = "lmq_name") -> str:
 def check_lmq_names(value: Any) -> list[str]:
     """The names of one or more queues, in a list or any other iterable."""
     if isinstance(value, str):
-        raise InvalidArgument("name the queues in a list", field="lmq_names")
+        raise InvalidArgument("lmq_names must be a list of names, not a str", field="lmq_names")
     most = limits.SUBSCRIPTIONS_PER_SESSION_MAX
     names = list(islice(check_iterable("lmq_names", value), most + 1))
     if not names:

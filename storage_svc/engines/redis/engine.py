@@ -2,8 +2,8 @@
 
 `layout.py` has the keys and their cost, `scripts.py` what runs on the server, `address.py` and
 `server.py` the way to it. This module owns the promises: a commit is applied on top of the mark
-that this node has seen last, or not at all; an answer that is lost is asked for again; and a commit
-returns once the server is as durable as the settings say.
+that this node has seen last, or not at all; a request whose answer was lost is sent again; and
+a commit returns once the server is as durable as the settings demand.
 
 *Large commits.* The server does nothing else while it runs a script. A commit that would hold it
 for long is staged piece by piece, sealed, which is when it counts, and applied piece by piece. A

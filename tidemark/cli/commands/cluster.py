@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidemark.cli.command import Call, Refused, command
-from tidemark.cli.options import Yes, confirm
+from tidemark.cli.options import PartitionNumber, Yes, confirm
 
 if TYPE_CHECKING:
     from tidemark.client.admin.values import Cluster, Member, Partition
@@ -119,7 +119,7 @@ def _holder(described: "Cluster", partition: "Partition") -> str:
 @command()
 async def move(
     call: Call,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
+    partition: PartitionNumber,
     member: Annotated[
         str, typer.Argument(metavar="MEMBER", help="Id or address of a broker or storage node.")
     ],
@@ -165,7 +165,7 @@ async def drain(
 @command()
 async def confirm_loss(
     call: Call,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
+    partition: PartitionNumber,
     yes: Yes = False,
 ) -> None:
     """Let a partition that has lost commits (DATA_LOST) serve the rest of its data.

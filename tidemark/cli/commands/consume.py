@@ -56,9 +56,9 @@ async def consume(
 ) -> None:
     """Print messages of a queue, one per line; with --json, with all their fields.
 
-    Without --follow it ends when the queue is empty. Without --ack it only looks: it shows what the
-    group has not settled, by offset, and changes nothing. With --json, fields that only a delivery
-    has are null then.
+    Without --follow it ends when the queue is empty. Without --ack it only looks: it shows
+    messages that the group has not settled, by offset, and changes nothing. With --json, it prints
+    null for fields that only a delivery has.
     """
     import secrets
 

@@ -46,7 +46,7 @@ async def reset(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Continue with what was published since: 2h (ago), or 2026-01-31T12:00:00Z.",
+            help="Continue with messages published since: 2h (ago), or 2026-01-31T12:00:00Z.",
         ),
     ] = None,
     yes: Yes = False,

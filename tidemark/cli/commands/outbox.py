@@ -23,11 +23,11 @@ app = typer.Typer(
 async def list_(
     call: Call,
     destination: Annotated[
-        str, typer.Argument(metavar="[QUEUE]", help="Only what goes to this queue.")
+        str, typer.Argument(metavar="[QUEUE]", help="Only entries for this queue.")
     ] = "",
     limit: Limit = 0,
 ) -> None:
-    """List what waits in the outboxes of all partitions; with --json, one line each."""
+    """List entries that wait in the outboxes of all partitions; with --json, one line each."""
     from tidemark.cli.display.layout import Column
     from tidemark.clock import SystemClock
 
@@ -63,11 +63,11 @@ async def drop(
     call: Call,
     destination: Annotated[str, typer.Argument(metavar="QUEUE", help="Where the messages go.")],
     entry: Annotated[
-        str, typer.Option(metavar="ENTRY", help="Only this one: PARTITION:SEQUENCE, as listed.")
+        str, typer.Option(metavar="ENTRY", help="Only this entry: PARTITION:SEQUENCE, as listed.")
     ] = "",
     yes: Yes = False,
 ) -> None:
-    """Drop what waits for a queue, for good."""
+    """Drop entries that wait for a queue, for good."""
     partition, separator, sequence = entry.partition(":")
     if entry and not (separator and partition.isdecimal() and sequence.isdecimal()):
         raise typer.BadParameter(f"{entry!r} is not PARTITION:SEQUENCE")

@@ -6,7 +6,7 @@ import typer
 
 from tidemark.cli.command import Call, command
 from tidemark.cli.display import units
-from tidemark.cli.options import LifecycleAddress, Yes, confirm
+from tidemark.cli.options import LifecycleAddress, PartitionNumber, Yes, confirm
 
 if TYPE_CHECKING:
     import grpc
@@ -100,7 +100,7 @@ async def partitions(
 @command()
 async def confirm_time(
     call: Call,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, help="Its number.")],
+    partition: PartitionNumber,
     to_wall_clock: Annotated[
         bool,
         typer.Option(

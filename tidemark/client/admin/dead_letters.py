@@ -26,7 +26,7 @@ Progress = Callable[[int], None]
 
 
 class DeadLetterCalls(Calls):
-    """Dead letters of a dead-letter topic, and what waits in outboxes for its destination.
+    """Dead letters of a dead-letter topic, and entries that wait in outboxes.
 
     `reason`, `source_lmq_name`, `after_time_ms` and `before_time_ms` choose dead letters: every
     condition that is given must hold.
@@ -162,9 +162,9 @@ class DeadLetterCalls(Calls):
         sequence: int = 0,
         on_progress: Progress | None = None,
     ) -> int:
-        """Drop what waits for a destination, or one entry of a partition; returns the messages.
+        """Drop entries for a destination, or one of a partition; returns how many messages.
 
-        What is on its way at that moment may still arrive.
+        An entry that is on its way at that moment may still arrive.
         """
         request = topic_pb2.DropOutboxRequest(
             destination_lmq_name=check_lmq_name(destination_lmq_name, "destination_lmq_name"),

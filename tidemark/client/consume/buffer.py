@@ -157,7 +157,7 @@ class Buffer:
         return removed
 
     def remove_last(self, messages: int) -> list[tuple[DeliveryBatch, int]]:
-        """Take so many messages out, the last first; returns each batch and the first of them.
+        """Take messages out, the last first; returns each batch and the first one taken of it.
 
         Those of exclusive queues stay: no other consumer may have them, and their order is kept.
         """

@@ -59,7 +59,7 @@ class _Columns(NamedTuple):
 
 
 class PlainDelivery(_Columns):
-    """A delivery that came in columns. What it lacks of a `Delivery` is the same for all."""
+    """A delivery that came in columns. The other fields of a `Delivery` are the same for all."""
 
     __slots__ = ()
 
