@@ -1,4 +1,4 @@
-"""The image, the chart and the package agree with each other, as far as their texts can tell."""
+"""The image, the chart and the package agree with each other, as far as their texts show."""
 
 import re
 import tomllib

@@ -42,7 +42,7 @@ QUEUES = [f"jobs/{number}" for number in range(2 * PARTITIONS)]
 RUNS_PER_ROUND = 12
 RUN_MESSAGES_MAX = 5
 VISIBILITY_MS = 500
-"""Of deliveries whose consumer hears nothing of them, or that die with their broker."""
+"""Of deliveries that never reach their consumer, or that die with their broker."""
 
 ROUND_MS = 120_000
 

@@ -297,7 +297,7 @@ async def test_the_other_replica_takes_over_within_the_lease(
 async def test_a_replica_that_gets_a_partition_back_looks_at_what_it_missed(
     cluster: LocalCluster, client: Client, replica: ServiceProcess
 ) -> None:
-    """L7: what was added while the other swept was told to the other alone."""
+    """L7: work that was added while the other replica swept was announced to that one only."""
     first = cluster.pid("lifecycle")
     await client.create_topic("jobs")
     os.kill(first, signal.SIGSTOP)

@@ -83,7 +83,7 @@ def named(spans: list[ReceivedSpan], part: Part) -> list[ReceivedSpan]:
 
 
 def check_conventions(receiver: OtlpReceiver) -> None:
-    """What every span of messages says, and what none does."""
+    """The attributes of every span of messages, and those that none has."""
     steps = [span for span in receiver.spans if "messaging.operation.name" in span.attributes]
     assert steps
     for span in steps:

@@ -1,4 +1,4 @@
-"""`tidemark up` from the outside: what it says, what it leaves behind, how it ends (S5, S6)."""
+"""`tidemark up` from the outside: its output, the files it leaves, how it ends (S5, S6)."""
 
 import asyncio
 import os

@@ -52,7 +52,7 @@ async def traced(receiver: OtlpReceiver, start_cluster: StartCluster) -> AsyncIt
 
 
 async def once_available(call: Callable[[], Awaitable[T]]) -> T:
-    """The answer of a call that may be repeated, repeated as its errors say that it may be."""
+    """The answer of a call that may be repeated, repeated as its errors allow."""
 
     async def repeat() -> T:
         while True:

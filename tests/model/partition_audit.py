@@ -1,7 +1,7 @@
 """Compares a partition with its model: what is in memory, what is on disk, and what is counted.
 
 A queue is looked at twice: as its handle has it, and as it would be recovered from the engine now.
-Both must say what the model says, so that a wrong row is found in the step that wrote it and not
+Both must agree with the model, so that a wrong row is found in the step that wrote it and not
 when the partition is reopened.
 """
 
@@ -375,7 +375,7 @@ async def _compare_ages(
 
 
 async def _compare_records(partition: Partition, model: PartitionModel) -> None:
-    """Outbox, history and consumption say what left, each message once."""
+    """Outbox, history and consumption records count each message that left once."""
     engine = partition.state.engine
     entries = await engine.scan(Table.OUTBOX, b"", None, limit=_EVERYTHING)
     stored = await engine.scan(Table.OUTBOX_BODIES, b"", None, limit=_EVERYTHING)

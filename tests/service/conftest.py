@@ -29,7 +29,7 @@ async def exchange(storage: RunningStorage) -> AsyncIterator[ExchangeClient]:
 
 @pytest.fixture
 def faulty_disks(monkeypatch: pytest.MonkeyPatch) -> list[FaultyEngines]:
-    """The disks of every storage started from now on: they can be told to wait or to fail."""
+    """The disks of every storage started from now on: they wait or fail on demand."""
     if ENGINE:
         pytest.skip("a test of RocksDB: its disk is made to fail")
     disks: list[FaultyEngines] = []

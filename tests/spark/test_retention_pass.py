@@ -284,7 +284,7 @@ async def test_messages_that_wait_too_long_are_evicted_or_dead_lettered(
     eviction: RunPass,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """R5, R8: as the topic says; what is settled or held is left alone."""
+    """R5, R8: by the topic's action; settled and reserved messages stay."""
     await storage.create_topic("slow", max_wait_time_seconds=5)
     await storage.create_topic("dead")
     await storage.create_topic(

@@ -84,7 +84,7 @@ async def until_log_says(process: ServiceProcess, text: str) -> str:
 
 
 def commands(process: ServiceProcess, storage: RunningStorage) -> list[Finished]:
-    """What `tidemark retention` says of a scheduler."""
+    """The output of `tidemark retention` about a scheduler."""
     cli = Cli(
         {
             "TIDEMARK_JOBS_ADDRESS": process.address,

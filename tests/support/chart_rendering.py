@@ -1,6 +1,6 @@
 """Renders the chart with the real `helm`, and finds things in what comes out.
 
-It only runs helm and reads YAML; what should be in there is said by the tests.
+It only runs helm and reads YAML; the tests state what should be in there.
 """
 
 import json

@@ -45,7 +45,7 @@ class Client(Protocol):
         """One sync; a result per entry."""
 
     async def report(self, held: Mapping[str, int]) -> list[UnsubscribeNotice]:
-        """A heartbeat with what the client believes to hold; returns what it is told."""
+        """A heartbeat with the queues that the client believes it owns; returns the notices."""
 
     async def receive(self, messages: int = 1) -> list[Delivery]:
         """That many messages, waiting for them."""
@@ -105,7 +105,7 @@ class SessionClient:
         return self.session.unsubscribed
 
     async def round_trip(self) -> None:
-        """Everything that the broker had to say before is here afterwards."""
+        """Afterwards, everything that the broker sent before has arrived."""
         await self.sync(REMOVE, SubscriptionEntry(lmq_name="shared/never-subscribed"))
 
 

@@ -20,7 +20,7 @@ def gate_of(broker: ExclusiveBroker, way: str) -> Gate:
 
 
 WAYS = pytest.mark.parametrize("way", ["requests", "answers"])
-"""Whether storage hears of it late, or the broker hears late what storage has done."""
+"""Whether the request reaches storage late, or the answer reaches the broker late."""
 
 
 async def until_transferring(broker: ExclusiveBroker, client_id: str) -> None:

@@ -1,7 +1,7 @@
 """A cluster as tests of its lifecycle see it: through its broker, and beside it where none is left.
 
 Publishes, takes, settles and looks, one call at a time; waits for what must come. It adds no
-meaning of its own and never repeats a call that changes something, unless its name says so.
+meaning of its own and never repeats a call that changes something, unless its name shows it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence

@@ -208,7 +208,7 @@ async def local_broker(
 
 
 def run_of(lmq_name: str, *payloads: bytes, **fields: Any) -> PublishRun:
-    """A run with a count that is right, unless `fields` say otherwise."""
+    """A run with a count that is right, unless `fields` change it."""
     return PublishRun(
         **{
             "lmq_name": lmq_name,
@@ -237,7 +237,7 @@ async def take(consumer: Consumer, messages: int) -> list[Delivery]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until it is so; for what no event tells."""
+    """Repeat a check until it holds; for conditions that no event signals."""
 
     async def ask() -> None:
         while not await condition():

@@ -9,7 +9,7 @@ _CHUNK: Final = 1 << 20
 
 
 class LossyWire:
-    """Passes everything on, except for what one request was told to suffer."""
+    """Passes everything on, except where a test sets a fault for one request."""
 
     def __init__(self, port: int) -> None:
         self.url = ""

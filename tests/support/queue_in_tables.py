@@ -33,7 +33,7 @@ class GroupRow:
 
 
 class Tables:
-    """A journal that applies what it is told to tables in memory. `commit` ends a commit."""
+    """A journal that applies changes to tables in memory. `commit` ends a commit."""
 
     def __init__(self) -> None:
         self.record: QueueRecord | None = None

@@ -1,6 +1,6 @@
 """Storage, broker and lifecycle in the process of the test, over real gRPC and a real RocksDB.
 
-All three share a manual clock, so that nothing is due before the test says so. What happens over
+All three share a manual clock, so that nothing is due before the test moves it. What happens over
 gRPC is waited for by asking the sweepers how they are.
 """
 

@@ -97,7 +97,7 @@ class Client:
     # --- what it does --------------------------------------------------------------------------
 
     async def subscribe(self, queue: str) -> bool:
-        """Take a queue; whether it was told that it has."""
+        """Take a queue; returns whether the broker confirmed it."""
         self._history.add(Disturbed(self.now_ms, ASKS, self.name, queue))
         began = self._history.now
         entries = [SubscriptionEntry(lmq_name=queue)]
@@ -150,7 +150,7 @@ class Client:
                     outcome,
                 )
             )
-        # What was accepted is sometimes said again, as clients do that have not heard the answer.
+        # An accepted settlement is sometimes repeated, as by clients that have not got the answer.
         if outcome is Outcome.ACCEPTED and (whole or self._chance.random() < 0.9):
             held.first = max(held.first, last)
         if (held.first == delivery.count or outcome is Outcome.REFUSED) and held in self.held:

@@ -1,4 +1,4 @@
-"""A recorded history of exclusive queues: what clients asked, what they were told, what broke.
+"""A recorded history of exclusive queues: requests of clients, their answers, and faults.
 
 Values only. The position of an event in the history is when it was known; `began` is the position
 at which it was asked for. So an event at position 7 was over before anything with `began` 8 was
@@ -36,7 +36,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A client was told that it owns a queue, under which epoch."""
+    """A client got the answer that it owns a queue, and under which epoch."""
 
     at_ms: int
     began: int

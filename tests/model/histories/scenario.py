@@ -36,7 +36,7 @@ class FaultyCluster(Cluster, Protocol):
     """A cluster that can be hurt, and healed."""
 
     async def hurt(self, chance: random.Random, disturbed: Disturb) -> None:
-        """Break something, and mend it after a while; both are told."""
+        """Break something, and mend it after a while; both are recorded."""
 
     async def ready(self) -> None:
         """Return once everything is mended."""
@@ -186,7 +186,7 @@ class _Scenario:
         await self._chance.choice(self._clients).heartbeat()
 
     async def _leave(self) -> None:
-        """Some come back at once, and say what they believed before."""
+        """Some come back at once, and report the queues that they held before."""
         client = self._chance.choice(self._sessions)
         await client.leave()
         if self._chance.random() < 0.7:
@@ -216,6 +216,6 @@ class _Scenario:
 
 
 async def _whatever_comes(act: Awaitable[Any]) -> Any:
-    """A client that is refused, or hears nothing, goes on."""
+    """A client that is refused, or gets no answer, goes on."""
     with suppress(TidemarkError):
         return await act

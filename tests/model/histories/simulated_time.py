@@ -25,7 +25,7 @@ class Stuck(AssertionError):
 
 
 class SimulatedClock(ManualClock):
-    """Moves by itself, when the loop says that there is nothing else to do."""
+    """Moves by itself, when the loop has nothing else to do."""
 
     def jump(self) -> bool:
         """Wake the next sleeper at its time; False if none sleeps."""
@@ -102,7 +102,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 class _Impatient(selectors.SelectSelector):
-    """Never waits: says that the loop is idle instead."""
+    """Never waits: reports that the loop is idle instead."""
 
     def __init__(self, idle: Callable[[], None]) -> None:
         super().__init__()

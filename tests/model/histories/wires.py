@@ -125,7 +125,7 @@ class Call:
     # --- the wire and the server ---------------------------------------------------------------
 
     def fail(self, error: TidemarkError) -> None:
-        """Both sides hear that it is over."""
+        """Both sides are notified that it has ended."""
         self.requests.fail(Unavailable("the client is gone"))
         self.answers.fail(error)
         self._end()

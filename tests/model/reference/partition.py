@@ -1,4 +1,4 @@
-"""A partition, as simple as it can be told: what every operation must answer and change.
+"""A partition in its simplest form: the answer and the change of every operation.
 
 `perform` carries an operation out on the model and compares the real answer with its own. Where an
 answer was lost with a failed commit the model goes by itself. Where storage is free to
@@ -94,7 +94,7 @@ class PartitionModel(ModelState):
         """Carry an operation out and check its answer.
 
         Where the answer was lost there is None, but for a hand-out: that is read back from storage,
-        which does not tell a refused one from an empty one.
+        which does not distinguish a refused one from an empty one.
         """
         self.lost = lost
         try:

@@ -1,4 +1,4 @@
-"""One queue, as simple as it can be told: for each group, one record per message.
+"""One queue in its simplest form: for each group, one record per message.
 
 The model knows no runs to slice, no lanes, no marks and no indexes: only where every message is in
 every group. It is the measure for the real thing, so it is written to be obvious, not fast.

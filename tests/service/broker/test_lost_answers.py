@@ -54,7 +54,7 @@ async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
 
 
 async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
-    """The same services over disks that can be told to fail."""
+    """The same services over disks that fail on demand."""
     disks: list[FaultyEngines] = []
 
     def wrap(engines: Engines) -> Engines:

@@ -99,7 +99,7 @@ async def test_a_lite_queue_of_a_partition_that_is_away_can_not_be_used(half_dow
 
 @pytest.fixture
 async def half_silent(start_gated: StartGated) -> AsyncIterator[Gated]:
-    """The plain queue spans two partitions: 0 has a message of it, and 1 hears nothing."""
+    """The plain queue spans two partitions: 0 has a message of it, and 1 has none."""
     local, gates = await start_gated(2, topic={"partitions": 2})
     await until_share(await local.session("watcher"), 0, 1)
     await local.publish(run_of(PLAIN, b"1", partition=0))

@@ -84,7 +84,7 @@ async def test_a_broker_without_storage_is_not_ready_until_its_links_are_up_agai
 
 
 async def test_a_link_that_is_down_is_shown_beside_a_partition_that_serves(gated: Gated) -> None:
-    """S8: storage says that the partition serves, and the broker cannot use it."""
+    """S8: storage reports that the partition serves, and the broker cannot use it."""
     local, gates = gated
     await until_links(local, *[UP] * local.partitions)
     gates.links[0].requests.close()

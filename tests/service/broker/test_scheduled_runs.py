@@ -70,7 +70,7 @@ async def test_a_run_that_was_promoted_or_is_unknown_cannot_be_cancelled(
 async def test_a_scheduled_run_reaches_those_who_subscribed_before_their_topic_was_created_again(
     start: StartBroker, clock: ManualClock
 ) -> None:
-    """Nothing but its promotion tells them that there is something."""
+    """Only its promotion wakes them."""
     local = await start(clock)
     session = await local.session()
     consumer = session.open_consumer(credit=1)

@@ -138,7 +138,7 @@ async def test_every_waiting_call_fails_when_the_session_ends(local: LocalBroker
 
 
 async def test_a_client_that_never_reads_is_not_read_from_for_ever(local: LocalBroker) -> None:
-    """S3: what it is told waits in the broker, so there is an end to it."""
+    """S3: its unread results wait in the broker, so they are bounded."""
     call = BrokerServiceStub(await local.channel()).Session()
     await call.write(broker_pb2.SessionRequest(hello=broker_pb2.Hello(client_id="deaf")))
     frame = broker_pb2.SessionRequest()

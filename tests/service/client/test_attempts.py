@@ -257,7 +257,7 @@ async def test_a_handler_may_take_many_times_the_visibility_timeout(
 async def test_a_message_in_hand_goes_back_as_a_failed_attempt_after_its_lease(
     client: tidemark.Client, connect: Connect, clock: ManualClock
 ) -> None:
-    """K1: `max_lease_ms`; the handler that comes back to it is told."""
+    """K1: `max_lease_ms`; the handler that settles it later gets an error."""
     slow = await connect("slow", clock=clock)
     await publish(client, QUEUE, b"1")
 

@@ -51,7 +51,7 @@ async def test_subscriptions_of_many_groups_are_confirmed_at_once(local: LocalBr
 
 
 async def test_heartbeats_that_could_not_be_sent_in_time_do_not_add_up(local: LocalBroker) -> None:
-    """The newest says all that the earlier ones said (S3)."""
+    """The newest report includes the earlier ones (S3)."""
     await local.create_topic()
     session = await local.session()
     held = broker_pb2.HeldSubscriptions(group="default")

@@ -247,7 +247,7 @@ async def passing(clock: ManualClock, publish: "asyncio.Task[object]") -> None:
 async def test_a_publisher_waits_while_too_much_is_under_way(
     local: LocalBroker, client: tidemark.Client, connect: Connect
 ) -> None:
-    """Bounded buffering: what waits outside is told so after the same time."""
+    """Bounded buffering: calls that wait for room fail after the same time."""
     small = await connect("small", buffer_bytes_max=1_000, publish_timeout_ms=300)
     publisher = await small.publisher(QUEUE)
     await local.stop_broker()

@@ -1,4 +1,4 @@
-"""Two processes under one client id: the SDK tells the one that was replaced, and lets go (E7)."""
+"""Two processes under one client id: the SDK notifies the replaced one and drops the queue (E7)."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A client that lost its queue is told so, is refused, and spends no credit (E2, E3, E5)."""
+"""A client that lost its queue is notified, is refused, and spends no credit (E2, E3, E5)."""
 
 import asyncio
 

@@ -158,7 +158,7 @@ async def test_a_second_subscriber_waits_for_the_takeover_of_the_first(
 async def test_a_stale_resync_after_a_reconnect_registers_no_client(
     broker: ExclusiveBroker,
 ) -> None:
-    """E7: hole 3. The markers went with the connection; the epoch says the same."""
+    """E7: hole 3. The markers went with the connection; the epoch rejects it as well."""
     ada, bob = await broker.session_client("ada"), await broker.session_client("bob")
     stale = await subscribe(ada, QUEUE)
     epoch = await subscribe(bob, QUEUE)
@@ -241,7 +241,7 @@ async def test_a_new_message_wakes_the_owner_and_not_who_was_evicted(
 async def test_a_wake_up_in_the_middle_of_a_takeover_is_not_lost(
     start: Start, clock: ManualClock
 ) -> None:
-    """E9: hole 5. The broker hears of the message before it hears who owns."""
+    """E9: hole 5. The broker learns of the message before it learns the owner."""
     broker = await start(clock)
     ada, bob = broker.unary_client("ada"), await broker.session_client("bob")
     await subscribe(ada, QUEUE)

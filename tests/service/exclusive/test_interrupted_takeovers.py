@@ -1,4 +1,4 @@
-"""Takeovers that are interrupted: storage is read, and says who owns (E9, E10)."""
+"""Takeovers that are interrupted: the owner is read from storage (E9, E10)."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ from tidemark.errors import CommitOutcomeUnknown, Unavailable
 
 
 async def test_a_takeover_that_never_arrived_leaves_the_owner(broker: ExclusiveBroker) -> None:
-    """E9: storage was read, and says so."""
+    """E9: the owner was read from storage."""
     ada, bob = await broker.session_client("ada"), broker.unary_client("bob")
     epoch = await subscribe(ada, QUEUE)
 

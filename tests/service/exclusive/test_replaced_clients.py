@@ -1,4 +1,4 @@
-"""Several processes under one client id: the last to subscribe owns, the others are told (E7)."""
+"""Several processes under one client id: the last to subscribe owns, others are notified (E7)."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def incarnation(broker: ExclusiveBroker, kind: str) -> Client:
 async def test_a_session_is_told_that_another_of_its_client_id_has_replaced_it(
     broker: ExclusiveBroker, kind: str
 ) -> None:
-    """E1, E7: by the epoch that fences it; the other one is told nothing, and gets everything."""
+    """E1, E7: by the epoch that fences it; the other one gets no notice, and all messages."""
     first = await broker.session_client("ada")
     held = {QUEUE: await subscribe(first, QUEUE)}
     second = await incarnation(broker, kind)
@@ -64,7 +64,7 @@ async def test_a_replaced_client_is_not_marked_as_evicted(broker: ExclusiveBroke
 async def test_a_replaced_client_that_goes_on_reporting_is_told_again_every_time(
     broker: ExclusiveBroker, kind: str
 ) -> None:
-    """E5: also one that cannot be told by itself."""
+    """E5: also one that cannot be notified by itself."""
     first = await incarnation(broker, kind)
     held = {QUEUE: await subscribe(first, QUEUE)}
     second = await broker.session_client("ada")
@@ -82,7 +82,7 @@ async def test_a_replaced_client_that_goes_on_reporting_is_told_again_every_time
 async def test_a_replaced_client_that_reconnects_does_not_steal_the_queue_back(
     broker: ExclusiveBroker, restarted: bool
 ) -> None:
-    """E7, E8, E10: its link broke before it was told; its resync has an epoch that is over."""
+    """E7, E8, E10: its link broke before the notice; its resync has an old epoch."""
     first, second = await broker.session_client("ada"), await broker.session_client("ada")
     stale = await subscribe(first, QUEUE)
     epoch = await subscribe(second, QUEUE)
@@ -145,7 +145,7 @@ async def test_a_process_that_is_started_again_takes_over_from_its_dead_session(
 
 
 async def test_a_reconnect_that_confirms_replaces_no_client(broker: ExclusiveBroker) -> None:
-    """E7: the same epoch is the same process; its old connection is told nothing."""
+    """E7: the same epoch is the same process; its old connection gets no notice."""
     first = await broker.session_client("ada")
     epoch = await subscribe(first, QUEUE)
     second = await broker.session_client("ada")
@@ -194,7 +194,7 @@ async def test_a_replacement_whose_answer_was_lost_is_told_once_storage_was_read
 async def test_many_processes_under_one_client_id_that_race_end_with_one_owner(
     broker: ExclusiveBroker,
 ) -> None:
-    """E10: each has an epoch of its own, and all but the last are told."""
+    """E10: each has an epoch of its own, and all but the last are notified."""
     racing = [await broker.session_client("ada") for _ in range(6)]
     broker.link.requests.close()
     subscribing = [asyncio.create_task(subscribe(each, QUEUE)) for each in racing]

@@ -151,7 +151,7 @@ async def test_every_entry_of_a_sync_has_its_own_result(client: NewClient) -> No
 async def test_a_unary_client_that_waits_for_its_subscription_is_not_silent(
     start: Start, clock: ManualClock
 ) -> None:
-    """E4: what it is told to own it can pull, however long storage has taken."""
+    """E4: it can pull from a queue that it was confirmed to own, however long storage took."""
     broker = await start(clock, client_timeout_ms=5_000)
     ada = broker.unary_client("ada")
     await subscribe(ada, OTHER_QUEUE)

@@ -62,7 +62,7 @@ async def test_a_topic_deleted_while_its_queue_is_loaded_fails_all_who_wait(
 async def test_a_lease_in_a_partition_that_has_not_heard_of_the_topic_brings_it_there(
     broker: IdleBroker, gates: GatedStorage
 ) -> None:
-    """I2: the broker that created the topic died before it could tell all partitions."""
+    """I2: the broker that created the topic died before it reached all partitions."""
     topic = topic_pb2.Topic(name="late")
     async with open_channel(gates.address) as channel:
         put = storage_pb2.PutTopicRequest(topic=topic, create=True)

@@ -178,7 +178,7 @@ async def test_a_waiting_consumer_gets_what_is_published(broker: IdleBroker) -> 
 async def test_a_consumer_that_waits_over_a_restart_of_storage_keeps_its_queue_loaded(
     broker: IdleBroker, stored: RestartableStorage, storage_clock: ManualClock
 ) -> None:
-    """I4, I9: storage must hear again that a broker tracks the queue, or it unloads it."""
+    """I4, I9: the broker reports again that it tracks the queue, or storage unloads it."""
     consumer = await broker.waiting_consumer()
     await stored.stop()
     for partition in broker.components.links:
@@ -269,7 +269,7 @@ async def test_a_lease_on_a_queue_of_a_topic_that_was_created_again_loads_it_aga
 async def test_a_lease_on_a_queue_that_was_deleted_in_one_partition_only_loads_it_again(
     broker: IdleBroker, gates: GatedStorage
 ) -> None:
-    """I2: the other could not be reached, and the caller was told so."""
+    """I2: the other could not be reached, and the caller got that error."""
     await broker.create_topic("wide", partitions=2)
     await broker.publish_and_leave(b"a", "wide")
     await gates.links[1].break_now()

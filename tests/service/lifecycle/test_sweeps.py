@@ -55,7 +55,7 @@ async def with_dead_letters(swept: SweptBroker, **settings: Any) -> None:
 async def test_a_scheduled_message_arrives_at_its_time_and_not_before(
     swept: SweptBroker, clock: ManualClock
 ) -> None:
-    """L5, L7: storage tells lifecycle, which sweeps exactly then."""
+    """L5, L7: storage wakes lifecycle, which sweeps exactly then."""
     await swept.publish(run_of(QUEUE, b"later", delay_ms=30_000))
     await swept.lifecycle.expects(30_000)
 
@@ -140,7 +140,7 @@ async def test_a_message_past_its_time_to_live_is_dead_lettered(
 async def test_without_a_dead_letter_topic_it_is_deleted_and_told(
     start: StartSwept, clock: ManualClock
 ) -> None:
-    """L6, R6: a history row says what left."""
+    """L6, R6: a history row counts the messages."""
     swept = await start()
     await swept.create_topic(TOPIC, max_attempts=1)
 

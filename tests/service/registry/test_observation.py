@@ -15,7 +15,7 @@ ENDS_A_HANG_S = 60
 async def test_a_suspected_member_is_gone_without_another_beat(
     cluster: Members, clock: ManualClock
 ) -> None:
-    """S9: a broker whose exchange broke; a stranger at another address is nobody's member."""
+    """S9: a broker whose exchange broke; a process at another address is not a member."""
     registry = cluster.registry()
     await registry.beat(A, 0)
     await registry.beat(B, 0)

@@ -13,7 +13,7 @@ from tidemark.errors import RegistryUnavailable
 from tidemark.registry.redis_registry import COMMIT_MAX, RedisRegistry
 
 EPOCH = 2**60
-"""A double does not tell its neighbours apart."""
+"""A double cannot hold both neighbours."""
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ LONG_GRACE_MS = 1_000_000  # longer than any test may take: it must not be waite
 
 
 class Gate:
-    """A handler that says when it has started and answers when it is let go."""
+    """A handler that signals its start and answers when it is released."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

@@ -168,7 +168,7 @@ async def test_a_purge_deletes_what_no_reservation_holds_and_writes_one_row_of_h
 async def test_a_purge_deletes_what_is_scheduled_too(
     storage: RunningStorage, exchange: ExchangeClient
 ) -> None:
-    """It is one of the messages that a queue says it has."""
+    """It counts among the messages of its queue."""
     later = append("jobs", b"2", b"3", delay_ms=1000)
     await exchange.ask_all(append("jobs", b"1"), later)
     purge = operation(purge=Purge(lmq_name="jobs"))

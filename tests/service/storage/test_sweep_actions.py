@@ -128,7 +128,7 @@ async def test_a_scheduled_run_becomes_ready_once_and_never_early(
 async def test_a_planned_action_before_its_time_is_stale(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:
-    """L5, L8: whatever the clock of the planner says."""
+    """L5, L8: whatever the clock of the planner shows."""
     scheduled = await exchange.ask(append("jobs", b"later", delay_ms=500))
     action = Action()
     action.promote_scheduled.schedule_id = scheduled.schedule_id

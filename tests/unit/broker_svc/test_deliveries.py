@@ -50,7 +50,7 @@ def test_a_tag_stands_for_its_delivery_until_that_is_dropped(
 def test_a_tag_whose_reservation_ran_out_is_refused_with_queue_and_offset_every_time(
     queue: TrackedQueue, directory: DeliveryDirectory
 ) -> None:
-    """V6: messages of it may be settled one by one, and each is told."""
+    """V6: messages of it may be settled one by one, and each is reported."""
     deliveries = Deliveries(directory)
     delivery = held(queue, 7)
     delivery.first_offset = 30

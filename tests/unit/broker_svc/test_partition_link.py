@@ -38,7 +38,7 @@ class Offers:
     def __init__(self) -> None:
         self.link_ups = 0
         self.told: list[object] = []
-        """Results and expired reservations, in the order in which they were told."""
+        """Results and expired reservations, in the order in which they were reported."""
 
     def link_up(self, partition: int) -> None:
         self.link_ups += 1

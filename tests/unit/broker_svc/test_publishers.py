@@ -178,7 +178,7 @@ async def test_a_publisher_is_destroyed_by_its_id_wherever_it_is_cached(made: Ma
 
 
 async def test_a_publisher_is_destroyed_once(made: Made) -> None:
-    """I8: the second call says that there is none, and drops no other lease."""
+    """I8: the second call fails with PUBLISHER_NOT_FOUND, and drops no other lease."""
     publisher = made.publisher("t/a")
     made.registry.destroy(publisher.publisher_id)
     successor = made.publisher("t/a")

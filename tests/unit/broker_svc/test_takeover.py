@@ -120,7 +120,7 @@ def test_states_are_values_that_no_event_changes(state: str) -> None:
 
 
 def test_no_client_owns_during_a_transfer_whose_outcome_is_unknown() -> None:
-    """E9: a claim whose answer was lost ends only by what storage says."""
+    """E9: a claim whose answer was lost ends only with an answer of storage."""
     unknown = takeover.outcome_unknown(takeover.transfer_began(OWNED, "bob"))
 
     with pytest.raises(IllegalEvent):

@@ -10,7 +10,7 @@ from tidemark.api.storage.v1 import action_pb2, retention_pb2, storage_pb2
 
 READS = {"DescribeStorage", "ScanPartition"}
 SAYS = {"LeaseSweep", "ReportSweep"}
-"""What it tells storage about itself; neither touches the engine."""
+"""Its calls to storage about itself; neither touches the engine."""
 ASKS = {"DelegateActions"}
 
 

@@ -1,4 +1,4 @@
-"""Wake-ups: lifecycle is told exactly what it would look at too late (L7)."""
+"""Wake-ups: lifecycle is notified exactly of work that its next sweep would find late (L7)."""
 
 from storage_svc.engines.engine import Table
 from storage_svc.lifecycle.wakeups import WakeUps

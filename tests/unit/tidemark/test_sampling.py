@@ -32,7 +32,7 @@ def test_nothing_is_left_after_a_clear() -> None:
 
 
 class Storage:
-    """Keeps what it is given, unless it is told to be away."""
+    """Keeps what it is given, unless the test makes it unavailable."""
 
     def __init__(self) -> None:
         self.rows: list[Sequence[Aggregate]] = []

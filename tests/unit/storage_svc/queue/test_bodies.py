@@ -32,7 +32,7 @@ def test_a_cut_holds_the_messages_of_its_indexes(texts: list[str], data: st.Data
 
 
 def test_labels_are_added_to_the_headers_of_each_message_with_its_own_offset() -> None:
-    """L6: the copy of a dead-lettered message keeps its headers and tells where it came from."""
+    """L6: the copy of a dead-lettered message keeps its headers and names its origin."""
     labelled = bodies.label(batch("a", "b"), {"reason": "expired"}, 40, "offset")
 
     assert read(labelled) == ["a", "b"]

@@ -133,7 +133,7 @@ def test_a_message_whose_time_to_live_has_passed_is_not_handed_out() -> None:
 
 
 def test_a_short_hand_out_is_told_once_when_there_is_more() -> None:
-    """V2: waiting consumers hear of it, once."""
+    """V2: waiting consumers are notified once."""
     queue = Queue()
     group = queue.add_group()
     queue.append(1)

@@ -1,4 +1,4 @@
-"""Each message of a reservation ends once, in one way, and a repeat is told from a change."""
+"""Each message of a reservation ends once, in one way, and a repeat differs from a change."""
 
 import pytest
 from hypothesis import given

@@ -47,7 +47,7 @@ def test_an_extension_moves_the_deadline_of_a_live_reservation_only() -> None:
 def test_a_bounded_number_of_settled_reservations_is_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """V6: long after, a repeat is told that there is no such reservation."""
+    """V6: long after, a repeat fails with RESERVATION_NOT_FOUND."""
     monkeypatch.setattr(settled, "SETTLED_SHARED_MAX", 0)
     queue = Queue()
     queue.add_group()

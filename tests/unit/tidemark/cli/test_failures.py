@@ -1,4 +1,4 @@
-"""Exit codes and the one line that says what went wrong (S3)."""
+"""Exit codes and the one line that describes the failure (S3)."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_every_error_is_one_line_with_its_reason_and_what_to_do(error: type[Tide
 
 
 def test_an_address_without_a_listener_is_named() -> None:
-    """A broker that answers, and has no storage itself, says the same of another address."""
+    """A broker that answers, and has no storage itself, reports the same of another address."""
     detail = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7400: "
         "Failed to connect to remote host: connect: Connection refused (111)"
