@@ -252,20 +252,22 @@ def _steps(changes: dict[Table, dict[bytes, bytes | None]]) -> list[bytes]:
         puts = [(key, value) for key, value in rows.items() if value is not None]
         if kind is Kind.PACKED:
             # A row is found by its key, whatever its value: remove before adding.
-            _add_step(steps, b"unpack", name, list(rows))
+            _add_step(steps, b"unpack", name, list(rows), b"k" if puts else b"")
             _add_step(steps, b"zadd", name, [packed(key, value) for key, value in puts])
             continue
         if table in _SQUEEZED:
             puts = [(key, squeezed(value)) for key, value in puts]
-        _add_step(steps, b"hdel", name, gone)
         _add_step(steps, b"hset", name, [part for row in puts for part in row])
+        _add_step(steps, b"hdel", name, gone)
         if kind is Kind.ORDERED:
-            _add_step(steps, b"zrem", name, gone)
             _add_step(steps, b"zadd", name, [key for key, _ in puts])
+            _add_step(steps, b"zrem", name, gone)
     return steps
 
 
-def _add_step(steps: list[bytes], what: bytes, name: bytes, arguments: Sequence[bytes]) -> None:
+def _add_step(
+    steps: list[bytes], what: bytes, name: bytes, arguments: Sequence[bytes], kind: bytes = b""
+) -> None:
     if arguments:
-        steps += (what, b"", name, b"%d" % len(arguments))
+        steps += (what, kind, name, b"%d" % len(arguments))
         steps += arguments

@@ -61,24 +61,39 @@ end
 
 # Applies steps, each of them: what, kind, table, number of arguments, arguments. Returns whether a
 # range has more rows than one script deletes.
+#
+# A table that is emptied is gone as a key. Where its slot is about to move to another server, key
+# by key, this one then refuses whatever reaches for it, and the script would stop half way: so rows
+# are added before others are removed, or an empty member keeps a sorted set until they are.
 _APPLY: Final = (
     _AFTER
     + """
 local CHUNK = 1000
+local function remove(...)
+  local removed = redis.pcall(...)
+  if type(removed) == 'table' and removed.err
+      and not string.find(removed.err, 'non local key', 1, true) then
+    redis.call(...)  -- raises the error
+  end
+end
 local function apply(base, steps, at)
   local count = #steps
+  local is_kept = false
   while at <= count do
     local what, kind, key = steps[at], steps[at + 1], base .. steps[at + 2]
     local first = at + 4
     local last = first + tonumber(steps[at + 3]) - 1
-    if what == 'hset' or what == 'hdel' then
-      local command = what == 'hset' and 'HSET' or 'HDEL'
+    if what == 'hset' then
       for from = first, last, CHUNK do
-        redis.call(command, key, unpack(steps, from, math.min(last, from + CHUNK - 1)))
+        redis.call('HSET', key, unpack(steps, from, math.min(last, from + CHUNK - 1)))
+      end
+    elseif what == 'hdel' then
+      for from = first, last, CHUNK do
+        remove('HDEL', key, unpack(steps, from, math.min(last, from + CHUNK - 1)))
       end
     elseif what == 'zrem' then
       for from = first, last, CHUNK do
-        redis.call('ZREM', key .. '<', unpack(steps, from, math.min(last, from + CHUNK - 1)))
+        remove('ZREM', key .. '<', unpack(steps, from, math.min(last, from + CHUNK - 1)))
       end
     elseif what == 'zadd' then
       local scored = {}
@@ -90,9 +105,17 @@ local function apply(base, steps, at)
           scored = {}
         end
       end
+      if is_kept then
+        redis.call('ZREM', key .. '<', '')
+        is_kept = false
+      end
     elseif what == 'unpack' then
+      if kind == 'k' and redis.call('ZCARD', key .. '<') <= last - first + 1 then
+        redis.call('ZADD', key .. '<', 0, '')
+        is_kept = true
+      end
       for i = first, last do
-        redis.call('ZREMRANGEBYLEX', key .. '<', '[' .. steps[i], after(steps[i]))
+        remove('ZREMRANGEBYLEX', key .. '<', '[' .. steps[i], after(steps[i]))
       end
     else
       local start, stop = '[' .. steps[first], '(' .. steps[last]

@@ -12,7 +12,16 @@ from storage_svc.engines.redis import server as server_module
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.checks import Durability
 from storage_svc.engines.redis.engine import RedisEngines
-from storage_svc.engines.redis.layout import base_key, key_types, mark_key
+from storage_svc.engines.redis.layout import (
+    KINDS,
+    SCRIPT_US_MAX,
+    WRITE_US,
+    Kind,
+    base_key,
+    key_types,
+    mark_key,
+    write_pieces,
+)
 from storage_svc.engines.redis.scripts import COMMIT, OPEN
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import MasterAndReplica, Servers, puts
@@ -282,6 +291,37 @@ async def test_a_redis_commit_waits_while_its_slot_is_half_way(
         rows = await engine.scan(table, b"", None, limit=10)
         assert rows == [(u64(0), b"before"), (u64(1), b"after"), (u64(3), b"after")]
     await engine.close()
+
+
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "emptied"])
+@pytest.mark.parametrize("kind", Kind)
+async def test_a_redis_commit_that_empties_a_table_of_a_moving_slot_is_whole_or_not_there(
+    moving_cluster: ValkeyCluster, monkeypatch: pytest.MonkeyPatch, kind: Kind, is_replaced: bool
+) -> None:
+    """S2, S9: also if its node is gone then, and sends it no second time."""
+    monkeypatch.setattr(engine_module, "is_moved_away", lambda _error: False)
+    emptied = next(each for each in Table if KINDS[each] is kind and each is not Table.META)
+    engine = await RedisEngines(ServerUrl.parse(moving_cluster.url)).open(IDENTITY)
+    await engine.commit(puts(Table.LANES, b"before"))
+    await engine.commit(puts(emptied, u64(0)))
+    batch = puts(Table.LANES, b"after")
+    rows_max = SCRIPT_US_MAX // WRITE_US[kind] - 10
+    batch.delete_all(emptied, [u64(number) for number in range(rows_max)])
+    if is_replaced:
+        batch.put(emptied, u64(1_000_000), b"after")
+    assert len(write_pieces(batch)) == 1
+
+    with moving_cluster.moving(mark_key(IDENTITY)) as moving:
+        await engine.commit(batch)  # by the server that still has all keys
+        moving.move(moving.left())
+    await engine.close()
+
+    again = await RedisEngines(ServerUrl.parse(moving_cluster.url)).open(IDENTITY)
+    lanes = await again.load(Table.LANES, [b"before", b"after"])
+    rows = await again.load(emptied, [u64(0), u64(1_000_000)])
+    assert lanes == [b"value of before", b"value of after"]
+    assert rows == [None, b"after" if is_replaced else None]
+    await again.close()
 
 
 async def test_a_redis_slot_that_moves_as_a_whole_is_followed(
