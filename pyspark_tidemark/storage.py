@@ -128,6 +128,17 @@ def describe_all(
     One that fails with a `fault` is left out if the others hold all partitions: on a store that
     nodes share, its partitions are elsewhere. Otherwise its fault is raised.
     """
+    answers, faults = describe_answering(asked, describe, fault)
+    if faults and (not answers or locate(answers)[1]):
+        raise next(iter(faults.values()))
+    return answers
+
+
+def describe_answering(
+    asked: Iterable[str], describe: Callable[[str], Described], fault: type[Exception]
+) -> tuple[list[Described], dict[str, Exception]]:
+    """The services at these addresses, and those that they name, which answer; the faults of the
+    others, by address."""
     described: dict[str, Described] = {}
     faults: dict[str, Exception] = {}
     waiting = list(asked)
@@ -143,9 +154,7 @@ def describe_all(
         waiting += found.nodes
     # The answer through a load balancer is that of a node which has its own address.
     answers = [each for each in described.values() if not each.nodes or each.address in each.nodes]
-    if faults and (not answers or locate(answers)[1]):
-        raise next(iter(faults.values()))
-    return answers
+    return answers, faults
 
 
 def locate(described: Iterable[Described]) -> tuple[list[PartitionAddress], list[int]]:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from uuid import uuid4
 
 from spark_batch.api.job_service import JobService
@@ -19,13 +18,12 @@ from spark_batch.passes.outcome import JobName, Report
 from spark_batch.planner.process import PlannerProcess
 from spark_batch.scheduler import Job, Outcome, Scheduler
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
-from tidemark.api.storage.v1.retention_pb2_grpc import RetentionServiceStub
 from tidemark.clock import Clock
-from tidemark.rpc.channel import open_channel
+from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
 from tidemark.service.identity import process_identity
 from tidemark.settings import RetentionSettings
-from tidemark.system_metrics.sampler import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler, recorder
+from tidemark.system_metrics.sampler import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +44,10 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
     holder = process_identity()
     # A pass has no time limit.
     server = RpcServer(settings.listen, clock=clock, unary_deadline_ms=None)
-    # Every scheduler asks the same node for the lease: it is in the memory of that node.
-    async with open_channel(settings.storage_addresses[0]) as channel:
-        stub: Any = RetentionServiceStub(channel)
+    async with ChannelPool() as channels:
         planner = PlannerProcess(settings, clock)
-        host = JobHost(settings, stub, holder, planner, clock)
-        sampler = Sampler(lambda: _figures(scheduler), recorder(stub, holder))
+        host = JobHost(settings, channels, holder, planner, clock)
+        sampler = Sampler(lambda: _figures(scheduler), host.record)
         scheduler = Scheduler(_jobs(settings, host, sampler), host, clock)
         server.add(add_JobServiceServicer_to_server, JobService(scheduler, clock))
         tasks = []

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from pyspark_tidemark.storage import Described, PartitionAddress, describe_all
-from spark_batch.storage_client import StorageClient, describe_service, located
+from pyspark_tidemark.storage import Described, PartitionAddress, describe_answering, locate
+from spark_batch.storage_client import StorageClient, describe_service
 from tidemark.api.storage.v1.retention_pb2 import (
     NextDueRequest,
     PartitionDue,
@@ -33,7 +33,7 @@ class DueWork:
     """The due work that storage found for the rules of a pass."""
 
     cluster: tuple[PartitionAddress, ...]
-    """All partitions."""
+    """All partitions, without those of nodes that are away."""
     by_type: Mapping[str, tuple[PartitionAddress, ...]]
     """The partitions in which each retention type is due, without types that are due in none."""
     by_table: Mapping[str, tuple[PartitionAddress, ...]]
@@ -49,20 +49,19 @@ class DueWork:
 
 
 def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
-    """Ask storage what is due for retention types; raises if a partition is not found."""
+    """Ask storage what is due for retention types; raises if no storage service answers."""
     request = NextDueRequest(
         types=[RetentionType.Value(_TYPE_PREFIX + each.upper()) for each in types],
         inactive_queue_age_ms=DAY_MS * settings.partition_cleanup_days,
         old_records_age_ms=DAY_MS * settings.metrics_retention_days,
     )
-    answers = _ask_all(settings.storage_addresses, request)
-    services = ",".join(settings.storage_addresses)
-    cluster = located(services, [described for described, _ in answers])
+    answers, away = _ask_all(settings.storage_addresses, request)
+    cluster, missing = locate(described for described, _ in answers)
     held_by = {each.partition: each for each in cluster}
     by_type: dict[str, list[PartitionAddress]] = {}
     by_table: dict[str, list[PartitionAddress]] = {}
     due_in_ms: int | None = None
-    failed: dict[int, str] = {}
+    failed = dict.fromkeys(missing, f"no storage service holds it {away}".rstrip())
     for described, found in answers:
         for each in found:
             target = held_by[each.partition]
@@ -88,8 +87,9 @@ def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
     )
 
 
-def _ask_all(services: Sequence[str], request: NextDueRequest) -> list[_Answer]:
-    """The services at these addresses, all at once, and then those that they name."""
+def _ask_all(services: Sequence[str], request: NextDueRequest) -> tuple[list[_Answer], str]:
+    """The services at these addresses, all at once, and then those that they name; and which of
+    them are away, with the reason."""
     with ThreadPoolExecutor(min(len(services), _CHANNELS_MAX)) as threads:
         asked = zip(services, threads.map(partial(_ask, request=request), services), strict=True)
         outcomes = dict(asked)
@@ -102,9 +102,12 @@ def _ask_all(services: Sequence[str], request: NextDueRequest) -> list[_Answer]:
             raise outcome
         return outcome[0]
 
-    described = describe_all(services, describe, Unavailable)
+    described, faults = describe_answering(services, describe, Unavailable)
+    if not described:
+        raise next(iter(faults.values()))
     answers = [outcomes[each.address] for each in described]
-    return [each for each in answers if isinstance(each, tuple)]
+    away = "; ".join(f"({address}: {fault})" for address, fault in faults.items())
+    return [each for each in answers if isinstance(each, tuple)], away
 
 
 def _ask(address: str, request: NextDueRequest) -> _Answer | Unavailable:

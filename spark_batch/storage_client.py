@@ -17,6 +17,7 @@ from pyspark_tidemark.storage import (
     PartitionAddress,
     addresses,
     describe_all,
+    describe_answering,
     locate,
 )
 from tidemark.api.storage.v1 import retention_pb2, storage_pb2
@@ -119,12 +120,25 @@ class StorageClient:
 
 def find_partitions(storage: str) -> list[PartitionAddress]:
     """The address of every partition of the cluster; raises if one is missing."""
+    return located(storage, describe_all(addresses(storage), _describe, Unavailable))
 
-    def describe(address: str) -> Described:
-        with StorageClient(address) as client:
-            return describe_service(client, address)
 
-    return located(storage, describe_all(addresses(storage), describe, Unavailable))
+def find_nodes(storage: Iterable[str]) -> list[str]:
+    """The addresses of the storage nodes that answer, the holder of the lowest partition first.
+
+    Raises if none answers, or the jobs do not know the format of one.
+    """
+    described, faults = describe_answering(storage, _describe, Unavailable)
+    if not described:
+        raise next(iter(faults.values()))
+    # Those without partitions come last.
+    described.sort(key=lambda each: (not each.held, min(each.held, default=0), each.address))
+    return [each.address for each in described]
+
+
+def _describe(address: str) -> Described:
+    with StorageClient(address) as client:
+        return describe_service(client, address)
 
 
 def describe_service(client: StorageClient, address: str) -> Described:
@@ -148,8 +162,10 @@ def located(storage: str, services: Iterable[Described]) -> list[PartitionAddres
 
 
 def find_topics(cluster: Iterable[PartitionAddress]) -> list[Topic]:
-    """All topics of the cluster."""
-    home = next(each for each in cluster if each.partition == _HOME)
+    """All topics of the cluster; raises if their home partition is away."""
+    home = next((each for each in cluster if each.partition == _HOME), None)
+    if home is None:
+        raise PartitionNotFound(f"no storage service holds partition {_HOME}, which has the topics")
     with StorageClient(home.address) as client:
         return list(client.topics())
 

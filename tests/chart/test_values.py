@@ -317,14 +317,6 @@ NONSENSE: dict[str, tuple[Values, str]] = {
         {"storage": {"engine": "redis", "replicas": 2, "redis": {"url": "redis://a"}}},
         "storage.replicas is 2: with storage.engine redis, several nodes need a registry",
     ),
-    "redis with several nodes and two schedulers": (
-        {
-            "storage": {"engine": "redis", "replicas": 2, "redis": {"url": "redis://a"}},
-            "registry": {"url": "redis://a"},
-            "retention": {"replicas": 2},
-        },
-        "retention.replicas is 2: with several storage nodes and storage.engine redis",
-    ),
     "redis with volumes": (
         {
             "storage": {
