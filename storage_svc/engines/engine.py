@@ -288,7 +288,8 @@ class Engines(Protocol):
         Where the fence is a lock, a partition that is open elsewhere is refused with
         DataDirectoryInUse. An engine that nodes share takes it over instead: the node that had it
         open gets EngineFenced from then on, also from this method. So two nodes never take a
-        partition from each other in turns.
+        partition from each other in turns. If the store loses an opening, the node before is not
+        deposed any more; the node that made it may open the partition again, and deposes it.
 
         Raises ClusterMismatch, FormatNotSupported, DataCorrupt, DiskFull.
         """

@@ -417,9 +417,8 @@ class Partition:
         self._exchanges.health_changed()
         if state is not None:
             await self._close_state(state)
-        if isinstance(error, EngineFenced):
-            self._on_taken_over()
-            return
+        # Also if it is fenced: where the store had lost the opening of this node, another one has
+        # the partition that this one has deposed before. Otherwise opening it is refused.
         if isinstance(error, DataCorrupt):  # opening again does not mend it: do not try in a hurry
             await self._pause(_REOPEN_MS_MIN)
         await self._reopen()
@@ -460,6 +459,7 @@ class Partition:
                 continue
             self.health.clear(FaultReason.COMMIT_FAILED, FaultReason.OPEN_FAILED)
             self.health.clear(FaultReason.DATA_CORRUPT, FaultReason.DATA_LOST)
+            self.health.clear(FaultReason.TAKEN_OVER)
             self._exchanges.health_changed()
             return
 

@@ -10,12 +10,15 @@ from storage_svc.operations.operation import Operation
 from storage_svc.operations.ownership import ConfirmOwnership
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
+from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.housekeeping import HOUSEKEEPING_MS
+from storage_svc.partition.partition import Partition
 from tests.support.partition_life import ACK
-from tests.support.shared_engine import LostAnswer
+from tests.support.shared_engine import LostAnswer, SharedEngines
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, ReservationNotFound
+from tidemark.topics import Topic
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,60 @@ async def test_a_lost_tail_is_reported_and_not_served(
 
     assert reasons(partition) == ["DATA_LOST"]
     assert not partition.is_open
+
+
+async def _taken_back(nodes: Nodes, *, commits: int) -> tuple[Partition, Partition]:
+    """Two nodes: the store has lost the opening of the second, with some commits, and the first
+    one, which did not learn of it, has opened the partition again twice since."""
+    engines = SharedEngines(nodes.store)
+    old = await nodes.start(engines)
+    await do(old, PutTopic(Topic("t"), create=True))
+    await do(old, RUN)
+    mark = nodes.store.stored(0).mark
+    new = await nodes.start()
+    for _ in range(commits):
+        await do(new, RUN)
+    nodes.store.lose_tail(0, commits)
+    nodes.store.stored(0).mark = mark
+    for _ in range(2):
+        await old.close()
+        old = await nodes.start(engines)
+    return old, new
+
+
+async def test_a_node_whose_opening_was_lost_takes_the_partition_back(nodes: Nodes) -> None:
+    """S9, C4: it is the later one, so that the one before stays away for good."""
+    old, new = await _taken_back(nodes, commits=0)
+
+    with pytest.raises(PartitionFaulty, match="another storage node"):
+        await new.submit([RUN])
+    while not new.is_open:
+        await nodes.clock.advance_ms(1_000)
+        await asyncio.wait_for(nodes.store.trip(), 60)
+
+    assert reasons(new) == []
+    await do(new, PutTopic(Topic("u"), create=True))
+    with pytest.raises(PartitionFaulty, match="another storage node"):
+        await old.submit([RUN])
+    assert reasons(old) == ["TAKEN_OVER"]
+    await do(new, PutTopic(Topic("v"), create=True))
+
+
+async def test_a_node_whose_opening_was_lost_with_commits_reports_them(nodes: Nodes) -> None:
+    """S9, C6: what it had answered is gone, and the other node has not seen it."""
+    _, new = await _taken_back(nodes, commits=2)
+
+    with pytest.raises(PartitionFaulty, match="another storage node"):
+        await new.submit([RUN])
+    while "DATA_LOST" not in reasons(new):
+        await nodes.clock.advance_ms(1_000)
+        await asyncio.wait_for(nodes.store.trip(), 60)
+
+    assert not new.is_open
+    with pytest.raises(PartitionFaulty, match="DATA_LOST"):
+        await new.submit([RUN])
+    await new.confirm_loss()
+    assert reasons(new) == []
 
 
 async def test_what_a_lost_tail_had_named_is_not_named_again(nodes: Nodes) -> None:

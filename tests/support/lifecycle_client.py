@@ -180,12 +180,14 @@ async def sweepers_at(address: str) -> Sequence[SweeperStatus]:
 def another_replica(cluster: LocalCluster, log_file: Path, **variables: str) -> ServiceProcess:
     """One more lifecycle process for a cluster, not yet started."""
     address = free_address()
+    first = cluster._services["lifecycle"]._environment  # names the cluster, on a shared store
     return ServiceProcess(
         "lifecycle-b",
         "lifecycle_svc",
         address=address,
         health_service="tidemark.api.lifecycle.v1.LifecycleService",
         environment={
+            **first,
             "TIDEMARK_STORAGE_ADDRESSES": cluster.storage_addresses,
             "TIDEMARK_LIFECYCLE_LISTEN": address,
             **variables,

@@ -34,6 +34,7 @@ from tidemark.errors import CommitOutcomeUnknown
 ATTEMPTS_MAX = 3
 _UNDO_MAX = 1_000
 _opened = count(1)
+_generations = count(1)
 
 
 class Confirmed(NamedTuple):
@@ -137,6 +138,8 @@ class SharedStore:
         """While it is, every answer is lost before anything is written."""
         self.log: list[Confirmed | TailLost] = []
         """What was confirmed and what was lost, in order."""
+        self.generations: dict[bytes, int] = {}
+        """Of the nodes that opened a partition, by their openings."""
         self._stored: dict[int, _Stored] = {}
 
     def stored(self, partition: int) -> _Stored:
@@ -165,12 +168,16 @@ class SharedEngines:
         self.running.set()
         self._epochs: dict[int, int] = {}
         """Under which this node has opened partitions last."""
+        self._generations: dict[int, int] = {}
 
     async def open(self, identity: Identity) -> "SharedEngine":
         await self.store.trip()
         await self.running.wait()
         stored = self.store.stored(identity.partition)
-        if self._epochs.get(identity.partition, stored.mark.epoch) < stored.mark.epoch:
+        epoch = self._epochs.get(identity.partition, stored.mark.epoch)
+        generation = self.store.generations.get(stored.mark.opening, 0)
+        own = self._generations.setdefault(identity.partition, next(_generations))
+        if epoch < stored.mark.epoch and own <= generation:
             raise EngineFenced(f"partition {identity.partition} is open elsewhere")
         meta = stored.tables[Table.META]
         written = meta.values.get(IDENTITY_KEY)
@@ -179,7 +186,8 @@ class SharedEngines:
         else:
             check_identity(f"partition {identity.partition}", written, identity)
         opening = b"%d" % next(_opened)
-        stored.mark = stored.mark._replace(epoch=stored.mark.epoch + 1, opening=opening)
+        stored.mark = stored.mark._replace(epoch=max(epoch, stored.mark.epoch) + 1, opening=opening)
+        self.store.generations[opening] = own
         self._epochs[identity.partition] = stored.mark.epoch
         return SharedEngine(identity, stored, self)
 

@@ -10,7 +10,8 @@ for long is staged piece by piece, sealed, which is when it counts, and applied 
 node that opens the partition in between applies the rest before it reads anything.
 
 *One writer.* Opening raises the storage epoch. Everything that a node commits or verifies names its
-epoch, so that a node which another has deposed writes nothing and confirms nothing.
+epoch, so that a node which another has deposed writes nothing and confirms nothing. It opens the
+partition again only if it is the later of the two: the store had lost its opening.
 
 *Lost tails.* A server that fails over to a lagging replica forgets commits that it had confirmed.
 The node that made them notices, because the mark went back, and raises EngineDataLost. A node that
@@ -93,6 +94,9 @@ class RedisEngines:
         self._url = url
         self._epochs: dict[int, int] = {}
         """Under which this node has opened partitions last."""
+        self._generations: dict[int, int] = {}
+        """Which of the nodes that opened a partition this one is. If the store loses the opening of
+        a node, the one before may open it again; the later one takes it back then."""
         self._openings: dict[int, bytes] = {}
         """Ids of openings that were not answered: they may have been made."""
 
@@ -155,6 +159,8 @@ class RedisEngines:
             self._epochs.get(identity.partition, 0),
             opening,
             LAYOUT_VERSION,
+            self._generations.get(identity.partition, 0),
+            _CLOCK.wall_ms(),
             then=_WAIT_AOF if self.durability is Durability.REPLICATED else (),
             within_ms=COMMIT_WITHIN_MS,
         )
@@ -172,7 +178,8 @@ class RedisEngines:
             raise DataCorrupt(f"{where} has lost its identity")
         if waited and not _is_replicated(waited[-1]):
             raise ConnectionError(f"{where} is not replicated")
-        epoch, sequence, commit_id = rest
+        epoch, sequence, commit_id, generation = rest
+        self._generations[identity.partition] = int(generation)
         del self._openings[identity.partition]
         return Mark(int(epoch), opening, int(sequence), commit_id)
 

@@ -2,7 +2,8 @@
 
 Pure. All keys of a partition carry one hash tag, so that one script reaches them all:
 
-    {tidemark/<cluster>/<partition>}:mark     HASH   epoch, opening; last sequence and id; layout
+    {tidemark/<cluster>/<partition>}:mark     HASH   epoch, opening, generation of the node;
+                                                     last sequence and id; layout
     {tidemark/<cluster>/<partition>}:staged   LIST   pieces of a large commit (`scripts.py`)
     {tidemark/<cluster>/<partition>}:<table>  HASH   point and ordered tables: key -> value
     {tidemark/<cluster>/<partition>}:<table>< ZSET   ordered tables: keys; packed tables: whole rows

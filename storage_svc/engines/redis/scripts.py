@@ -139,22 +139,25 @@ end
 
 # KEYS[1] is the mark, ARGV[1] the table META, ARGV[2] the identity, ARGV[3] the epoch under which
 # this node had the partition open (0: it had not), ARGV[4] the id of the opening, ARGV[5] the
-# version of the layout; KEYS[3] has the pieces of a commit. An opening whose answer was lost is
-# repeated under its id, and is the same one then.
+# version of the layout, ARGV[6] the generation of this node (0 the first time), ARGV[7] its time;
+# KEYS[3] has the pieces of a commit. An opening whose answer was lost is repeated under its id, and
+# is the same one then.
 OPEN: Final = _script(
     "allow-oom",
     """
 local mark = redis.call(
-  'HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id', 'opening', 'layout', 'staged')
+  'HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id', 'opening', 'layout', 'staged', 'generation')
+local generation = mark[7] or '0'
 if mark[1] and (mark[5] or '1') ~= ARGV[5] then
   return {'LAYOUT', mark[5] or '1'}
 end
 if mark[4] == ARGV[4] then
   redis.call('HSET', KEYS[1], 'opening', ARGV[4])
-  return {'OPEN', mark[1], mark[2] or '0', mark[3] or ''}
+  return {'OPEN', mark[1], mark[2] or '0', mark[3] or '', generation}
 end
 local epoch = tonumber(mark[1] or '0')
-if tonumber(ARGV[3]) > 0 and epoch > tonumber(ARGV[3]) then
+if tonumber(ARGV[3]) > 0 and epoch > tonumber(ARGV[3])
+    and tonumber(ARGV[6]) <= tonumber(generation) then
   return {'FENCED', tostring(epoch)}
 end
 local identity = redis.call('HGET', ARGV[1], 'identity')
@@ -166,15 +169,19 @@ elseif identity ~= ARGV[2] then
   return {'FOREIGN', identity}
 end
 epoch = math.max(epoch, tonumber(ARGV[3])) + 1
+generation = ARGV[6]
+if generation == '0' then
+  generation = string.format('%.0f', math.max(tonumber(mark[7] or '0') + 1, tonumber(ARGV[7])))
+end
 redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', epoch), 'opening', ARGV[4],
-  'layout', ARGV[5])
+  'layout', ARGV[5], 'generation', generation)
 if not identity then
   redis.call('HSET', ARGV[1], 'identity', ARGV[2])
 end
 if not mark[6] then  -- what another opening has staged, and not sealed
   redis.call('UNLINK', KEYS[3])
 end
-return {'OPEN', string.format('%.0f', epoch), mark[2] or '0', mark[3] or ''}
+return {'OPEN', string.format('%.0f', epoch), mark[2] or '0', mark[3] or '', generation}
 """,
 )
 

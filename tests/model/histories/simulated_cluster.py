@@ -210,11 +210,6 @@ class SimulatedCluster:
         """Until the broker has claimed the partition at the present node, and so is a witness."""
         while not self._partition.has_connected_broker or self._is_lost():
             await self.clock.sleep_ms(1)
-            if self._partition.health.has(FaultReason.TAKEN_OVER):
-                # The store had lost the opening of the node before, which took the partition back
-                # and is gone. Without a registry an operator restarts the one that is deposed.
-                await self.kill_storage()
-                await self.start_storage()
 
     def _is_lost(self) -> bool:
         return self._partition.health.has(FaultReason.DATA_LOST)

@@ -101,6 +101,30 @@ async def test_a_deposed_node_knows_the_outcome_however_much_the_other_has_writt
         await old.commit(puts(Table.GROUPS, b"b"))
 
 
+async def test_a_node_whose_opening_the_server_lost_opens_again_and_the_one_before_does_not(
+    servers: Servers,
+) -> None:
+    """S9, C4: a lagging replica was promoted, which knows the first of two nodes only."""
+    first, second = servers.node(), servers.node()
+    await (await first.open()).commit(puts(Table.GROUPS, b"a"))
+    mark = servers.redis.hgetall(mark_key(IDENTITY))
+    new = await second.open()
+    servers.redis.hset(mark_key(IDENTITY), mapping=mark)
+    await first.open()
+    old = await first.open()
+    with pytest.raises(EngineFenced):
+        await new.commit(puts(Table.GROUPS, b"b"))
+
+    again = await second.open()
+
+    await again.commit(puts(Table.GROUPS, b"c"))
+    with pytest.raises(EngineFenced):
+        await old.commit(puts(Table.GROUPS, b"d"))
+    with pytest.raises(EngineFenced):
+        await first.open()
+    assert await again.load(Table.GROUPS, [b"b", b"c", b"d"]) == [None, b"value of c", None]
+
+
 async def test_what_verifies_survives_a_connection_that_breaks(servers: Servers) -> None:
     """S9."""
     engine = await servers.open()
