@@ -7,13 +7,14 @@ and is in no error.
     redis+sentinel://[user:password@]host[:port],.../MASTER      rediss+sentinel://
     redis+cluster://[user:password@]host[:port],...              rediss+cluster://
 
-Options follow as a query, as redis-py has them: ssl_ca_certs, ssl_certfile, ssl_keyfile, ...
+Options follow as a query: those of TLS as redis-py has them (ssl_ca_certs, ssl_certfile, ...), and
+`db` unless the servers are a cluster. Others are refused: they would change how answers are read.
 """
 
 import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
@@ -28,6 +29,20 @@ FAULTS: Final = (RedisError, OSError, TimeoutError, EOFError)
 """Errors of a connection to a server; errors that it answers with are RedisErrors."""
 
 _MODES: Final = ("", "sentinel", "cluster")
+_OPTIONS: Final = frozenset(
+    {
+        "db",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_keyfile",
+        "ssl_min_version",
+        "ssl_password",
+    }
+)
 
 
 class ServerNotFound(ConnectionError):
@@ -61,7 +76,13 @@ class ServerUrl:
             raise _wrong("must name a host, and several only with +sentinel or +cluster")
         master = parts.path.strip("/")
         if (mode == "sentinel") != bool(master) or "/" in master:
-            raise _wrong("must name the master after the hosts with +sentinel, and only then")
+            raise _wrong(
+                "must name the master after the hosts with +sentinel, and nothing otherwise; "
+                "a database is chosen by ?db="
+            )
+        for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+            if name not in _OPTIONS or (name == "db" and mode == "cluster"):
+                raise _wrong(f"has the option {name}, which cannot be used here")
         made = cls(scheme, mode, f"{login}@" if login else "", found, master, parts.query)
         try:
             for host in found:
@@ -107,15 +128,17 @@ class MasterFinder:
         self._hint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _ask(self, question: Any) -> str:
+        reasons = []
         for host in self._url.hosts:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     found: str | None = await question(host)
-            except FAULTS:
+            except FAULTS as error:
+                reasons.append(f"{host}: {str(error) or type(error).__name__}")
                 continue
             if found is not None:
                 return found
-        raise ServerNotFound("no server knows the master")
+        raise ServerNotFound("; ".join(["no server knows the master", *reasons]))
 
     async def _sentinel_master(self, host: str) -> str | None:
         connection = await _connected(self._url.pool(host, login=False))

@@ -8,11 +8,12 @@ from redis.exceptions import ResponseError
 
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.redis.layout import key_types
-from storage_svc.engines.redis.server import Server
+from storage_svc.engines.redis.server import Command, Connected, Server
 from tidemark.errors import DataCorrupt, StoreNotFit
 
 _log = logging.getLogger(__name__)
 _CHECK_WITHIN_MS: Final = 5_000
+_WANTED: Final = {b"appendonly": b"yes", b"appendfsync": b"always"}
 
 
 class Durability(Enum):
@@ -26,29 +27,55 @@ class Durability(Enum):
     """Whatever the server does; a warning is logged."""
 
 
-async def check_server(server: Server, durability: Durability) -> None:
-    """Raise StoreNotFit if the server may lose what is committed, and ConnectionError while it
-    has no replica that is needed."""
-    memory = await _info(server, b"memory")
+async def check_settings(server: Connected, durability: Durability) -> None:
+    """Raise StoreNotFit if the settings of a server make it lose what is committed. Every server
+    that is connected to is checked: the one that is promoted may have others."""
+    asked: list[Command] = [(b"INFO", b"memory")]
+    if durability is not Durability.AS_IS:
+        asked.append((b"CONFIG", b"GET", *_WANTED))
+    memory, *settings = await server.converse(asked)
+    if isinstance(memory, Exception):
+        raise memory
+    _check_eviction(_pairs_of_info(memory))
+    for found in settings:
+        _check_syncs(found)
+
+
+def _check_eviction(memory: dict[str, str]) -> None:
     policy = memory.get("maxmemory_policy", "")
     if int(memory.get("maxmemory", 0)) and policy != "noeviction":
         raise StoreNotFit(
             f"the server evicts keys when its memory is full (maxmemory-policy {policy}): "
             "set it to noeviction"
         )
-    if durability is Durability.AS_IS:
-        _log.warning("the durability of the server is not checked: commits may be lost")
-        return
-    for name, wanted in ((b"appendonly", b"yes"), (b"appendfsync", b"always")):
-        found = await _setting(server, name)
+
+
+def _check_syncs(answer: Any) -> None:
+    if isinstance(answer, ResponseError):
+        raise StoreNotFit(
+            "the server does not show its appendonly: allow CONFIG GET to the user, or set "
+            "the durability to as-is"
+        ) from answer
+    if isinstance(answer, Exception):
+        raise answer
+    settings = _pairs(answer)
+    for name, wanted in _WANTED.items():
+        found = settings.get(name, b"")
         if found != wanted:
             raise StoreNotFit(
                 f"the server has {name.decode()} {found.decode()}, which loses commits that were "
                 f"answered: set it to {wanted.decode()}, or the durability to as-is"
             )
+
+
+async def check_server(server: Server, durability: Durability) -> None:
+    """Raise what `check_settings` does, StoreNotFit if the server does not wait for replicas, and
+    ConnectionError while it has no replica that is needed."""
+    replication = await _info(server, b"replication")  # it is checked when it is connected to
+    if durability is Durability.AS_IS:
+        _log.warning("the durability of the server is not checked: commits may be lost")
     if durability is Durability.REPLICATED:
         await _check_waits(server)
-        replication = await _info(server, b"replication")
         if not int(replication.get("connected_slaves", 0)):
             # It may come back: after a failover the former master does.
             raise ConnectionError("the server has no replica: commits could not be replicated")
@@ -87,20 +114,12 @@ async def server_time_ms(server: Server) -> int:
 
 async def _info(server: Server, section: bytes) -> dict[str, str]:
     (answer,) = await server.ask((b"INFO", section), within_ms=_CHECK_WITHIN_MS)
+    return _pairs_of_info(answer)
+
+
+def _pairs_of_info(answer: bytes) -> dict[str, str]:
     lines = answer.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-async def _setting(server: Server, name: bytes) -> bytes:
-    try:
-        (answer,) = await server.ask((b"CONFIG", b"GET", name), within_ms=_CHECK_WITHIN_MS)
-    except ResponseError as error:
-        raise StoreNotFit(
-            f"the server does not show its {name.decode()}: allow CONFIG GET to the user, or set "
-            "the durability to as-is"
-        ) from error
-    found: dict[bytes, bytes] = _pairs(answer)
-    return found.get(name, b"")
 
 
 def _pairs(answer: Any) -> dict[bytes, bytes]:

@@ -25,6 +25,7 @@ what verifies as well as what is committed.
 import asyncio
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from redis.exceptions import RedisError, ResponseError
@@ -53,6 +54,7 @@ from storage_svc.engines.redis.address import MasterFinder, ServerUrl
 from storage_svc.engines.redis.checks import (
     Durability,
     check_server,
+    check_settings,
     check_types,
     free_memory,
     server_time_ms,
@@ -72,7 +74,7 @@ from storage_svc.engines.redis.scripts import COMMIT, OPEN, SEAL, STAGE, VERIFY,
 from storage_svc.engines.redis.server import AnswerLost, Command, Server, is_moved_away
 from storage_svc.engines.redis.staging import apply_staged
 from tidemark.clock import SystemClock
-from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, FormatNotSupported
+from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, FormatNotSupported, StoreNotFit
 
 COMMIT_WITHIN_MS: Final = 15_000
 """After which the outcome of a commit is unknown: a cluster promotes a replica within that."""
@@ -115,7 +117,7 @@ class RedisEngines:
             await server.close()
             raise
         self._epochs[identity.partition] = mark.epoch
-        return RedisEngine(identity, mark, server, self._server(identity), self.durability)
+        return RedisEngine(identity, mark, server, self._reader(identity), self.durability)
 
     async def stored_partitions(self, cluster_id: str, expected: int = 0) -> int:
         """The number of partitions of a cluster, as its first one has it; 0 for a new cluster.
@@ -123,7 +125,7 @@ class RedisEngines:
         Raises ClusterMismatch if it is not the expected one, unless that is 0.
         """
         first = Identity(cluster_id, 0, 0)
-        server = self._server(first)
+        server = self._reader(first)
         try:
             (stored,) = await server.ask(
                 (b"HGET", base_key(first) + b":" + Table.META.encode(), IDENTITY_KEY),
@@ -137,7 +139,7 @@ class RedisEngines:
 
     async def time_ms(self, cluster_id: str) -> int:
         """The clock of the server of the first partition; raises ConnectionError."""
-        server = self._server(Identity(cluster_id, 0, 0))
+        server = self._reader(Identity(cluster_id, 0, 0))
         try:
             return await server_time_ms(server)
         except (AnswerLost, RedisError, KeyError) as error:
@@ -146,6 +148,10 @@ class RedisEngines:
             await server.close()
 
     def _server(self, identity: Identity) -> Server:
+        finder = MasterFinder(self._url, mark_key(identity))
+        return Server(finder, partial(check_settings, durability=self.durability))
+
+    def _reader(self, identity: Identity) -> Server:
         return Server(MasterFinder(self._url, mark_key(identity)))
 
     async def _take_over(self, server: Server, identity: Identity, where: str) -> Mark:
@@ -273,6 +279,9 @@ class RedisEngine:
                 stored, confirmed = await self._stored_mark(asked)
             except AnswerLost as error:
                 why = str(error)
+            except StoreNotFit as error:
+                self._fail(error)
+                raise EngineFailed(f"{self._name} cannot be verified: {error}") from error
             else:
                 if stored == asked and confirmed:
                     return
@@ -291,7 +300,7 @@ class RedisEngine:
         self._check_open()
         try:
             return await free_memory(self._writes)
-        except AnswerLost as error:
+        except (AnswerLost, StoreNotFit) as error:
             raise EngineFailed(f"{self._name} cannot be reached: {error}") from error
 
     async def close(self) -> None:
@@ -352,7 +361,7 @@ class RedisEngine:
             pass  # a failover has lost pieces: all of them are staged again
         try:  # it is committed: a node that opens the partition now applies it
             await apply_staged(self._writes, self._identity, commit, COMMIT_WITHIN_MS)
-        except (AnswerLost, EngineFailed) as error:
+        except (AnswerLost, EngineFailed, StoreNotFit) as error:
             raise CommitOutcomeUnknown(f"{self._name} did not apply a commit: {error}") from error
 
     async def _stage(self, commit: Mark, keys: list[bytes], pieces: list[bytes]) -> bool:
@@ -383,6 +392,11 @@ class RedisEngine:
                 why = str(error)
                 await _CLOCK.sleep_ms(_RETRY_MS)
                 continue
+            except StoreNotFit as error:  # another server has its place
+                why = str(error)
+                if not is_first:
+                    break
+                raise EngineFailed(f"{self._name} cannot be written: {error}") from error
             except RedisError as error:
                 why = str(error)
                 if is_moved_away(error):  # all of it can be done again

@@ -3,10 +3,12 @@
 It finds the server again after every fault. A trip whose answer is lost is not repeated here: only
 its caller knows whether that is safe. Commands that a server certainly did not execute (it has
 moved the slot, is loading, was demoted, ...) are sent again.
+
+A server that it finds may be another one than before: it is checked before anything is sent to it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -58,16 +60,48 @@ def is_moved_away(error: RedisError) -> bool:
     return isinstance(error, ResponseError) and "non local key" in str(error)
 
 
+def _is_busy(answer: object) -> bool:
+    """Whether a script of another user has run for so long that the server refuses everything."""
+    return isinstance(answer, ResponseError) and str(answer).startswith("BUSY ")
+
+
 class AnswerLost(Exception):
     """The connection broke, or could not be made: the commands may have been executed."""
+
+
+class Connected:
+    """A connection that is made."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def converse(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands that travel together, errors among them."""
+        await self.connection.send_packed_command([packed_command(each) for each in commands])
+        return [await self._answer() for _ in commands]
+
+    async def _answer(self) -> Any:
+        try:
+            return await self.connection.read_response()
+        except (ResponseError, BusyLoadingError) as error:
+            return error
+
+
+Check = Callable[[Connected], Awaitable[None]]
+"""Raises if a server is not fit."""
+
+
+async def no_check(_server: Connected) -> None:
+    """For servers that are only read: others have checked them."""
 
 
 class Server:
     """One connection, made when it is needed."""
 
-    def __init__(self, finder: MasterFinder) -> None:
+    def __init__(self, finder: MasterFinder, check: Check = no_check) -> None:
         self._finder = finder
-        self._connection: Any = None
+        self._check = check
+        self._connection: Connected | None = None
         self._order = asyncio.Lock()
 
     async def ask(self, *commands: Command, within_ms: int) -> list[Any]:
@@ -81,7 +115,7 @@ class Server:
                 if isinstance(first, AskError):
                     answers = await self._asking(first, commands)
                     first = answers[0]
-                if not isinstance(first, _NOT_EXECUTED):
+                if not isinstance(first, _NOT_EXECUTED) and not _is_busy(first):
                     break
                 if isinstance(first, MovedError):
                     self._finder.moved_to(first.host, first.port)
@@ -115,10 +149,9 @@ class Server:
         try:
             async with asyncio.timeout(TRIP_TIMEOUT_S):
                 if self._connection is None:
-                    self._connection = await self._finder.connect()
-                connection = self._connection
-                await connection.send_packed_command([packed_command(each) for each in commands])
-                return [await self._answer() for _ in commands]
+                    self._connection = Connected(await self._finder.connect())
+                    await self._check(self._connection)
+                return await self._connection.converse(commands)
         except BusyLoadingError as error:  # while it connects
             await self._disconnect()
             return [error]
@@ -132,12 +165,6 @@ class Server:
         except BaseException:
             await self._disconnect()  # half an answer may be left on it
             raise
-
-    async def _answer(self) -> Any:
-        try:
-            return await self._connection.read_response()
-        except (ResponseError, BusyLoadingError) as error:
-            return error
 
     async def _asking(self, error: AskError, commands: Sequence[Command]) -> list[Any]:
         """The slot is on its way to another server, which serves it after ASKING."""
@@ -153,7 +180,7 @@ class Server:
             await self._disconnect()
 
     async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        connected, self._connection = self._connection, None
+        if connected is not None:
             with suppress(RedisError, OSError):
-                await connection.disconnect(nowait=True)
+                await connected.connection.disconnect(nowait=True)

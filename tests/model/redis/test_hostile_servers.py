@@ -1,0 +1,205 @@
+"""Servers and settings that are wrong, busy, full or changed: a clear error, and nothing lost."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from storage_svc.engines.engine import EngineFailed, Table
+from storage_svc.engines.redis import engine as engine_module
+from storage_svc.engines.redis.address import ServerUrl
+from storage_svc.engines.redis.engine import RedisEngines
+from storage_svc.engines.redis.layout import mark_key
+from tests.model.conftest import IDENTITY
+from tests.model.redis.conftest import MasterAndReplica, Servers, puts
+from tests.support.local_broker import until
+from tests.support.valkey_cluster import ValkeyCluster
+from tidemark.errors import CommitOutcomeUnknown, StoreNotFit
+
+LOGIN = "nobody:secret@"
+
+
+@contextmanager
+def _setting(servers: Servers, name: str, value: object) -> Iterator[None]:
+    """A setting of the server, which tests share."""
+    (before,) = servers.redis.config_get(name).values()
+    servers.redis.config_set(name, value)
+    try:
+        yield
+    finally:
+        servers.redis.config_set(name, before)
+
+
+def _break_connections(servers: Servers) -> None:
+    servers.redis.execute_command("CLIENT KILL TYPE NORMAL SKIPME yes")
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host?decode_responses=true",
+        "redis://host?socket_timeout=1",
+        "redis://host?protocol=3",
+        "redis://host?username=other",
+        "redis+cluster://host?db=1",
+        "redis://host/1",
+        "redis+cluster://host/1",
+    ],
+)
+def test_an_option_that_would_change_how_servers_are_used_is_refused(url: str) -> None:
+    """S5, S9: redis-py takes many from a URL, and answers would come in another form."""
+    with pytest.raises(StoreNotFit, match="TIDEMARK_REDIS_URL"):
+        ServerUrl.parse(url)
+
+
+async def test_a_database_of_one_server_can_be_chosen(servers: Servers) -> None:
+    """S9."""
+    engine = await servers.open(url=servers.url + "?db=3")
+
+    await engine.commit(puts(Table.GROUPS, b"a"))
+
+    with redis.Redis.from_url(servers.url, db=3) as chosen:
+        assert chosen.hget(mark_key(IDENTITY), "sequence") == b"1"
+    assert not servers.redis.exists(mark_key(IDENTITY))
+
+
+async def test_a_wrong_password_is_named_as_such(servers: Servers) -> None:
+    """S5: and is not repeated in the error."""
+    with pytest.raises(ConnectionError, match="invalid username-password") as refused:
+        await servers.open(url=servers.url.replace("redis://", f"redis://{LOGIN}"))
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_server_alone_is_no_cluster(servers: Servers) -> None:
+    """S5: the error has the reason of each server that was asked."""
+    with pytest.raises(ConnectionError, match="cluster support disabled"):
+        await servers.open(url=servers.url.replace("redis://", "redis+cluster://"))
+
+
+async def test_a_redis_cluster_that_refuses_the_password_is_not_a_missing_master(
+    moving_cluster: ValkeyCluster,
+) -> None:
+    """S5."""
+    url = moving_cluster.url.replace("://", f"://{LOGIN}")
+
+    with pytest.raises(ConnectionError, match="invalid username-password") as refused:
+        await RedisEngines(ServerUrl.parse(url)).open(IDENTITY)
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_redis_replica_is_not_taken_for_a_master(
+    with_replica: MasterAndReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5, S9: nothing is written to it, and the error has the reason."""
+    monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 300)
+    at = with_replica.replica.connection_pool.connection_kwargs
+    url = f"redis://{at['host']}:{at['port']}"
+
+    with pytest.raises(ConnectionError, match="read only replica"):
+        await RedisEngines(ServerUrl.parse(url)).open(IDENTITY)
+
+
+# --- servers that change --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("appendfsync", "everysec", "appendfsync everysec"),
+        ("maxmemory-policy", "allkeys-lru", "noeviction"),
+    ],
+)
+@pytest.mark.parametrize("writes", [True, False], ids=["commit", "verify"])
+async def test_a_server_that_takes_the_place_of_another_is_checked_as_well(
+    servers: Servers, name: str, value: str, why: str, writes: bool
+) -> None:
+    """S9, C6: a replica that is promoted has settings of its own, which may lose commits."""
+    node = servers.node()
+    engine = await node.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    with _setting(servers, "maxmemory", 1 << 30), _setting(servers, name, value):
+        _break_connections(servers)
+
+        with pytest.raises((EngineFailed, CommitOutcomeUnknown), match=why):
+            await (engine.commit(puts(Table.GROUPS, b"b")) if writes else engine.verify())
+        with pytest.raises(StoreNotFit, match=why):
+            await node.open()
+
+    again = await node.open()
+    await again.commit(puts(Table.GROUPS, b"c"))
+    assert await again.load(Table.GROUPS, [b"a", b"b", b"c"]) == [
+        b"value of a",
+        None,
+        b"value of c",
+    ]
+
+
+# --- servers that are busy or full ----------------------------------------------------------------
+
+
+async def test_a_script_of_another_user_delays_commits_and_fails_none(servers: Servers) -> None:
+    """S9: the server refuses everything while it runs, until an operator ends it."""
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    with _setting(servers, "busy-reply-threshold", 10), redis.Redis.from_url(servers.url) as other:
+
+        def hang() -> None:
+            with pytest.raises(redis.ResponseError):
+                other.eval("while true do end", 0)
+
+        hanging = threading.Thread(target=hang)
+        hanging.start()
+
+        async def is_busy() -> bool:
+            try:
+                return not servers.redis.ping()
+            except redis.ResponseError as error:
+                return "BUSY" in str(error)
+
+        await until(is_busy)
+        commit = asyncio.ensure_future(engine.commit(puts(Table.GROUPS, b"b")))
+        await asyncio.wait({commit}, timeout=0.3)
+        is_early = commit.done()
+        servers.redis.execute_command("SCRIPT KILL")
+        hanging.join()
+        await commit
+
+    assert not is_early
+    assert await engine.load(Table.GROUPS, [b"a", b"b"]) == [b"value of a", b"value of b"]
+
+
+async def test_a_server_without_room_for_connections_keeps_those_that_are_there(
+    servers: Servers,
+) -> None:
+    """S9: others are unharmed, and the error has the reason."""
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    await engine.load(Table.GROUPS, [b"a"])
+    with _setting(servers, "maxclients", len(servers.redis.client_list())):
+        with pytest.raises(ConnectionError, match="max number of clients"):
+            await servers.open()
+
+        await engine.commit(puts(Table.GROUPS, b"b"))
+        assert await engine.load(Table.GROUPS, [b"b"]) == [b"value of b"]
+
+    await servers.open()
+
+
+async def test_a_partition_opens_while_the_memory_is_full(servers: Servers) -> None:
+    """S9: to settle what is there; publishes are refused by the watermark."""
+    await (await servers.open()).commit(puts(Table.GROUPS, b"a"))
+    with _setting(servers, "maxmemory", 1):
+        servers.redis.script_flush()
+        engine = await servers.open()
+
+        await engine.commit(puts(Table.GROUPS, b"b"))
+
+        assert await engine.load(Table.GROUPS, [b"a", b"b"]) == [b"value of a", b"value of b"]
