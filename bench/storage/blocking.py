@@ -1,8 +1,8 @@
-"""How long the scripts of the engine redis hold up the server: nothing else runs on it meanwhile.
+"""How long scripts of the engine redis hold up the server, which runs nothing else at that time.
 
 Writes and reads of the largest size that one script gets, for each kind of table; a commit of ten
 times as many rows, which is cut into pieces; and the deletion of a range. `cpu_ms` is the CPU time
-of the server per script, the way there and back included. The other times are wall times as the
+of the server per script, the round trip included. The other times are wall times as the
 server logs them, so that other work on the machine counts.
 """
 
