@@ -1,4 +1,6 @@
-"""Checks of numbers in requests that several services share."""
+"""Checks of numbers and times in requests that several services share."""
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tidemark import limits
 from tidemark.errors import InvalidArgument
@@ -14,3 +16,11 @@ def check_visibility(visibility_ms: int) -> None:
     if visibility_ms:
         low, high = limits.VISIBILITY_TIMEOUT_MS_MIN, limits.VISIBILITY_TIMEOUT_MS_MAX
         check_range("visibility_ms", visibility_ms, low, high)
+
+
+def unix_ms(field: str, time: Timestamp) -> int:
+    """A time in a request, in milliseconds; 0 if it is not set."""
+    try:
+        return int(time.ToMilliseconds())
+    except ValueError:
+        raise InvalidArgument("not a time", field=field) from None

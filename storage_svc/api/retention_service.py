@@ -28,6 +28,7 @@ from tidemark import limits
 from tidemark.api.storage.v1 import retention_pb2, retention_pb2_grpc
 from tidemark.clock import Clock
 from tidemark.errors import BatchTooLarge, InvalidArgument, TidemarkError, Unavailable
+from tidemark.field_checks import unix_ms
 from tidemark.names import LmqName
 from tidemark.rpc.statuses import to_status
 
@@ -57,8 +58,8 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         wanted = TableFilter(
             request.columns,
             request.topic,
-            request.after_time.ToMilliseconds(),
-            request.before_time.ToMilliseconds(),
+            unix_ms("after_time", request.after_time),
+            unix_ms("before_time", request.before_time),
             request.lmq_name,
             request.prefix,
             request.age_ms_min,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.dead_letters import DeadLetterReason
 from tidemark.errors import InvalidArgument
+from tidemark.field_checks import unix_ms
 
 HEADER_PREFIX = "tidemark-dead-"
 HEADER_REASON = "tidemark-dead-reason"
@@ -90,7 +91,4 @@ def _number(text: str, most: int) -> int:
 
 def _unix_ms(proto: topic_pb2.DeadLetterFilter, field: str) -> int:
     """A time of the filter; 0 if it is not set."""
-    try:
-        return max(0, int(getattr(proto, field).ToMilliseconds()))
-    except ValueError:
-        raise InvalidArgument("not a time", field=field) from None
+    return max(0, unix_ms(field, getattr(proto, field)))

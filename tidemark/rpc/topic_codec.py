@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import InvalidArgument
+from tidemark.field_checks import unix_ms
 from tidemark.topics import (
     ConsumptionRecords,
     MaxWaitAction,
@@ -63,8 +64,8 @@ def topic_from_proto(proto: topic_pb2.Topic) -> Topic:
         proto.name,
         settings_from_proto(proto.settings),
         proto.version,
-        proto.create_time.ToMilliseconds(),
-        proto.update_time.ToMilliseconds(),
+        unix_ms("create_time", proto.create_time),
+        unix_ms("update_time", proto.update_time),
         proto.paused,
     )
 

@@ -8,7 +8,7 @@ samplers come from the standard OTEL_ variables, which the SDK reads itself.
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
@@ -43,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 # A collector that does not answer must not use up the grace period of a stopping service.
 _STOP_MS_MAX: Final = 3_000
+
+# As for all channels: the exporters repeat calls themselves, with a limit (ADR 39).
+_CHANNEL_OPTIONS: Final[Any] = (("grpc.enable_retries", 0),)
 
 
 class _WholeTraces(TraceIdRatioBased):
@@ -88,7 +91,9 @@ class Exports:
         if settings.metrics_listen:  # first, because only this one can fail
             readers.append(self._start_prometheus(settings.metrics_listen))
         if settings.metrics_endpoint:
-            exporter = OTLPMetricExporter(endpoint=settings.metrics_endpoint)
+            exporter = OTLPMetricExporter(
+                endpoint=settings.metrics_endpoint, channel_options=_CHANNEL_OPTIONS
+            )
             readers.append(PeriodicExportingMetricReader(exporter))
         if readers:
             provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
@@ -117,7 +122,9 @@ class Exports:
             sampler = ParentBased(sampler)
         draw_share(share)
         provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(endpoint=settings.traces_endpoint)
+        exporter = OTLPSpanExporter(
+            endpoint=settings.traces_endpoint, channel_options=_CHANNEL_OPTIONS
+        )
         provider.add_span_processor(BatchSpanProcessor(exporter))
         trace.set_tracer_provider(provider)
         self._stops.append(provider.shutdown)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from storage_svc.engines.engine import Table
 from tests.support.counted_reads import count_reads
@@ -160,6 +161,8 @@ async def test_a_queue_whose_topic_is_gone_keeps_no_table_from_being_read(
         ({"name": SCAN_TABLE_NAME_SYSTEM_METRICS, "topic": "a"}, "INVALID_ARGUMENT"),
         ({"name": SCAN_TABLE_NAME_SYSTEM_METRICS, "prefix": "a"}, "INVALID_ARGUMENT"),
         pytest.param({"name": UNKNOWN_TABLE}, "INVALID_ARGUMENT"),
+        ({"after_time": Timestamp(nanos=-1)}, "INVALID_ARGUMENT"),
+        ({"before_time": Timestamp(seconds=2**62)}, "INVALID_ARGUMENT"),
     ],
 )
 async def test_a_table_that_cannot_be_is_refused(

@@ -143,6 +143,17 @@ async def test_settings_out_of_range_are_refused(
         await get_topic(storage, "set")
 
 
+async def test_a_topic_with_a_time_that_is_none_is_refused(storage: RunningStorage) -> None:
+    """S3."""
+    topic = Topic(name="jobs")
+    topic.update_time.nanos = -1
+
+    with pytest.raises(errors.InvalidArgument) as refused:
+        await storage.storage.PutTopic(storage_pb2.PutTopicRequest(topic=topic, create=True))
+
+    assert refused.value.metadata == {"field": "update_time"}
+
+
 async def test_a_topic_is_created_once_and_equal_settings_are_a_success(
     storage: RunningStorage,
 ) -> None:
