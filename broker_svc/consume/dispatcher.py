@@ -182,7 +182,10 @@ class Dispatcher:
 
     def before_frame_sent(self, partition: int) -> None:
         """Add a reserve for each waiting feed that gets messages with this frame, at its end."""
-        coming, self._coming[partition] = self._coming[partition], {}
+        coming = self._coming[partition]
+        if not coming:
+            return
+        self._coming[partition] = {}
         feeds = [feed for key in coming if (feed := self._feeds.get(key)) is not None]
         for feed in feeds:
             feed.wakeups += 1

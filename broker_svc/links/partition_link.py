@@ -382,8 +382,8 @@ class PartitionLink:
         return moved_bytes
 
     def _let_leave(self) -> None:
-        self._leaves = self._unanswered.may_leave
-        if self.node is not None:
+        left, self._leaves = self._leaves, self._unanswered.may_leave
+        if self.node is not None and (left or self._leaves):
             self.node.link.may_leave(self, self._leaves)
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:

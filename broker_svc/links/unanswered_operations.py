@@ -92,13 +92,15 @@ class UnansweredOperations:
         Storage commits what gathers there while it commits, so a small frame that waits for the one
         before it loses little time, and what joins it meanwhile saves the cost of a frame each.
         """
+        if not self._gathered:
+            return False
         under_way = len(self._frame_ends)
         worthwhile = (
             self._gathered_steps >= WORTHWHILE_OPERATIONS
             or self._gathered_bytes >= WORTHWHILE_BYTES
         )
         prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
-        return bool(self._gathered) and prompt and self._may_owe()
+        return prompt and self._may_owe()
 
     def take(self, result: exchange_pb2.OperationResult) -> None:
         """Storage has answered an operation."""

@@ -171,7 +171,8 @@ def current_traceparent() -> str:
 
     So runs of unrecorded traces are equal, and can be batched together.
     """
-    return traceparent_of(trace.get_current_span())
+    span = trace.get_current_span()
+    return "" if span is trace.INVALID_SPAN else traceparent_of(span)
 
 
 def traceparent_of(span: Span) -> str:
