@@ -94,6 +94,16 @@ APPENDS_PER_OPERATION_MAX: Final = 256
 RENEWALS_PER_FRAME_MAX: Final = 10_000
 """Reservations that the renewals of one frame may name."""
 
+SMALL_FRAME_BYTES: Final = min(
+    FRAME_RUNS_MAX,
+    FRAME_PARTS_MAX,
+    FRAME_ENTRIES_MAX,
+    SUBSCRIPTIONS_PER_SESSION_MAX,
+    SETTLEMENTS_PER_FRAME_MAX,
+    RENEWALS_PER_FRAME_MAX,
+)
+"""A session frame of so few bytes has no more parts than it may: each takes one byte at least."""
+
 TRACEPARENT_BYTES_MAX: Final = 64
 """Trace context of a run: the W3C form has 55 bytes."""
 

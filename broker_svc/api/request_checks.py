@@ -10,6 +10,12 @@ from tidemark.errors import InvalidArgument
 
 def check_parts(request: broker_pb2.SessionRequest) -> None:
     """Raise for a frame with more parts than one may carry."""
+    if request.ByteSize() > limits.SMALL_FRAME_BYTES:
+        _check_counts(request)
+    _check_columns(request.run_arrays)
+
+
+def _check_counts(request: broker_pb2.SessionRequest) -> None:
     parts: tuple[tuple[str, Sequence[object], int], ...] = (
         ("open_consumers", request.open_consumers, limits.FRAME_PARTS_MAX),
         ("open_publishers", request.open_publishers, limits.FRAME_PARTS_MAX),
@@ -40,12 +46,12 @@ def check_parts(request: broker_pb2.SessionRequest) -> None:
         raise InvalidArgument(
             f"at most {limits.SETTLEMENTS_PER_FRAME_MAX} deliveries a frame", field="acks"
         )
-    _check_run_arrays(request.run_arrays)
+    if sum(len(each.request_ids) for each in request.run_arrays) > limits.FRAME_RUNS_MAX:
+        raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="run_arrays")
     check_held(request.heartbeat.held)
 
 
-def _check_run_arrays(arrays: Sequence[RunArray]) -> None:
-    runs = 0
+def _check_columns(arrays: Sequence[RunArray]) -> None:
     for each in arrays:
         length = len(each.request_ids)
         columns: tuple[Sequence[object], ...] = (
@@ -57,9 +63,6 @@ def _check_run_arrays(arrays: Sequence[RunArray]) -> None:
         )
         if any(len(column) != length for column in columns):
             raise InvalidArgument("the columns of an array are of one length", field="run_arrays")
-        runs += length
-    if runs > limits.FRAME_RUNS_MAX:
-        raise InvalidArgument(f"at most {limits.FRAME_RUNS_MAX} runs a frame", field="run_arrays")
 
 
 def check_held(held: Sequence[broker_pb2.HeldSubscriptions]) -> None:

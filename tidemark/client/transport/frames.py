@@ -45,6 +45,23 @@ class Outgoing:
     def next_frame(self) -> broker_pb2.SessionRequest:
         """Everything that has accumulated, as far as it fits a frame; the rest stays."""
         frame, self.parts = self.parts, broker_pb2.SessionRequest()
+        frame_bytes = frame.ByteSize()
+        if frame_bytes > limits.SMALL_FRAME_BYTES:
+            self._cut(frame)
+            frame_bytes = frame.ByteSize()
+        room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame_bytes)
+        runs = self.runs
+        while runs and len(frame.runs) < FRAME_RUNS:
+            room_bytes -= runs[0].batch.ByteSize()
+            if frame.runs and room_bytes < 0:
+                break
+            frame.runs.append(runs.popleft())
+        if self.plain_runs:
+            self._add_plain(frame, room_bytes)
+        return frame
+
+    def _cut(self, frame: broker_pb2.SessionRequest) -> None:
+        """Leave as many parts in a frame as it may carry, and keep the others for the next."""
         rest = self.parts
         _move(frame.open_publishers, rest.open_publishers, limits.FRAME_PARTS_MAX)
         _move(frame.destroy_publishers, rest.destroy_publishers, limits.FRAME_PARTS_MAX)
@@ -60,15 +77,6 @@ class Outgoing:
             del rest.settlements[:]
             _move(frame.settlements, rest.settlements, settlements)
             rest.settlements.extend(kept)
-        room_bytes = min(FRAME_BYTES, limits.FRAME_BYTES_MAX - frame.ByteSize())
-        runs = self.runs
-        while runs and len(frame.runs) < FRAME_RUNS:
-            room_bytes -= runs[0].batch.ByteSize()
-            if frame.runs and room_bytes < 0:
-                break
-            frame.runs.append(runs.popleft())
-        self._add_plain(frame, room_bytes)
-        return frame
 
     def _add_plain(self, frame: broker_pb2.SessionRequest, room_bytes: int) -> None:
         waiting = self.plain_runs
