@@ -12,11 +12,9 @@ Nothing here waits on a timer.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from broker_svc.consume.consumer import (
     LIKELY_MESSAGE_BYTES,
-    RESERVE_BYTES_MAX,
     Consumer,
     Feed,
     FeedKey,
@@ -24,6 +22,7 @@ from broker_svc.consume.consumer import (
     Room,
     Slices,
 )
+from broker_svc.consume.reserve import Asked, has_lost, is_lost, long_form, reserve_operation
 from broker_svc.consume.standing import StandingReserve, StandingReserves
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import QueueKey
@@ -42,18 +41,6 @@ OperationResult = exchange_pb2.OperationResult | TidemarkError
 _discarded = counter(
     "tidemark.broker.discarded_reservations", description="Reserved for consumers that were gone"
 )
-
-
-class _Asked(NamedTuple):
-    """The most that a reserve may return, and the wakeups of its feed when it was sent."""
-
-    messages: int
-    charged_bytes: int
-    wakeups: int
-    standing: StandingReserve | None
-    """Set if it was asked to stand."""
-    replaced: StandingReserve | None
-    """The standing reserve of the consumer that this one takes over."""
 
 
 class Dispatcher:
@@ -247,7 +234,7 @@ class Dispatcher:
             room.pending_bytes += feed.reserve_bytes
             consumer.reserving += 1
             consumer.quiet.clear()
-            operation = _reserve_operation(consumer, feed, messages, bytes_max)
+            operation = reserve_operation(consumer, feed, messages, bytes_max)
             if standing is not None:
                 standing.write_to(operation.reserve)
             replaced = feed.standing
@@ -256,7 +243,7 @@ class Dispatcher:
             else:
                 replaced = None
             self._coming[feed.partition].pop(feed.key, None)
-            asked = _Asked(messages, feed.reserve_bytes, feed.wakeups, standing, replaced)
+            asked = Asked(messages, feed.reserve_bytes, feed.wakeups, standing, replaced)
             link.ask(operation, partial(self._reserved, consumer, feed, asked))
         if consumer.wants_more and consumer.ready_feeds:
             room.waiting[consumer] = None
@@ -286,7 +273,7 @@ class Dispatcher:
             self.reserve_for(consumer)  # it can do nothing but wait, if there is no room
 
     def _reserved(
-        self, consumer: Consumer, feed: Feed, asked: "_Asked", result: OperationResult
+        self, consumer: Consumer, feed: Feed, asked: Asked, result: OperationResult
     ) -> None:
         consumer.room.taken_bytes -= asked.charged_bytes
         consumer.room.pending_bytes -= asked.charged_bytes
@@ -297,7 +284,7 @@ class Dispatcher:
             consumer.quiet.set()
 
     def _answered(
-        self, consumer: Consumer, feed: Feed, asked: "_Asked", result: OperationResult
+        self, consumer: Consumer, feed: Feed, asked: Asked, result: OperationResult
     ) -> None:
         """Settle the accounts of one reserve: credit, deliveries, and whether to ask again."""
         if isinstance(result, TidemarkError):  # the link broke; the feed asks again when it is up
@@ -314,12 +301,12 @@ class Dispatcher:
         self.reserve_for(consumer)  # its other feeds may have waited for the credit
 
     def _hand_over(
-        self, consumer: Consumer, feed: Feed, asked: "_Asked", reserved: exchange_pb2.ReserveResult
+        self, consumer: Consumer, feed: Feed, asked: Asked, reserved: exchange_pb2.ReserveResult
     ) -> bool:
         """Deliver what was reserved; False if the consumer lost the feed while it was asked for."""
         slices = reserved.slices
         feed.learn(sum(len(each.body) for each in slices), more=reserved.more)
-        lost = _is_lost(consumer, feed, slices)
+        lost = is_lost(consumer, feed, slices)
         messages = sum(each.count for each in slices)
         self.standing.end(asked.replaced)  # what it had left may be among what was reserved
         consumer.credit += asked.messages - (0 if lost else messages)
@@ -344,7 +331,7 @@ class Dispatcher:
         consumer, feed, slices = standing.consumer, standing.feed, reserved.slices
         messages = sum(each.count for each in slices)
         self.standing.used(standing, messages)
-        if _is_lost(consumer, feed, slices):
+        if is_lost(consumer, feed, slices):
             consumer.credit += messages
             self.standing.recall(standing)
             self._release(partition, slices)
@@ -380,7 +367,7 @@ class Dispatcher:
             standing = self.standing.find(standing_id)
             handed = None if standing is None else HandedOut(standing.feed, *columns)
             if standing is None or handed is None or not self._takes(standing, handed):
-                self.handed_out(partition, _alone(standing_id, left, *columns))
+                self.handed_out(partition, long_form(standing_id, left, *columns))
                 continue
             self.standing.used(standing, handed.messages)
             self.delivered.add(handed.messages, handed.feed.lmq_name)
@@ -410,10 +397,10 @@ class Dispatcher:
         consumer, feed = standing.consumer, standing.feed
         current = handed.owner_epoch == feed.owner_epoch
         in_columns = current and consumer.deliver_many is not None
-        return in_columns and not _has_lost(consumer, feed)
+        return in_columns and not has_lost(consumer, feed)
 
     def _ask_again(
-        self, consumer: Consumer, feed: Feed, asked: "_Asked", *, more: bool, accepted: bool
+        self, consumer: Consumer, feed: Feed, asked: Asked, *, more: bool, accepted: bool
     ) -> None:
         """Offer the feed again if it has more, or was woken while the reserve was under way."""
         if feed.removed:
@@ -457,65 +444,3 @@ class Dispatcher:
             )
             answer = self._links[partition].send(exchange_pb2.Operation(settle=settle))
             answer.add_done_callback(asyncio.Future.exception)
-
-
-def _has_lost(consumer: Consumer, feed: Feed) -> bool:
-    """Whether a consumer gets no more of a feed, for now or for good."""
-    return (
-        consumer.closed
-        or consumer.stopped
-        or feed.paused
-        or feed.removed
-        or feed.lmq_name not in consumer.leases
-    )
-
-
-def _is_lost(consumer: Consumer, feed: Feed, slices: Slices) -> bool:
-    """Whether slices cannot be delivered, also because the owner is another one by now."""
-    current = all(each.owner_epoch == feed.owner_epoch for each in slices)
-    return not current or _has_lost(consumer, feed)
-
-
-def _reserve_operation(
-    consumer: Consumer, feed: Feed, messages: int, bytes_max: int
-) -> exchange_pb2.Operation:
-    operation = exchange_pb2.Operation()
-    reserve = operation.reserve
-    reserve.lmq_name = feed.lmq_name
-    reserve.group = feed.group
-    reserve.max_messages = messages
-    reserve.max_bytes = bytes_max
-    reserve.visibility_ms = consumer.visibility_ms
-    reserve.owner_epoch = feed.owner_epoch
-    reserve.reports_hand_outs = consumer.hand_outs is not None
-    # A message that is larger is asked for again, with room for the largest.
-    reserve.strict_bytes = feed.reserve_bytes < RESERVE_BYTES_MAX
-    return operation
-
-
-def _alone(
-    standing_id: int,
-    left: int,
-    reservation_id: int,
-    receipt: bytes,
-    first_offset: int,
-    count: int,
-    body: bytes,
-    visibility_ms: int,
-    publish_time_ms: int,
-    owner_epoch: int,
-) -> exchange_pb2.ReserveResult:
-    """A hand-out that came in columns, in its long form."""
-    reserved = exchange_pb2.ReserveResult(standing_id=standing_id, standing_messages=left)
-    reserved.slices.add(
-        reservation_id=reservation_id,
-        receipt=receipt,
-        first_offset=first_offset,
-        count=count,
-        body=body,
-        delivery_count=1,
-        visibility_ms=visibility_ms,
-        publish_time_ms=publish_time_ms,
-        owner_epoch=owner_epoch,
-    )
-    return reserved
