@@ -21,6 +21,8 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_500),
     ("grpc.http2.ping_timeout_ms", 2_500),
+    # gRPC's own repeats have no limit: over a connection that has just ended, they would not end.
+    ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
 _CALL_TIMEOUT_S: Final = 60.0
