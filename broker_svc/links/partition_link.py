@@ -34,6 +34,9 @@ from tidemark.telemetry import counter, current_traceparent
 
 _HELD_PER_PAGE: Final = 10_000
 _RECONNECT_MS_MIN: Final = 50
+CLAIM_MS_MAX: Final = 60_000
+"""Storage's own limit for a call. A claim without an answer by then is lost, and made again: a node
+may hang in such a way that its connections live."""
 _FAULTY: Final = (DataCorrupt, PartitionFaulty)
 
 _log = logging.getLogger(__name__)
@@ -322,7 +325,11 @@ class PartitionLink:
             witnessed_commit=self._witnessed_commit,
         )
         try:
-            claimed = await node.storage.ClaimPartition(claim)
+            calling = node.storage.ClaimPartition(claim)
+            claimed = await self._clock.wait_for(calling, CLAIM_MS_MAX)
+        except TimeoutError:
+            detail = f"{node.address} did not answer a claim in {CLAIM_MS_MAX} ms"
+            raise Unavailable(detail, partition=str(self.partition)) from None
         except Fenced as error:
             _log.warning("fenced: %s", error, extra={"partition": self.partition})
             self._holding.refused(version, error.metadata.get("owner", ""))

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import pytest
 
 from broker_svc.links.link_state import Assigned
-from broker_svc.links.partition_link import PartitionLink
+from broker_svc.links.partition_link import CLAIM_MS_MAX, PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.unanswered_operations import (
     FRAMES_IN_FLIGHT_MAX,
     WORTHWHILE_BYTES,
     WORTHWHILE_OPERATIONS,
 )
+from tests.support.local_broker import in_time
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
@@ -24,6 +26,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     ReserveResult,
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
+from tidemark.api.storage.v1.storage_pb2 import ClaimPartitionRequest
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
 from tidemark.errors import Fenced, NotOwner, Unavailable
@@ -116,6 +119,41 @@ async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
         await ManualClock().sleep_ms(0)
 
     assert offers.told == ["result", 7]
+
+
+class SilentStorage:
+    """A storage node that answers no claim."""
+
+    def __init__(self) -> None:
+        self.claims: asyncio.Queue[ClaimPartitionRequest] = asyncio.Queue()
+
+    async def ClaimPartition(self, request: ClaimPartitionRequest) -> None:
+        self.claims.put_nowait(request)
+        await asyncio.Event().wait()
+
+
+async def test_a_claim_that_is_never_answered_is_made_again() -> None:
+    """S2: connections to a node that hangs may live, so that nothing else ends the call."""
+    storage: Any = SilentStorage()
+    settings, clock = BrokerSettings(partitions=1), ManualClock()
+    nodes = StorageNodes([StorageNode("storage", storage)], settings, clock)
+    link = PartitionLink(0, settings, 1, nodes, clock, lambda: None)
+    link.follow(Assigned(1, settings.broker_id))
+    running = asyncio.create_task(link.run())
+    await storage.claims.get()
+
+    await in_time(clock.until_sleepers(1))
+    await clock.advance_ms(CLAIM_MS_MAX - 1)
+    before, detail = storage.claims.qsize(), link.detail
+    await clock.advance_ms(1_000)
+    await storage.claims.get()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert not before
+    assert "did not answer" not in detail
+    assert link.detail == f"UNAVAILABLE: storage did not answer a claim in {CLAIM_MS_MAX} ms"
+    assert link.is_unreachable
 
 
 # --- which frames leave ---------------------------------------------------------------------------
