@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
-from storage_svc.api.exchange_part import ExchangePart, Unsent, write_end
+from storage_svc.api.exchange_part import Asked, ExchangePart, Unsent, write_end
 from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.clock import give_way
@@ -119,8 +119,10 @@ class Exchange:
                 self._unbind(unbind)
             for bind in request.binds:
                 self._bind(bind)
-            for operations in request.parts:
-                self._submit(operations)
+            # First all are decoded, then all are submitted: see `CommonTurns`.
+            for asked in [self._decode(operations) for operations in request.parts]:
+                if asked is not None:
+                    self._submit(asked)
             self._make_room()
             await give_way()  # to the partitions, which commit
             await self._room.wait()
@@ -146,7 +148,8 @@ class Exchange:
             del self._parts[part.number]
             self._close(part)
 
-    def _submit(self, request: exchange_pb2.PartitionOperations) -> None:
+    def _decode(self, request: exchange_pb2.PartitionOperations) -> Asked | None:
+        """None if the stream does not carry the partition, which is reported."""
         part = self._find(request.partition, request.broker_epoch)
         if part is None:
             error = InvalidArgument(
@@ -154,9 +157,13 @@ class Exchange:
                 field="parts",
             )
             self._refuse(request.partition, request.broker_epoch, error)
-            return
+            return None
+        return part.decode(request, self._answered)
+
+    def _submit(self, asked: Asked) -> None:
         self._under_way += 1
-        part.submit(request, self._answered)
+        part = asked.part
+        part.submit(asked)
         if part.crowded:
             self._crowded.add(part)
 

@@ -117,6 +117,8 @@ class ExchangePart:
 
         Not asked while the partition reopens: operations get its faults as errors then.
         """
+        if self._partition.is_held_under(self.broker_epoch):  # as nearly always
+            return None
         if self._partition.has_left:
             return not_held_here(self.number)
         if self._partition.is_open:
@@ -128,32 +130,33 @@ class ExchangePart:
 
     # --- operations ----------------------------------------------------------------------------
 
-    def submit(
+    def decode(
         self,
         request: exchange_pb2.PartitionOperations,
         answered: "Callable[[ExchangePart], None]",
-    ) -> None:
-        """Submit the valid operations and refuse the others; `answered` is called once all have a
-        result."""
-        asked = _Asked(self, request, answered)
-        operations: list[Operation[ExchangeResult]] = []
-        callers: list[str] = []
+    ) -> "Asked":
+        """The valid operations of a request, and why the others are refused; `answered` is called
+        once all have a result."""
+        asked = Asked(self, request, answered)
         for each in request.operations:
             try:
                 operation = codec.decode_operation(each)
             except TidemarkError as error:
                 asked.refused.append((each.request_id, error))
                 continue
-            operations.append(operation)
+            asked.operations.append(operation)
             asked.request_ids.append(each.request_id)
-            callers.append(each.traceparent)
+            asked.callers.append(each.traceparent)
             if isinstance(operation, AppendRuns):
                 asked.unanswered += len(operation.appends) - 1
+        return asked
+
+    def submit(self, asked: "Asked") -> None:
+        """Submit what was decoded."""
         self._unanswered += asked.unanswered
         self._unanswered_bytes += asked.size
-        if not any(callers):
-            callers = []
-        self._partition.submit_for(asked, operations, callers, self.broker_epoch)
+        callers = asked.callers if any(asked.callers) else ()
+        self._partition.submit_for(asked, asked.operations, callers, self.broker_epoch)
 
     def take_results(self, results: Iterable[_Answered]) -> None:
         """Keep results for the next frame."""
@@ -235,10 +238,20 @@ class ExchangePart:
         return used_bytes
 
 
-class _Asked:
+class Asked:
     """Operations that one frame of the broker has for a partition, until all have their results."""
 
-    __slots__ = ("_answered", "_part", "_results", "refused", "request_ids", "size", "unanswered")
+    __slots__ = (
+        "_answered",
+        "_results",
+        "callers",
+        "operations",
+        "part",
+        "refused",
+        "request_ids",
+        "size",
+        "unanswered",
+    )
 
     def __init__(
         self,
@@ -249,10 +262,13 @@ class _Asked:
         self.size = request.ByteSize()
         self.unanswered = len(request.operations)
         """How many operations it counts for: some are for many runs."""
+        self.operations: list[Operation[ExchangeResult]] = []
         self.request_ids: list[int] = []
+        self.callers: list[str] = []
+        """Trace contexts of the operations."""
         self.refused: list[_Answered] = []
         """Operations that were malformed; their results follow those of the others."""
-        self._part = part
+        self.part = part
         self._answered = answered
         self._results = 0
 
@@ -271,7 +287,7 @@ class _Asked:
             self._take([(each, error) for each in left])
 
     def _take(self, results: list[_Answered]) -> None:
-        part = self._part
+        part = self.part
         if self._results == len(self.request_ids):
             part.answered(self.unanswered, self.size)
             self._answered(part)

@@ -117,7 +117,8 @@ class AgeJournal:
 
     async def write(self, engine: Engine, batch: Batch, next_number: Callable[[], int]) -> None:
         """Write the rows. The numbers must never have been used before."""
-        for (number, topic), times in _by_topic(self._removed).items():
+        removed = _by_topic(self._removed) if self._removed else {}
+        for (number, topic), times in removed.items():
             kind = _OF_NUMBER[number]
             for key, value in await _rows_at(engine, kind, topic, times):
                 time_ms, queue_ids = read_age(key, value)

@@ -2,9 +2,9 @@
 
 A commit takes all frames that have gathered, up to a bound. Nearly every commit is applied without
 waiting for anything. Those of all partitions of a node are applied in one turn of the event loop,
-and end in one turn with the sync that they share: they need no task, no future and no wake-up of
-their own. A commit that has to wait while it is applied continues in the task of its partition, so
-that it delays no other partition; so does the recovery from a commit that failed.
+step by step, and end in one turn after the sync that they share: they need no task, no future and
+no wake-up of their own. A commit that has to wait while it is applied continues in the task of its
+partition, so that it delays no other partition; so does the recovery from a commit that failed.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from storage_svc.operations.operation import Operation
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.frames import EMBEDDED, Frame, Requester
 from storage_svc.partition.writer import Prepared, Writer
-from storage_svc.turns import CommonTurns
+from storage_svc.turns import STEP_END, CommonTurns, Step
 from tidemark.errors import TidemarkError
 
 R = TypeVar("R")
@@ -111,13 +111,13 @@ class CommitLoop:
     def _ask_turn(self) -> None:
         if self._frames and self._waits and not (self._under_way or self._turn_asked):
             self._turn_asked = True
-            self._turns.ask(self._run_turn)
+            self._turns.ask(self._begin_turn)
 
-    def _run_turn(self) -> None:
+    def _begin_turn(self) -> "Step | None":
         """Begin a commit of what has gathered."""
         self._turn_asked = False
         if self._under_way or not self._waits or not self._frames:
-            return
+            return None
         self._under_way = True
         frames = self._take()
         try:
@@ -125,18 +125,33 @@ class CommitLoop:
             if commit.engine.storage_epoch or any(each.callers for each in frames):
                 # Its reads are trips to other processes, or it has spans that last until its end.
                 self._do_in_task(self._write(commit, frames))
-                return
-            steps = self._writer.prepare(commit, frames)
-            waits_for = steps.send(None)
-        except StopIteration as applied:
-            self._begin(applied.value)
+                return None
+            return partial(self._apply, frames, self._writer.prepare(commit, frames))
         except Exception as error:
             self._do_in_task(self._recover(frames, error))
-        else:
-            self._do_in_task(self._finish(frames, _Started(steps, waits_for)))
+            return None
+
+    def _apply(
+        self, frames: Sequence[Frame], preparing: Coroutine[Any, Any, Prepared]
+    ) -> "Step | None":
+        """A step of a commit, and in the last one hand its batch over."""
+        try:
+            waits_for = preparing.send(None)
+        except StopIteration as applied:
+            return partial(self._hand_over, applied.value)
+        except Exception as error:
+            self._do_in_task(self._recover(frames, error))
+            return None
+        if waits_for is STEP_END:
+            return partial(self._apply, frames, preparing)
+        self._do_in_task(self._finish(frames, _Started(preparing, waits_for)))
+        return None
 
     def _take(self) -> list[Frame]:
         """The frames of the next commit: all that wait, up to a bound, and one at least."""
+        if len(self._frames) == 1:
+            frames, self._frames = self._frames, []
+            return frames
         taken = body_bytes = steps = 0
         body_bytes_max, steps_max = self.bounds
         for frame in self._frames:
@@ -148,30 +163,40 @@ class CommitLoop:
         frames, self._frames = self._frames[:taken], self._frames[taken:]
         return frames
 
-    def _begin(self, prepared: Prepared) -> None:
-        if not len(prepared.batch):
-            self._end(prepared)
-            return
+    def _hand_over(self, prepared: Prepared) -> "Step | None":
+        if not prepared.batch.operations:
+            return partial(self._answer, prepared)
         engine, ended = prepared.context.engine, partial(self._ended, prepared)
         try:
             began = engine.begin_commit(prepared.batch, ended)
         except Exception as error:
             self._do_in_task(self._recover(prepared.frames, error))
-            return
+            return None
         if not began:
             self._do_in_task(self._finish(prepared.frames, prepared))
+        return None
 
     def _ended(self, prepared: Prepared, error: Exception | None) -> None:
-        if not self._waits:  # the task was cancelled: the partition has ended
-            return
+        """Those of one sync are called in one turn: they share the next one as well."""
         if error is None:
-            self._end(prepared)
-        else:
+            self._turns.ask(partial(self._answer, prepared))
+        elif self._waits:
             self._do_in_task(self._recover(prepared.frames, error))
 
-    def _end(self, prepared: Prepared) -> None:
+    def _answer(self, prepared: Prepared) -> "Step | None":
+        """The commit is durable."""
+        if not self._waits:  # the task was cancelled: the partition has ended
+            return None
         try:
-            self._writer.complete(prepared)
+            self._writer.answer(prepared)
+        except Exception as error:
+            self._do_in_task(self._recover(prepared.frames, error))
+            return None
+        return partial(self._report, prepared)
+
+    def _report(self, prepared: Prepared) -> None:
+        try:
+            self._writer.report(prepared)
         except Exception as error:
             self._do_in_task(self._recover(prepared.frames, error))
             return
@@ -201,7 +226,8 @@ class CommitLoop:
             prepared = await applied if isinstance(applied, _Started) else applied
             if len(prepared.batch):
                 await prepared.context.engine.commit(prepared.batch)
-            self._writer.complete(prepared)
+            self._writer.answer(prepared)
+            self._writer.report(prepared)
         except Exception as error:
             await self._recover(frames, error)
 
@@ -219,6 +245,9 @@ class _Started(Generic[T]):
         steps, waits_for = self._steps, self._waits_for
         try:
             while True:
+                if waits_for is STEP_END:
+                    waits_for = steps.send(None)
+                    continue
                 try:
                     got = yield waits_for
                 except BaseException as error:

@@ -60,6 +60,8 @@ class Erasures:
 
     def first(self) -> Erasure | None:
         """The oldest that can be continued."""
+        if not self._marks:  # asked after every commit
+            return None
         return next((each for each in self if not each.unreadable), None)
 
     def concerns(self, queue_id: int) -> bool:

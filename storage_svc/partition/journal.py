@@ -117,7 +117,8 @@ class BatchJournal:
         for at in range(0, len(self._consumed), CONSUMED_PER_ROW_MAX):
             entries = self._consumed[at : at + CONSUMED_PER_ROW_MAX]
             self.batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
-        self._put_history()
+        if self.removals:
+            self._put_history()
         await self.ages.write(engine, self.batch, self._next_number)
         return self.batch
 

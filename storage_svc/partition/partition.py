@@ -315,6 +315,11 @@ class Partition:
         """Raise Fenced for a broker that does not hold the partition, or no longer does."""
         check_broker_epoch(self.state, broker_epoch)
 
+    def is_held_under(self, broker_epoch: int) -> bool:
+        """Whether it is open, and a broker holds it under that epoch."""
+        state = self._state
+        return state is not None and 0 < broker_epoch == state.counters.broker_epoch
+
     @property
     def has_connected_broker(self) -> bool:
         """Whether the broker that holds the partition is connected, and expires what is due."""
@@ -385,11 +390,12 @@ class Partition:
         self._erasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _new_commit(self) -> CommitContext:
+        state = self.state
         return CommitContext(
-            self.state,
+            state,
             self.number,
             self.identity.partitions,
-            self._time.stamp(self.state.counters),
+            self._time.stamp(state.counters),
             disk_full=self.disk.full,
             publishes_refused=self.health.refusal(self.number),
             deletions_refused=self._time.refusal(),

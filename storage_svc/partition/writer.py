@@ -23,7 +23,7 @@ from storage_svc.partition.exchange_events import ConnectedExchanges
 from storage_svc.partition.frames import Frame
 from storage_svc.partition.spans import CommitSpans, refused
 from storage_svc.partition.state import PartitionState
-from storage_svc.turns import TURN_OPERATIONS_MAX, give_way, in_turns
+from storage_svc.turns import STEP_END, TURN_OPERATIONS_MAX, give_way, in_turns
 from tidemark.clock import Clock
 from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, Fenced, TidemarkError
 from tidemark.telemetry import is_sampled
@@ -91,24 +91,35 @@ class Writer:
             if len(prepared.batch):
                 with traced.commit():
                     await commit.engine.commit(prepared.batch)
-        self.complete(prepared)
+        self.answer(prepared)
+        self.report(prepared)
 
     async def prepare(
         self, commit: CommitContext, frames: Sequence[Frame], traced: CommitSpans | None = None
     ) -> Prepared:
-        """Apply frames: the batch is complete, and nothing is answered yet."""
+        """Apply frames: the batch is complete, and nothing is answered yet. Without `traced` in
+        steps, for common turns."""
         started_ns = self._clock.monotonic_ns()
         if commit.state.deadlines.needs_page:
             await read_deadlines(commit.engine, commit.state.deadlines)
         if commit.engine.storage_epoch:
             await read_ahead(commit, [each for frame in frames for each in frame.operations])
         results = await self._apply_frames(commit, frames, traced)
-        if self._expires_due(commit):
+        # Every commit expires what is due while a broker is connected; else sweeps do it (V1).
+        if commit.state.deadlines.is_due(commit.now_ms) and self._is_connected(commit):
             await ExpireDue().apply(commit)
-        handed_out = await self._hand_out(commit)
+        handed_out: Sequence[Reserved] = ()
+        if commit.journal.ready_queues or commit.ended_standing:
+            if traced is None:
+                await STEP_END
+            # Only a connected broker can receive the results of standing reserves.
+            if self._is_connected(commit):
+                handed_out = await hand_out_standing(commit)
+        if traced is None:
+            await STEP_END
         batch = await commit.journal.finish(commit.engine)
         commit.state.producers.write(batch)
-        if len(batch):
+        if batch.operations:
             commit.count()
             put_counters(batch, commit.counters)
             commit.state.numbers.write(batch)
@@ -117,37 +128,35 @@ class Writer:
         operations = _operations(frames)
         return Prepared(commit, frames, results, handed_out, batch, operations, started_ns)
 
-    def complete(self, prepared: Prepared) -> None:
-        """The commit is durable: answer, and report the events.
+    def _is_connected(self, commit: CommitContext) -> bool:
+        """Whether the broker that holds the partition is connected."""
+        return self._exchanges.includes(commit.counters.broker_epoch)
+
+    def answer(self, prepared: Prepared) -> None:
+        """The commit is durable: answer its operations.
 
         Raises CommitOutcomeUnknown if that fails, for the frames that were not answered.
         """
         commit = prepared.context
-        if len(prepared.batch):
+        if prepared.batch.operations:
             self.commits += 1
             self.last_commit = commit.state.numbers.last = commit.counters.commit
         try:
-            # Results first: that of a reserve comes before what it hands out while it stands.
             for frame, answer in zip(prepared.frames, prepared.results, strict=True):
                 frame.answer(answer)
-            self._committed(commit, prepared.handed_out)
+        except Exception as error:
+            raise CommitOutcomeUnknown("a commit was not answered") from error
+
+    def report(self, prepared: Prepared) -> None:
+        """After the answers: the result of a reserve comes before what it hands out while it
+        stands. Raises CommitOutcomeUnknown if that fails."""
+        try:
+            self._committed(prepared.context, prepared.handed_out)
         except Exception as error:
             raise CommitOutcomeUnknown("a commit was not reported") from error
-        if len(prepared.batch):  # one that wrote nothing would distort the figures of real commits
+        if prepared.batch.operations:  # others would distort the figures of real commits
             took_ns = self._clock.monotonic_ns() - prepared.started_ns
             self._figures.add(took_ns, prepared.operations, prepared.batch.bytes_approx)
-
-    def _expires_due(self, commit: CommitContext) -> bool:
-        """Every commit expires what is due while a broker is connected; else sweeps do it (V1)."""
-        connected = self._exchanges.includes(commit.counters.broker_epoch)
-        return connected and commit.state.deadlines.is_due(commit.now_ms)
-
-    async def _hand_out(self, commit: CommitContext) -> list[Reserved]:
-        """Results of standing reserves, which only a connected broker can receive."""
-        if not commit.journal.ready_queues and not commit.ended_standing:
-            return []
-        connected = self._exchanges.includes(commit.counters.broker_epoch)
-        return await hand_out_standing(commit) if connected else []
 
     async def _apply_frames(
         self, commit: CommitContext, frames: Sequence[Frame], traced: CommitSpans | None
