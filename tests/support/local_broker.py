@@ -17,11 +17,12 @@ from broker_svc.links.expiry_timer import FINEST_MS
 from storage_svc.app import storage
 from storage_svc.engines.engine import Engines
 from tests.support.engine_choice import ENGINE
+from tests.support.faulty_engine import FaultyEngines
 from tests.support.session import Consumer, Session, batch_of
 from tests.support.storage_client import NO_LIFECYCLE
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, topic_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import Delivery, PublishRun, Settlement
+from tidemark.api.broker.v1.message_pb2 import Ack, Delivery, PublishRun, Settlement
 from tidemark.api.broker.v1.topic_pb2_grpc import TopicServiceStub
 from tidemark.api.storage.v1.action_pb2_grpc import DelegationServiceStub
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
@@ -236,6 +237,19 @@ async def take(consumer: Consumer, messages: int) -> list[Delivery]:
     return taken
 
 
+async def waiting_consumer(
+    session: Session, *queues: str, group: str = "", credit: int = 100
+) -> Consumer:
+    """A consumer that has acknowledged a first message of each queue, and waits for more."""
+    consumer = session.open_consumer(group, credit=credit)
+    await consumer.subscribe(*queues)
+    for queue in queues:
+        await session.publish(queue, [b"first"])
+    for each in await take(consumer, len(queues)):
+        await session.settle(each.delivery_tag, Ack())
+    return consumer
+
+
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Repeat a check until it holds; for conditions that no event signals."""
 
@@ -279,3 +293,25 @@ async def until_share(session: Session, *partitions: int) -> None:
         return sorted((await session.open_publisher(PLAIN)).partitions) == sorted(partitions)
 
     await until(heard)
+
+
+async def commits(local: LocalBroker) -> int:
+    """Commits of all partitions since storage started."""
+    response = await local.topics.ListPartitions(topic_pb2.ListPartitionsRequest())
+    return sum(each.commits for each in response.partitions)
+
+
+async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
+    """The same services over disks that fail on demand."""
+    disks: list[FaultyEngines] = []
+
+    def wrap(engines: Engines) -> Engines:
+        disks.append(FaultyEngines(engines))
+        return disks[-1]
+
+    await local.stop_broker()
+    await local.stop_storage()
+    local.wrap = wrap
+    await local.start_storage()
+    await local.start_broker()
+    return disks

@@ -8,6 +8,7 @@ from tests.support.session import Consumer, Session
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Delivery
 from tidemark.clock import ManualClock
+from tidemark.rpc import from_status
 
 MESSAGES = 10
 VISIBILITY_MS = 60_000
@@ -111,3 +112,11 @@ async def run_out(local: LocalBroker, clock: ManualClock) -> None:
         await clock.advance_ms(VISIBILITY_MS // 8)
         (result,) = await local.publish(run_of("orders/other", b"x"))
         assert reason_of(result) == ""
+
+
+async def renew(session: Session, **fields: Any) -> list[str]:
+    """Renew reservations; returns the reasons of refused ones."""
+    answer = session.submit_renewal(broker_pb2.Renewal(**fields))
+    session.wake()
+    result = await in_time(answer)
+    return [from_status(each.error).reason for each in result.refused]

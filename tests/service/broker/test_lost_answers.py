@@ -6,17 +6,17 @@ from typing import TypeAlias
 
 import pytest
 
-from storage_svc.engines.engine import Engines, Table
+from storage_svc.engines.engine import Table
 from tests.service.broker.conftest import Gated, StartBroker
-from tests.support.faulty_engine import Fault, FaultyEngines
+from tests.support.faulty_engine import Fault
 from tests.support.local_broker import (
-    LocalBroker,
     in_time,
     payloads_of,
     reason_of,
     run_of,
     take,
     until,
+    with_faulty_disks,
 )
 from tests.support.session import Session
 from tidemark.api.broker.v1 import topic_pb2
@@ -51,22 +51,6 @@ async def test_what_was_reserved_with_an_answer_that_was_lost_is_released(
     assert payloads_of([delivery]) == [b"lost"]
     assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
     assert (await session.settle(held.delivery_tag, Ack())).messages == 1
-
-
-async def with_faulty_disks(local: LocalBroker) -> list[FaultyEngines]:
-    """The same services over disks that fail on demand."""
-    disks: list[FaultyEngines] = []
-
-    def wrap(engines: Engines) -> Engines:
-        disks.append(FaultyEngines(engines))
-        return disks[-1]
-
-    await local.stop_broker()
-    await local.stop_storage()
-    local.wrap = wrap
-    await local.start_storage()
-    await local.start_broker()
-    return disks
 
 
 async def test_a_delivery_that_expired_in_a_commit_of_unknown_outcome_is_held_no_longer(

@@ -5,32 +5,14 @@ import asyncio
 from tests.support.local_broker import (
     QUEUE,
     LocalBroker,
+    commits,
     payloads_of,
     reason_of,
     run_of,
     take,
+    waiting_consumer,
 )
-from tests.support.session import Consumer, Session
-from tidemark.api.broker.v1 import topic_pb2
-from tidemark.api.broker.v1.message_pb2 import Ack, Nack
-
-
-async def commits(local: LocalBroker) -> int:
-    response = await local.topics.ListPartitions(topic_pb2.ListPartitionsRequest())
-    return sum(each.commits for each in response.partitions)
-
-
-async def waiting_consumer(
-    session: Session, *queues: str, group: str = "", credit: int = 100
-) -> Consumer:
-    """Has taken and acknowledged what there was, and waits for more."""
-    consumer = session.open_consumer(group, credit=credit)
-    await consumer.subscribe(*queues)
-    for queue in queues:
-        await session.publish(queue, [b"first"])
-    for each in await take(consumer, len(queues)):
-        await session.settle(each.delivery_tag, Ack())
-    return consumer
+from tidemark.api.broker.v1.message_pb2 import Nack
 
 
 async def test_a_waiting_consumer_gets_a_message_by_the_commit_that_stores_it(

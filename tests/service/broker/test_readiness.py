@@ -9,9 +9,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from broker_svc.app import broker
 from tests.service.broker.conftest import Gated, StartBroker
-from tests.service.broker.test_lost_answers import with_faulty_disks
 from tests.support.faulty_engine import Fault
-from tests.support.local_broker import LocalBroker, reason_of, run_of, until
+from tests.support.local_broker import LocalBroker, reason_of, run_of, until, with_faulty_disks
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.clock import SystemClock
 from tidemark.rpc.health import READINESS

@@ -14,23 +14,15 @@ from tests.support.reporting_consumer import (
     attempts_of,
     hold,
     pull_all,
+    renew,
     run_out,
 )
-from tests.support.session import Session
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack
 from tidemark.clock import ManualClock
 from tidemark.errors import InvalidArgument
 from tidemark.rpc import from_status
-
-
-async def renew(session: Session, **fields: Any) -> list[str]:
-    """The reasons of those that were refused."""
-    answer = session.submit_renewal(broker_pb2.Renewal(**fields))
-    session.wake()
-    result = await in_time(answer)
-    return [from_status(each.error).reason for each in result.refused]
 
 
 async def test_renewed_reservations_do_not_run_out(start: StartBroker, clock: ManualClock) -> None:

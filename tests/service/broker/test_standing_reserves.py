@@ -3,16 +3,17 @@
 import pytest
 
 from tests.service.broker.conftest import Gated, StartBroker
-from tests.service.broker.test_one_commit import commits, waiting_consumer
 from tests.support.local_broker import (
     QUEUE,
     LocalBroker,
+    commits,
     in_time,
     payloads_of,
     reason_of,
     run_of,
     take,
     ticking,
+    waiting_consumer,
 )
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.clock import ManualClock

@@ -3,9 +3,8 @@
 import pytest
 
 from tests.service.broker.conftest import StartBroker
-from tests.service.broker.test_renewals import renew
 from tests.support.local_broker import LocalBroker, in_time
-from tests.support.reporting_consumer import PATIENT, attempts_of, hold, pull_all, run_out
+from tests.support.reporting_consumer import PATIENT, attempts_of, hold, pull_all, renew, run_out
 from tidemark.api.broker.v1.message_pb2 import Extend
 from tidemark.clock import ManualClock
 
