@@ -35,7 +35,7 @@ class CommonTurns:
     the loop for all that asked, whatever their number.
 
     All do their first step, then all their second, and so on: a processor repeats the same code for
-    many much faster than it runs all code for one after the other (ADR 39).
+    many much faster than it runs all code for one after the other (ADR 40).
     """
 
     __slots__ = ("_asked", "_context")

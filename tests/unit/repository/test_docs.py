@@ -71,3 +71,14 @@ def _places(document: Path, path: str) -> list[Path]:
     """Where a named file may be: from the root, beside the document, in a package or in proto/."""
     found = [base / path for base in (ROOT, document.parent, ROOT / "proto", ROOT / "tidemark")]
     return [place for place in found if place.exists()]
+
+
+def test_decisions_have_numbers_of_their_own_which_their_titles_repeat() -> None:
+    """Two changes that are made side by side easily take the same number."""
+    decisions = sorted((ROOT / "docs/adr").glob("*.md"))
+
+    numbers = [int(each.name.partition("-")[0]) for each in decisions]
+
+    assert numbers == list(range(1, len(decisions) + 1))
+    for number, each in zip(numbers, decisions, strict=True):
+        assert each.read_text().startswith(f"# {number}. ")
