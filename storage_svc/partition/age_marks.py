@@ -1,8 +1,11 @@
 """The first row of each topic in the index of ages, remembered, so that asking costs no seek.
 
 A mark is a lower bound: rows leave the index without changing it. Scans start at the mark, so that
-rows deleted before it cost nothing.
+rows deleted before it cost nothing. A row that is added while a mark is being read may be missing
+in what is read: where the store is another process, commits end in the meantime.
 """
+
+from dataclasses import dataclass
 
 from storage_svc.engines.age_rows import (
     AgeKind,
@@ -19,17 +22,29 @@ FAR_MS = 2**62
 """The time of the first row where there is none."""
 
 
+@dataclass(slots=True, eq=False)
+class _MarkRead:
+    """A mark that is being read, and the earliest row that was added meanwhile."""
+
+    place: tuple[AgeKind, str]
+    added_ms: int = FAR_MS
+
+
 class AgeMarks:
     """The marks of one partition. They are read when they are first asked for."""
 
-    __slots__ = ("_firsts", "_records")
+    __slots__ = ("_firsts", "_reads", "_records")
 
     def __init__(self) -> None:
         self._firsts: dict[tuple[AgeKind, str], int] = {}
+        self._reads: list[_MarkRead] = []
         self._records: dict[Table, int] = {}
 
     def added(self, kind: AgeKind, topic: str, time_ms: int) -> None:
         """A row was added."""
+        for read in self._reads:
+            if read.place == (kind, topic):
+                read.added_ms = min(read.added_ms, time_ms)
         first_ms = self._firsts.get((kind, topic))
         if first_ms is not None and time_ms < first_ms:
             self._firsts[kind, topic] = time_ms
@@ -42,8 +57,13 @@ class AgeMarks:
         """Read the time of the first row; far in the future if there is none."""
         start, _ = age_range(kind, topic, self._firsts.get((kind, topic), 0), 0)
         end = prefix_end(age_prefix(kind, topic))
-        found = await reader.scan(Table.AGES, start, end, limit=1)
-        first_ms = read_age_ms(found[0][0]) if found else FAR_MS
+        read = _MarkRead((kind, topic))
+        self._reads.append(read)
+        try:
+            found = await reader.scan(Table.AGES, start, end, limit=1)
+        finally:
+            self._reads.remove(read)
+        first_ms = min(read.added_ms, read_age_ms(found[0][0]) if found else FAR_MS)
         self._firsts[kind, topic] = first_ms
         return first_ms
 
