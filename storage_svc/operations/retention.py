@@ -200,8 +200,9 @@ async def _runs(
     handle = await commit.queue_by_id(row.queue_id, briefly=True)
     if handle is None:
         return None
-    settings = handle.topic.settings
-    limit_ms = 1000 * age_limit_s(settings, kind)
+    # A loaded queue that outlives its topic keeps the settings, but no limit applies any more.
+    topic = commit.topics.find(handle.topic.name)
+    limit_ms = 1000 * age_limit_s(topic.settings, kind) if topic is not None else 0
     if not limit_ms:
         return None
     state = handle.state

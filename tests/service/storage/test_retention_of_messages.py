@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.retention_calls import (
     UNKNOWN_TABLE,
+    Planned,
     apply,
     apply_parts,
     history,
@@ -48,7 +49,11 @@ from tidemark.api.storage.v1.retention_pb2 import (
     RetentionPart,
     RetentionType,
 )
-from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_ATTEMPTS_EXHAUSTED, SCAN_KIND_OUTBOX
+from tidemark.api.storage.v1.storage_pb2 import (
+    SCAN_KIND_ATTEMPTS_EXHAUSTED,
+    SCAN_KIND_OUTBOX,
+    DeleteTopicRequest,
+)
 from tidemark.clock import ManualClock
 from tidemark.rpc import from_status
 
@@ -481,3 +486,22 @@ async def test_a_deleted_queue_leaves_a_row_of_history(
         await exchange.ask(operation(remove_queue=RemoveQueue(lmq_name=name)))
 
     assert await history(storage) == [("jobs/full", 3, RETENTION_TYPE_PURGE, "delete")]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+async def test_no_limit_applies_to_a_queue_that_outlives_its_topic(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock, loaded: bool
+) -> None:
+    """R9: the topic was deleted after the plan was made, whether or not the queue is loaded."""
+    await storage.create_topic("gone", retention_enabled=True, retention_seconds=10)
+    await exchange.ask(append("gone/a", b"1", b"2"))
+    queue_id = (await storage.queue("gone/a")).queue.queue_id
+    await clock.advance_ms(10_000)
+    await storage.storage.DeleteTopic(DeleteTopicRequest(name="gone"))
+    if not loaded:
+        await storage.restart()
+
+    applied = await apply(storage, RETENTION_TYPE_EXPIRED, Planned(queue_id, "gone/a", 0, 2))
+
+    assert applied == (0, 0, 1)
+    assert (await storage.queue("gone/a")).queue.messages == 2
