@@ -26,6 +26,8 @@ _WAITING, _, _IDLE, _ = _KINDS = tuple(range(4))
 
 _OF_NUMBER = tuple(AgeKind)
 _NO_BOUNDS: Bounds = (0, 0, 0, 0)
+_NO_OTHER = _NO_BOUNDS[1:]
+"""Those of a queue with nothing but messages that wait."""
 
 _ROWS_PER_TIME_MAX = 4
 """Rows that a scan over several times may read for each of them, before it reads time by time."""
@@ -47,15 +49,21 @@ class AgeJournal:
         """Bring the entries of a queue to the bounds in its record."""
         if not (record.messages or record.scheduled or record.idle_since_ms):
             record.idle_since_ms = max(1, record.last_activity_ms)
+        waiting_ms, settled_ms, idle_ms, groups_ms = before = record.indexed
+        if (  # without a tuple of the bounds: nearly every commit changes none of them
+            record.waiting_since_ms == waiting_ms
+            and record.idle_since_ms == idle_ms
+            and record.settled_since_ms == settled_ms
+            and record.groups_since_ms == groups_ms
+        ):
+            return
         bounds = record.bounds
-        before = record.indexed
-        if bounds != before:
-            self.move(topic_of(record.lmq_name), record.queue_id, before, bounds)
-            record.indexed = bounds
+        self.move(topic_of(record.lmq_name), record.queue_id, before, bounds)
+        record.indexed = bounds
 
     def move(self, topic: str, queue_id: int, before: Bounds, after: Bounds) -> None:
         """Replace the entries of a queue by others."""
-        if before == _NO_BOUNDS and after[_WAITING] and not any(after[_WAITING + 1 :]):
+        if before == _NO_BOUNDS and after[1:] == _NO_OTHER and after[_WAITING]:
             self._add((_WAITING, topic, after[_WAITING]), queue_id)  # its first message
             return
         for kind in _KINDS:
