@@ -330,8 +330,11 @@ def _limits(topics: list[Topic]) -> pa.RecordBatch:
         )
         for topic in topics
     ]
-    columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_pydict(dict(zip(rules.LIMITS.names, columns, strict=True)))
+    # With their types: there may be no topic any more, where the last one was deleted meanwhile.
+    types = [pa.string(), pa.bool_(), *[pa.int64()] * 4]
+    columns = list(zip(*rows, strict=True)) or [()] * len(types)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=rules.LIMITS.names)
 
 
 def _numbers(*types: str) -> tuple[int, ...]:

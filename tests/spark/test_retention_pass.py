@@ -29,14 +29,18 @@ from tests.support.storage_client import (
 )
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON, MAX_WAIT_ACTION_DEAD_LETTER
-from tidemark.api.storage.v1.exchange_pb2 import Materialize, PlaceGroup, Purge
+from tidemark.api.storage.v1.exchange_pb2 import Materialize, PlaceGroup, Purge, RemoveQueue
 from tidemark.api.storage.v1.retention_pb2 import (
     ListRetentionHistoryRequest,
     MetricRow,
     RecordMetricsRequest,
     RetentionType,
 )
-from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX, ConfirmPartitionTimeRequest
+from tidemark.api.storage.v1.storage_pb2 import (
+    SCAN_KIND_OUTBOX,
+    ConfirmPartitionTimeRequest,
+    DeleteTopicRequest,
+)
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import QueueNotFound
 from tidemark.settings import RetentionSettings
@@ -430,6 +434,105 @@ async def test_what_happens_between_plan_and_apply_is_respected(
     assert removed["old/a", "expired"] == 2
     with pytest.raises(QueueNotFound):
         await storage.queue("old/idle")
+
+
+async def test_queues_and_topics_replaced_between_plan_and_apply_are_respected(
+    storage: RunningStorage,
+    clock: ManualClock,
+    spark: SparkSession,
+    jobs: Callable[..., Jobs],
+) -> None:
+    """R9: a plan names a queue by its id, and its topic as it is when the plan is applied."""
+    for topic in ("old", "gone", "replaced"):
+        await storage.create_topic(topic, retention_enabled=True, retention_seconds=10)
+    names = ("old/again", "old/keyed", "gone/a", "replaced/a")
+    async with storage.exchange(0) as exchange:
+        for name in names:
+            key = "k" if name == "old/keyed" else ""
+            await exchange.ask(append(name, b"1", b"2", fairness_key=key))
+        await clock.advance_ms(10_000)
+        job = jobs()
+        due = await asyncio.to_thread(job.find_due, JobName.RETENTION)
+
+        def planned() -> Any:
+            plan = job.plan_retention(due, find_topics(due.cluster), job.collect_failures())
+            assert plan is not None
+            return spark.createDataFrame(plan.collect(), plan.schema)
+
+        plan = await asyncio.to_thread(planned)
+        assert {row["lmq_name"] for row in plan.collect()} == set(names)
+        for name in ("old/again", "old/keyed"):
+            await exchange.ask(operation(remove_queue=RemoveQueue(lmq_name=name)))
+            key = "k" if name == "old/keyed" else ""
+            await exchange.ask(append(name, b"3", b"4", fairness_key=key))
+        for topic in ("gone", "replaced"):
+            await storage.storage.DeleteTopic(DeleteTopicRequest(name=topic))
+        await storage.create_topic("replaced", retention_enabled=True, retention_seconds=100)
+        await clock.advance_ms(10_000)  # as old as those were that the plan found
+        cluster = await asyncio.to_thread(find_partitions, storage.address)
+        failures = job.collect_failures()
+        counts = await asyncio.to_thread(job.apply, plan, cluster, "the-pass", 1000, failures)
+        after = await asyncio.to_thread(job.retention)
+
+    assert set(counts.values()) == {0}
+    assert not failures.value
+    assert after.counts["expired"] == 4  # those of the queues that were created again
+    assert (await storage.queue("replaced/a")).queue.messages == 2
+    assert (await storage.queue("gone/a")).queue.messages == 2
+
+
+async def test_a_pass_whose_last_topic_is_deleted_meanwhile_removes_nothing(
+    storage: RunningStorage, clock: ManualClock, jobs: Callable[..., Jobs]
+) -> None:
+    """R9: topics are listed after storage was asked what is due."""
+    await storage.create_topic("gone", retention_enabled=True, retention_seconds=10)
+    async with storage.exchange(0) as exchange:
+        await exchange.ask(append("gone/a", b"1"))
+    await clock.advance_ms(10_000)
+    job = jobs()
+    due = await asyncio.to_thread(job.find_due, JobName.RETENTION)
+    await storage.storage.DeleteTopic(DeleteTopicRequest(name="gone"))
+
+    def planned() -> Any:
+        plan = job.plan_retention(due, find_topics(due.cluster), job.collect_failures())
+        assert plan is not None
+        return plan.collect()
+
+    assert due.of("expired")
+    assert await asyncio.to_thread(planned) == []
+
+
+async def test_names_that_look_like_something_else_are_only_names(
+    storage: RunningStorage, clock: ManualClock, retention: RunPass
+) -> None:
+    """R1, R6: in the plan, in the calls and in the history, with fairness keys of the same kind."""
+    lites = (
+        "'; drop table runs; --",
+        'a"b\\c,d',
+        "%_*?[x]",
+        "\N{GRINNING FACE}\u65e5\u672c",
+        "e\u0301",
+        "\u00e9",
+        "null",
+        "NaN",
+        "0",
+        "x" * 200,
+        "${jndi}",
+        "{}",
+    )
+    await storage.create_topic("_.-9", retention_enabled=True, retention_seconds=10)
+    async with storage.exchange(0) as exchange:
+        for lite in lites:
+            await exchange.ask(append(f"_.-9/{lite}", b"1"))
+            await exchange.ask(append(f"_.-9/keyed {lite}", b"1", fairness_key=lite[:100]))
+    await clock.advance_ms(10_000)
+
+    done = await retention()
+
+    assert not done.failed
+    assert done.counts["expired"] == 2 * len(lites)
+    expected = {f"_.-9/{start}{lite}" for lite in lites for start in ("", "keyed ")}
+    assert await history(storage) == {(name, "expired"): 1 for name in expected}
 
 
 async def test_the_clock_of_the_driver_decides_nothing(
