@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             queues=options.queues,
             engine=options.engine,
             against=options.against,
+            progress=_Progress(),
         )
         asyncio.run(_run(bench))
         show(bench, console)
@@ -65,6 +67,17 @@ def main(arguments: list[str] | None = None) -> int:
             options.json.write_text(json_report(bench) + "\n")
     failed = not all(bar.holds for bar in bench.bars)
     return 1 if failed and not options.no_bars else 0
+
+
+class _Progress:
+    """A line per step on standard error, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._began_ns = time.perf_counter_ns()
+
+    def __call__(self, step: str) -> None:
+        elapsed_s = (time.perf_counter_ns() - self._began_ns) // 1_000_000_000
+        print(f"{elapsed_s:>5} s  {step}", file=sys.stderr, flush=True)
 
 
 async def _run(bench: Bench) -> None:

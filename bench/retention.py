@@ -66,9 +66,10 @@ async def retention(bench: Bench) -> None:
     bench.settings |= {"queues": queues, "messages": 2 * due, "due_per_pass": due, "run": _RUN}
     data = bench.directory / "data"
     body = random_body(bench.random, _RUN)
+    bench.progress(f"{2 * due:,} messages in {queues:,} queues are filled")
     await _fill(data, queues, body)
     async with running_storage(data, bench.directory) as storage:
-        quiet, busy, warm, latencies = await _passes(storage, due)
+        quiet, busy, warm, latencies = await _passes(bench, storage, due)
     rows = [once("quiet pass", quiet), once("pass beside publishing", busy)]
     rows.append(once("warm pass, one batch due", warm))
     rows += [once(f"publishing beside {name}", each) for name, each in latencies.items()]
@@ -90,6 +91,7 @@ async def retention(bench: Bench) -> None:
 async def _single_messages(bench: Bench) -> None:
     queues = bench.queues or bench.size(full=100_000, quick=1_000)
     data = bench.directory / "single"
+    bench.progress(f"one message per queue: {queues:,} queues are filled")
     await retention_single.fill(data, queues, bench)
     async with running_storage(data, bench.directory) as storage, spark_jobs(storage) as jobs:
 
@@ -119,10 +121,12 @@ async def _fill(data: Path, queues: int, body: bytes) -> None:
 
 
 async def _passes(
-    storage: Storage, due: int
+    bench: Bench, storage: Storage, due: int
 ) -> tuple[Figures, Figures, Figures, dict[str, Figures]]:
     async with spark_jobs(storage) as jobs:
+        bench.progress("warm passes, one batch due")
         warm = await warm_passes(storage, jobs)
+        bench.progress(f"a quiet pass over {due:,} messages")
         await set_limit(storage, _QUIET)
         before = unshared_bytes(storage.process.pid)
         plan, plan_s, peak = await _watched(storage, lambda: _plan(jobs))
@@ -134,6 +138,7 @@ async def _passes(
             "pass_messages_per_s": due / (plan_s + apply_s),
             "grown_mb": max(0, peak - before) / 1e6,
         }
+        bench.progress("the same beside publishing")
         await set_limit(storage, _BUSY)
         async with Publisher(storage.stub) as publisher:
             publishing = asyncio.create_task(publisher.publish_on_and_on())
@@ -199,6 +204,7 @@ def _postgres_rate(bench: Bench, due: int, message_bytes: int, queues: int, run:
     if programs is None:
         bench.settings["postgres"] = "not found on this machine: nothing to compare with"
         return 0.0
+    bench.progress(f"PostgreSQL, {2 * due:,} rows in {queues:,} queues, half of them deleted")
     with running_postgres(programs) as postgres:
         bench.settings["postgres"] = postgres.run("show server_version")
         postgres.run(_TABLES.format(limit_s=LIMIT.retention_seconds))

@@ -6,19 +6,15 @@ nothing to the index, in turns: the first message of a queue, and a message to o
 """
 
 import asyncio
-import itertools
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 from bench import retention_single
-from bench.harness.benchmark import Bench, Round, benchmark, once
-from bench.harness.bodies import random_body
+from bench.harness.benchmark import Bench, benchmark, once
 from bench.harness.partition import ask, open_partition
 from bench.harness.usage import cpu_ns
+from bench.retention_index import measure_index
 from bench.retention_passes import (
     LIMIT,
     WARM_TOPIC,
@@ -30,28 +26,22 @@ from bench.retention_passes import (
 )
 from spark_batch.passes.outcome import JobName
 from spark_batch.passes.without_work import pass_without_work
-from storage_svc.operations.publish import Append
 from storage_svc.operations.topics import PutTopic
-from storage_svc.partition.age_journal import AgeJournal
-from storage_svc.partition.partition import Partition
-from storage_svc.queue.record import QueueRecord
 from tidemark.clock import SystemClock
 from tidemark.topics import Topic
 
 NOTHING_DUE_CPU_MS_MAX: Final = 50.0
 EMPTY_CLUSTER_CPU_S_MAX: Final = 1.0
 MANY_TOPICS_S_MAX: Final = 2.0
-INDEX_RATIO_MAX: Final = 1.03
 
 _PARTITIONS: Final = 64
 _PASSES: Final = 3
 _TOPICS_PER_COMMIT: Final = 500
-_FRAME: Final = 500
 
 
 @benchmark("retention-cost", "passes with nothing due or many topics, and what publishing pays")
 async def retention_cost(bench: Bench) -> None:
-    await _index(bench)
+    await measure_index(bench)
     await _nothing_due(bench)
     await _empty_cluster(bench)
     await _many_topics(bench)
@@ -61,7 +51,9 @@ async def _nothing_due(bench: Bench) -> None:
     queues = bench.many_queues
     bench.settings["queues"] = queues
     data = bench.directory / "many-queues"
+    bench.progress(f"nothing due: {queues:,} queues are filled")
     await retention_single.fill(data, queues, bench)
+    bench.progress(f"nothing due: {_PASSES} passes")
     figures = await _idle_passes(data, bench.directory, partitions=1)
     bench.tables.append([once(f"nothing due, {queues:,} queues", figures)])
     value = 1000 * figures["storage_cpu_s"]
@@ -69,6 +61,7 @@ async def _nothing_due(bench: Bench) -> None:
 
 
 async def _empty_cluster(bench: Bench) -> None:
+    bench.progress(f"empty cluster of {_PARTITIONS} partitions: {_PASSES} passes")
     figures = await _idle_passes(bench.directory / "empty", bench.directory, _PARTITIONS)
     bench.tables.append([once(f"empty cluster, {_PARTITIONS} partitions", figures)])
     value = figures["storage_cpu_s"] + figures["scheduler_cpu_s"]
@@ -99,6 +92,7 @@ async def _many_topics(bench: Bench) -> None:
     bench.settings["topics"] = topics
     rows, seconds = [], []
     for count in (1, topics):
+        bench.progress(f"one batch due, topics with limits: {count}")
         data = bench.directory / f"topics-{count}"
         async with open_partition(data) as partition:
             names = [WARM_TOPIC, *(f"topic-{number}" for number in range(1, count))]
@@ -111,59 +105,3 @@ async def _many_topics(bench: Bench) -> None:
         seconds.append(figures["median_s"])
     bench.tables.append(rows)
     bench.at_most("many topics, median s more", seconds[1] - seconds[0], MANY_TOPICS_S_MAX)
-
-
-async def _index(bench: Bench) -> None:
-    """CPU time of publishing through a partition that writes the index, and one that does not."""
-    messages = bench.size(full=10_000, quick=500)
-    bench.settings["published_per_round"] = messages
-    body = random_body(bench.random, 1)
-    number = itertools.count()
-
-    async def publish(partition: Partition, names: list[str]) -> None:
-        for start in range(0, len(names), _FRAME):
-            frame = [Append(name, 1, body) for name in names[start : start + _FRAME]]
-            await ask(partition, frame)
-
-    def new_queues() -> list[str]:
-        return [f"{retention_single.TOPIC}/{next(number)}" for _ in range(messages)]
-
-    def same_queues() -> list[str]:
-        return [f"{retention_single.TOPIC}/same-{at}" for at in range(messages)]
-
-    def timed(partition: Partition, names: Callable[[], list[str]], *, indexed: bool) -> Round:
-        async def measure() -> Figures:
-            chosen = names()
-            before_ns = cpu_ns(os.getpid())
-            with nullcontext() if indexed else _without_index():
-                await publish(partition, chosen)
-            return {"cpu_us_per_message": (cpu_ns(os.getpid()) - before_ns) / 1e3 / messages}
-
-        return measure
-
-    async with (
-        open_partition(bench.directory / "indexed") as indexed,
-        open_partition(bench.directory / "plain") as plain,
-    ):
-        for partition in (indexed, plain):
-            topic = Topic(retention_single.TOPIC, retention_single.YOUNG)
-            await ask(partition, [PutTopic(topic, create=True)])
-        for shape, names in (("first message", new_queues), ("another message", same_queues)):
-            taken = await bench.measure(
-                {
-                    f"{shape}, with the index": timed(indexed, names, indexed=True),
-                    f"{shape}, without": timed(plain, names, indexed=False),
-                }
-            )
-            with_index, without = (each["cpu_us_per_message"] for each in taken.values())
-            ratio = with_index.over(without).median
-            bench.at_most(f"{shape}: with / without the index", ratio, INDEX_RATIO_MAX)
-
-
-def _without_index() -> AbstractContextManager[object]:
-    """Commits write nothing to the index."""
-    return patch.object(AgeJournal, "follow", _follow_nothing)
-
-
-def _follow_nothing(_ages: AgeJournal, record: QueueRecord) -> None:
-    record.indexed = record.bounds

@@ -39,7 +39,7 @@ async def retention_idle(bench: Bench) -> None:
     window_s = bench.size(full=120, quick=2)
     bench.settings |= {"window_s": window_s, "messages": _MESSAGES, "idle_stop_s": _IDLE_STOP_S}
     async with running_cluster(bench.directory, partitions=4) as cluster:
-        figures = await _measure(cluster, bench.directory, window_s)
+        figures = await _measure(cluster, bench, window_s)
     bench.tables.append([once("retention service", figures)])
     bench.at_most("idle, MB", figures["idle_mb"], MEMORY_MB_MAX)
     bench.at_most("idle, % of a core", figures["idle_cpu_percent"], CPU_PERCENT_MAX)
@@ -48,17 +48,20 @@ async def retention_idle(bench: Bench) -> None:
         bench.at_most("idle again, MB", figures["after_stop_mb"], MEMORY_MB_MAX)
 
 
-async def _measure(cluster: LocalCluster, directory: Path, window_s: int) -> Figures:
-    service = _service(cluster.address("storage"), directory)
+async def _measure(cluster: LocalCluster, bench: Bench, window_s: int) -> Figures:
+    service = _service(cluster.address("storage"), bench.directory)
+    bench.progress("the service starts, and its first pass finds nothing")
     await service.start()
     try:
         await service.wait_healthy()
         await _until(lambda: "RetentionService: Cleaned up" in _log(service), "a first pass")
+        bench.progress(f"idle for {window_s} s")
         cpu_s = await _cpu_s(service.pid, window_s)
         figures = {
             "idle_mb": _memory_mb(service.pid),
             "idle_cpu_percent": 100 * cpu_s / window_s,
         }
+        bench.progress(f"{_MESSAGES} messages become due, and a pass is asked for")
         await _make_due(cluster)
         starts = _log(service).count("Spark runs")
         began = time.perf_counter()
@@ -73,6 +76,7 @@ async def _measure(cluster: LocalCluster, directory: Path, window_s: int) -> Fig
         assert removed == _MESSAGES, f"{removed} of {_MESSAGES} messages were removed"
         figures["working_mb"] = _memory_mb(service.pid)
         if not starts:
+            bench.progress(f"Spark stops after {_IDLE_STOP_S} s")
             await _until(lambda: "Spark stopped" in _log(service), "the stop of Spark")
             figures["after_stop_mb"] = _memory_mb(service.pid)
         return figures

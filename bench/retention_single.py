@@ -51,6 +51,7 @@ async def fill(data: Path, queues: int, bench: Bench) -> None:
 
 async def measure(bench: Bench, jobs: "Jobs", pid: int, queues: int, limit: Limit) -> float:
     """Passes with nothing due, and one with everything due; returns messages deleted per second."""
+    bench.progress("one message per queue: Spark gets warm")
     for name in _WARM:
         await limit(name, _OLD)
         await asyncio.to_thread(jobs.retention)
@@ -61,6 +62,7 @@ async def measure(bench: Bench, jobs: "Jobs", pid: int, queues: int, limit: Limi
         idle_cpu_ns.append(cpu_ns(pid) - before_ns)
         idle_s.append(time.perf_counter() - began)
         assert not sum(done.counts.values()), done.counts
+    bench.progress(f"one message per queue: a pass over {queues:,}")
     await limit(TOPIC, _OLD)
     before_ns, before_bytes, peak = cpu_ns(pid), unshared_bytes(pid), 0
     began = time.perf_counter()

@@ -76,6 +76,8 @@ class Bench:
     """The engine for benchmarks that have several."""
     against: Path | None = None
     """Another checkout to compare with, if given."""
+    progress: Callable[[str], None] = lambda _: None
+    """Called with what the run does next, for those who wait for it."""
     settings: dict[str, object] = field(default_factory=dict)
     """The settings of the run; the benchmark adds its sizes and counts."""
     tables: list[list[Result]] = field(default_factory=list)
