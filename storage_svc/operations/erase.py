@@ -27,7 +27,7 @@ from tidemark.telemetry import counter
 ROWS_PER_COMMIT_MAX = 320
 """Rows that one commit examines; each stands for up to three, so that a commit has below 1 000."""
 
-ROWS_PER_SHARED_COMMIT_MAX = 96
+ROWS_PER_SHARED_COMMIT_MAX = 64
 """The same on an engine that nodes share: a row takes twice the CPU there, and operations of others
 wait for up to two such commits."""
 
