@@ -1,4 +1,4 @@
-"""Connections that end in the moment in which they are ready, as under heavy load (ADR 39)."""
+"""Connections that end as soon as they are ready, as under heavy load (ADR 39)."""
 
 import asyncio
 import resource

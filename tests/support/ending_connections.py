@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a gRPC server, whose connections end in the moment in which they begin.
+"""A TCP proxy in front of a gRPC server, whose connections end as soon as they begin.
 
 The client gets the settings of HTTP/2, which make its connection ready, together with a GOAWAY,
 which ends it. So does a client that stood still while a server accepted its connection and gave it

@@ -27,7 +27,7 @@ OPTIONS: Final = (
     ("grpc.max_send_message_length", GRPC_RECEIVE_BYTES_MAX),
     *KEEPALIVE,
     # gRPC repeats calls that never left the process, at once and without a limit: on a connection
-    # that ended in the moment in which it was ready, this never stops, and takes memory (ADR 39).
+    # that ended as soon as it was ready, this never stops, and takes memory (ADR 39).
     ("grpc.enable_retries", 0),
     # gRPC waits up to two minutes between attempts to reconnect; a restart takes seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
