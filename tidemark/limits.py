@@ -102,7 +102,8 @@ SMALL_FRAME_BYTES: Final = min(
     SETTLEMENTS_PER_FRAME_MAX,
     RENEWALS_PER_FRAME_MAX,
 )
-"""A session frame of so few bytes has no more parts than it may: each takes one byte at least."""
+"""Not a limit itself: the parts of a session frame up to this size are not counted, because each
+takes a byte and so cannot exceed the limits above."""
 
 TRACEPARENT_BYTES_MAX: Final = 64
 """Trace context of a run: the W3C form has 55 bytes."""
