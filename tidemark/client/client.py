@@ -216,7 +216,7 @@ class Client:
 
     async def publisher(self, lmq_name: str) -> Publisher:
         """A publisher of one queue, which is created if missing; raises if its topic is missing."""
-        self._check_open()
+        self._check_here()
         check_lmq_name(lmq_name)
         clock, backoff = self._identity.clock, Backoff(self._identity.random, may_move=True)
         deadline_ms = clock.monotonic_ms() + self._publish_timeout_ms
@@ -306,6 +306,7 @@ class Client:
             self._routes,
             self._identity,
             names,
+            home_loop=self._home_loop,
             group=group,
             credit=None if credit is None else check_int("credit", credit, 1, limits.CREDIT_MAX),
             visibility_ms=check_visibility_ms(visibility_ms, optional=True),
@@ -328,7 +329,7 @@ class Client:
         visibility_ms: Duration = 0,
     ) -> PulledBatch:
         """Reserve messages that are ready, or become ready within `wait_ms`; possibly none."""
-        self._check_open()
+        self._check_here()
         return await self._puller().pull(
             check_lmq_name(lmq_name),
             check_group(group),
@@ -345,7 +346,7 @@ class Client:
         delay_ms: Duration = 0,
     ) -> None:
         """Ack pulled messages, or with `ack=False` nack them with a delay; raises if that fails."""
-        self._check_open()
+        self._check_here()
         check_instance("pulled", pulled, PulledBatch, DeliveryBatch, Delivery)
         delay_ms = check_delay_ms(delay_ms, limits.NACK_DELAY_MS_MAX)
         if check_bool("ack", ack) and delay_ms:
@@ -392,7 +393,7 @@ class Client:
 
     def _home_channel(self) -> grpc.aio.Channel:
         """A channel to the broker that the client is connected to, or is trying to reach."""
-        self._check_open()
+        self._check_here()
         return self._channel_along(self._routes.home)
 
     def _channel_along(self, connection: Connection) -> grpc.aio.Channel:
@@ -418,4 +419,8 @@ class Client:
             raise ClientClosed(
                 "the client is closed" if self._state == "closed" else "use it in `async with`"
             )
+
+    def _check_here(self) -> None:
+        """Of coroutines, which may be made in another thread than the one that runs them."""
+        self._check_open()
         self._home_loop.check()

@@ -40,6 +40,8 @@ async def test_calls_from_another_event_loop_are_refused(local: LocalBroker) -> 
                 "publish_many": lambda: publisher.publish_many([b"x"]),
                 "pull": lambda: client.pull(QUEUE, group="other"),
                 "create_topic": lambda: client.create_topic("another"),
+                "subscribe": lambda: client.subscribe(["orders/b"]).__aenter__(),
+                "get_topic": lambda: client.admin.get_topic("orders"),
                 "anext": lambda: anext(deliveries),
                 "batches": lambda: anext(deliveries.batches()),
                 "close of the subscription": deliveries.close,
@@ -54,12 +56,6 @@ async def test_calls_from_another_event_loop_are_refused(local: LocalBroker) -> 
             delivery = await in_time(anext(deliveries))
             await in_time(delivery.ack(wait=True))
     assert delivery.payload == b"here"
-
-
-async def test_a_client_is_subscribed_with_in_its_event_loop_only(local: LocalBroker) -> None:
-    async with tidemark.connect(local.address) as client:
-        with pytest.raises(InvalidArgument):
-            await asyncio.to_thread(client.subscribe, [QUEUE])
 
 
 async def test_nothing_is_called_before_a_client_is_entered(local: LocalBroker) -> None:

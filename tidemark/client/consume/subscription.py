@@ -52,6 +52,7 @@ class Subscription:
         identity: Identity,
         lmq_names: Sequence[str],
         *,
+        home_loop: HomeLoop,
         group: str,
         credit: int | None,
         visibility_ms: int,
@@ -75,7 +76,7 @@ class Subscription:
         self._on_closed = on_closed
         self._feeds: dict[str, Feed] = {}
         """By the address of the broker; "" is the one that the client is connected to."""
-        self._home_loop = HomeLoop()
+        self._home_loop = home_loop
         self.buffer = Buffer(self._clock, self)
         self._sooner = asyncio.Event()
         self._error: TidemarkError | None = None
@@ -98,6 +99,7 @@ class Subscription:
     # --- life ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        self._home_loop.check()
         if self._opened or self._closed:
             raise ClientClosed("a subscription is entered once; ask the client for another")
         self._opened = True
