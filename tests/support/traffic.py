@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
 
 import tidemark
 from tests.support.local_broker import in_time, until
@@ -17,8 +18,15 @@ def name_in(partition: int, topic: str, partitions: int) -> str:
     return next(name for name in names if partition_of(name, partitions) == partition)
 
 
+_numbers = count(1)
+
+
 class Traffic:
-    """One client that publishes to plain, shared and exclusive queues, and consumes from them."""
+    """One client that publishes to plain, shared and exclusive queues, and consumes from them.
+
+    Its payloads are its own: other tests may have left messages in the same queues, which are
+    consumed and not counted.
+    """
 
     def __init__(self, client: tidemark.Client, partitions: int) -> None:
         """The topics `orders`, and `own`, which is exclusive, exist."""
@@ -29,6 +37,7 @@ class Traffic:
         self._shared = ["orders", *lite]
         self.published: Counter[tuple[str, bytes]] = Counter()
         self.acked: Counter[tuple[str, bytes]] = Counter()
+        self._prefix = b"%d." % next(_numbers)
         self._round = 0
         self._stop = asyncio.Event()
 
@@ -39,7 +48,7 @@ class Traffic:
             await self.publish_once(publishers)
 
     async def publish_once(self, publishers: list[tidemark.Publisher]) -> None:
-        payload = b"%d" % self._round
+        payload = self._prefix + b"%d" % self._round
         self._round += 1
         await asyncio.gather(*(each.publish(payload) for each in publishers))
         self.published.update((each.lmq_name, payload) for each in publishers)
@@ -57,7 +66,8 @@ class Traffic:
         async for delivery in deliveries:
             with suppress(TidemarkError):  # its time ran out, or its broker was gone for long
                 await delivery.ack(wait=True)
-                self.acked[delivery.lmq_name, delivery.payload] += 1
+                if delivery.payload.startswith(self._prefix):
+                    self.acked[delivery.lmq_name, delivery.payload] += 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
