@@ -98,7 +98,7 @@ class Writer:
         self, commit: CommitContext, frames: Sequence[Frame], traced: CommitSpans | None = None
     ) -> Prepared:
         """Apply frames: the batch is complete, and nothing is answered yet. Without `traced` in
-        steps, for common turns (ADR 39)."""
+        steps, for common turns (ADR 40)."""
         started_ns = self._clock.monotonic_ns()
         if commit.state.deadlines.needs_page:
             await read_deadlines(commit.engine, commit.state.deadlines)
