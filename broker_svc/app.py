@@ -63,6 +63,7 @@ from tidemark.registry.static import StaticRegistry
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
+from tidemark.service.background import BackgroundTasks
 from tidemark.settings import BrokerSettings
 from tidemark.system_metrics.sampler import Sampler, recorder
 
@@ -174,8 +175,7 @@ async def _running(
         server.set_serving(BROKER_SERVICE, False)
         metrics.offer(components, service)
         links = list(components.links.values())
-        tasks: list[asyncio.Task[None]] = []
-        link_tasks: list[asyncio.Task[None]] = []
+        tasks, link_tasks = BackgroundTasks(server), BackgroundTasks(server)
         draining: asyncio.Task[None] | None = None
         try:
             if not server.is_listening:
@@ -218,13 +218,14 @@ async def _running(
                     partial(_look_again, links),
                 )
                 await members.follow()
-                link_tasks.append(asyncio.create_task(members.run()))
-            tasks = [asyncio.create_task(each) for each in running]
+                link_tasks.start(members.run())
+            for work in running:
+                tasks.start(work)
             draining = asyncio.create_task(_drain(server, service, components.assignments))
-            link_tasks += [
-                *(asyncio.create_task(node.link.run()) for node in nodes),
-                *(asyncio.create_task(link.run()) for link in links),
-            ]
+            for node in nodes:
+                link_tasks.start(node.link.run())
+            for link in links:
+                link_tasks.start(link.run())
             yield
         finally:
             # Before calls are cancelled: the broker leaves, no client has failed.
@@ -232,12 +233,14 @@ async def _running(
                 server.stopping.set()
                 await draining
             await server.stop(0)
-            await _cancel(tasks)
+            await tasks.cancel()
             # The links go last: what the sessions gave back must reach storage (V6, S5).
             await asyncio.gather(*(link.finish(LINK_DRAIN_TIMEOUT_MS) for link in links))
-            await _cancel(link_tasks)
+            await link_tasks.cancel()
         if components.assignments.replaced is not None:
             raise components.assignments.replaced
+        link_tasks.raise_failure()
+        tasks.raise_failure()
 
 
 def static_registry(settings: BrokerSettings, address: str) -> StaticRegistry:
@@ -352,12 +355,6 @@ def build_components(
     for link in links.values():
         link.listen(listener)
     return components, list(timers.values())
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _expire(service: BrokerService, clock: Clock) -> None:

@@ -1,6 +1,5 @@
 """Wires the lifecycle service together: the only place that constructs its parts."""
 
-import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from tidemark.clock import Clock
 from tidemark.rpc.channel import open_channel
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
+from tidemark.service.background import BackgroundTasks
 from tidemark.settings import LifecycleSettings
 from tidemark.system_metrics.sampler import Sampler, recorder
 
@@ -33,25 +33,22 @@ async def lifecycle(settings: LifecycleSettings, clock: Clock) -> AsyncIterator[
         server.add(add_LifecycleServiceServicer_to_server, LifecycleService(sweepers))
         server.set_serving(_LIFECYCLE_SERVICE, False)
         metrics.register(sweepers)
-        tasks: list[asyncio.Task[None]] = []
+        tasks = BackgroundTasks(server)
         try:
             await server.start()
             address = settings.advertise or server.address
             sweepers.replica = Replica(f"{random.getrandbits(64):016x}", address)
             _log.info("lifecycle listens", extra={"address": address})
             record = recorder(RetentionServiceStub(storage), "lifecycle")
-            tasks = [
-                asyncio.create_task(_discover(server, sweepers)),
-                asyncio.create_task(sweepers.follow_moves()),
-                asyncio.create_task(Sampler(partial(_figures, sweepers), record).run(clock)),
-            ]
+            tasks.start(_discover(server, sweepers))
+            tasks.start(sweepers.follow_moves())
+            tasks.start(Sampler(partial(_figures, sweepers), record).run(clock))
             yield server
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
             await server.stop(0)
             await sweepers.stop()
+        tasks.raise_failure()
 
 
 def _figures(sweepers: Sweepers) -> dict[str, float]:

@@ -3,7 +3,6 @@
 Spark starts in a child process when a pass has work, and stops when there was none for a while.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from tidemark.api.lifecycle.v1.jobs_pb2_grpc import add_JobServiceServicer_to_se
 from tidemark.clock import Clock
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
+from tidemark.service.background import BackgroundTasks
 from tidemark.service.identity import process_identity
 from tidemark.settings import RetentionSettings
 from tidemark.system_metrics.sampler import SAMPLE_EVERY_MS, STORE_EVERY_MS, Sampler
@@ -50,21 +50,18 @@ async def retention(settings: RetentionSettings, clock: Clock) -> AsyncIterator[
         sampler = Sampler(lambda: _figures(scheduler), host.record)
         scheduler = Scheduler(_jobs(settings, host, sampler), host, clock)
         server.add(add_JobServiceServicer_to_server, JobService(scheduler, clock))
-        tasks = []
+        tasks = BackgroundTasks(server)
         try:
             await server.start()
             _log.info("retention listens", extra={"address": server.address})
-            tasks = [
-                asyncio.create_task(scheduler.run()),
-                asyncio.create_task(_sample(sampler, clock)),
-            ]
+            tasks.start(scheduler.run())
+            tasks.start(_sample(sampler, clock))
             yield server
         finally:
             await server.stop(0)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
             await planner.close()
+        tasks.raise_failure()
 
 
 def _jobs(settings: RetentionSettings, host: JobHost, sampler: Sampler) -> list[Job]:

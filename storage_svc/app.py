@@ -4,10 +4,10 @@ import asyncio
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from storage_svc import key_figures, metrics
 from storage_svc.api.delegation_service import DelegationService
@@ -33,12 +33,12 @@ from tidemark.api.storage.v1.action_pb2_grpc import add_DelegationServiceService
 from tidemark.api.storage.v1.retention_pb2_grpc import add_RetentionServiceServicer_to_server
 from tidemark.api.storage.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from tidemark.clock import Clock
-from tidemark.errors import MemberReplaced
 from tidemark.limits import PARTITIONS_DEFAULT
 from tidemark.registry.membership import Membership
 from tidemark.registry.protocol import Member, Registry, Timers
 from tidemark.rpc.channel_pool import ChannelPool
 from tidemark.rpc.server import RpcServer
+from tidemark.service.background import BackgroundTasks
 from tidemark.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -105,9 +105,8 @@ async def storage(
         server.add(add_StorageServiceServicer_to_server, service)
         server.add(add_DelegationServiceServicer_to_server, DelegationService(partitions))
         server.add(add_RetentionServiceServicer_to_server, RetentionService(partitions, clock))
-        tasks: list[asyncio.Task[None]] = []
+        tasks = BackgroundTasks(server)
         handing_over: asyncio.Task[None] | None = None
-        failures: list[Exception] = []
         try:
             if shared is not None:
                 await _count_shared(node, shared, settings, clock)
@@ -138,11 +137,11 @@ async def storage(
             _log.info("storage serves", extra={"address": server.address})
             node.announce(address)
             sampler = key_figures.sampler(partitions.held.values())
-            tasks.append(asyncio.create_task(sampler.run(clock)))
+            tasks.start(sampler.run(clock))
             if reports is not None:
-                tasks.append(asyncio.create_task(reports.run(partitions.held.values())))
+                tasks.start(reports.run(partitions.held.values()))
             if placement is not None:
-                tasks.append(asyncio.create_task(_place(placement.run(), server, failures)))
+                tasks.start(placement.run())
             if shared is not None and settings.shares_partitions:
                 membership = await stack.enter_async_context(
                     _membership(settings, address, partitions.count, clock, timers)
@@ -150,8 +149,7 @@ async def storage(
                 assigned = AssignedPartitions(membership, node, partitions.held, clock)
                 service.assigned = assigned
                 clock_check = ClockCheck(partial(shared.time_ms, settings.cluster_id), clock)
-                following = assigned.run(clock_check)
-                tasks.append(asyncio.create_task(_place(following, server, failures)))
+                tasks.start(assigned.run(clock_check))
             handing_over = asyncio.create_task(_hand_over(server, assigned, leaving))
             yield server
         finally:
@@ -160,14 +158,11 @@ async def storage(
                 server.stopping.set()
                 await handing_over
             await server.stop(0)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
             await node.close()
             if record is not None:
                 await record.close()
-        if failures:
-            raise failures[0]
+        tasks.raise_failure()
 
 
 async def _hand_over(
@@ -290,17 +285,3 @@ async def _until_open(
             )
         await clock.sleep_ms(wait_ms)
         wait_ms = min(2 * wait_ms, _REOPEN_MS_MAX)
-
-
-async def _place(
-    placing: Coroutine[Any, Any, None], server: RpcServer, failures: list[Exception]
-) -> None:
-    """Place partitions, and end the process if it must not serve."""
-    try:
-        await placing
-    except (MemberReplaced, *REFUSALS) as error:
-        _log.error("this node must not serve: %s", error)
-        failures.append(error)
-        await server.stop(0)
-    except Exception:  # of any kind: it must be seen
-        _log.exception("partitions are not placed")
