@@ -16,8 +16,9 @@ from tidemark.registry.protocol import Member, Timers
 from tidemark.registry.redis_registry import RedisRegistry
 
 KIND = "brokers"
-_PATIENT = Timers(time_to_live_ms=600_000)
-"""A member is gone when the test lets it be lost, however slow the machine is."""
+PATIENT = Timers(time_to_live_ms=600_000, answer_ms=60_000, listen_ms=60_000)
+"""A member is gone when the test lets it be lost, and a call fails when its server is away, however
+slow the machine is."""
 
 
 @contextmanager
@@ -52,8 +53,8 @@ class Members:
         self._clock = clock
         self._stack = stack
 
-    def registry(self, url: str = "") -> RedisRegistry:
-        made = RedisRegistry(url or self.url, self.cluster_id, KIND, _PATIENT)
+    def registry(self, url: str = "", timers: Timers = PATIENT) -> RedisRegistry:
+        made = RedisRegistry(url or self.url, self.cluster_id, KIND, timers)
         self._stack.push_async_callback(made.close)
         return made
 

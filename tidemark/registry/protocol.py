@@ -28,6 +28,10 @@ class Timers:
     """The shortest time between two moves for balance."""
     leave_ms: int = 3_000
     """How long a leaving member waits until others hold its partitions."""
+    answer_ms: int = 1_000
+    """How long a call to the registry may take: a beat is repeated well within the time to live."""
+    listen_ms: int = 2_000
+    """Silence after which a registry must prove that the connection of a listener is alive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,6 @@ from tidemark.errors import MemberReplaced, RegistryUnavailable
 from tidemark.registry import scripts
 from tidemark.registry.protocol import Assignment, Member, Timers, View
 
-_TIMEOUT_MS: Final = 1_000
-"""Of one call: a beat must be repeated well within the time to live."""
-_LISTEN_MS: Final = 2_000
-"""Silence after which the server must prove that the connection is alive."""
 _CONNECTIONS_MAX: Final = 8
 COMMIT_MAX: Final = 2**62
 """Higher commit numbers are garbage."""
@@ -59,7 +55,7 @@ class RedisRegistry:
     async def check(self) -> None:
         """Raises RegistryUnavailable if the server does not answer, or refuses the credentials."""
         try:
-            async with asyncio.timeout(_TIMEOUT_MS / 1000):
+            async with asyncio.timeout(self._timers.answer_ms / 1000):
                 await self._redis.ping()
         except _FAULTS as error:
             raise self._unavailable(error) from error
@@ -137,11 +133,11 @@ class RedisRegistry:
     async def changes(self) -> AsyncIterator[None]:
         try:
             async with self._redis.pubsub() as channel:
-                async with asyncio.timeout(_TIMEOUT_MS / 1000):
+                async with asyncio.timeout(self._timers.answer_ms / 1000):
                     await channel.subscribe(self._channel)
                 asked = False
                 while True:
-                    message = await channel.get_message(timeout=_LISTEN_MS / 1000)
+                    message = await channel.get_message(timeout=self._timers.listen_ms / 1000)
                     if message is None:
                         if asked:
                             raise TimeoutError("the registry does not answer its listeners")
@@ -155,7 +151,7 @@ class RedisRegistry:
     async def _run(self, script: str, *arguments: str | int) -> Any:
         given = (len(self._keys), *self._keys, self._channel, *arguments)
         try:
-            async with asyncio.timeout(_TIMEOUT_MS / 1000):
+            async with asyncio.timeout(self._timers.answer_ms / 1000):
                 try:
                     return await self._evaluate(script, given)
                 except MovedError as error:  # not executed
@@ -186,7 +182,7 @@ class RedisRegistry:
         client: Any = redis.asyncio.Redis.from_url(
             self._url,
             socket_timeout=None,  # redis-py's can swallow a cancellation, by asyncio.wait_for
-            socket_connect_timeout=_TIMEOUT_MS / 1000,
+            socket_connect_timeout=self._timers.answer_ms / 1000,
             # A repeated script could follow a later one of this member.
             retry=Retry(NoBackoff(), 0),
             max_connections=_CONNECTIONS_MAX,

@@ -10,13 +10,12 @@ import redis.asyncio
 from tests.support.local_broker import in_time, until
 from tests.support.storage_client import CLUSTER_ID, INCARNATION, RunningStorage
 from tests.support.storage_fixtures import StartStorage
-from tests.support.valkey import KIND, valkey
-from tidemark.registry.protocol import Member, Timers
+from tests.support.valkey import KIND, PATIENT, valkey
+from tidemark.registry.protocol import Member
 from tidemark.registry.redis_registry import RedisRegistry
 
 BROKER = Member("broker-a", "127.0.0.1:1", INCARNATION)
 OTHER = Member("broker-b", "127.0.0.1:2", INCARNATION + 1)
-PATIENT = Timers(time_to_live_ms=600_000)
 
 
 class Suspicions:
