@@ -62,15 +62,6 @@ class SystemClock:
             return await awaitable
 
 
-async def give_way() -> None:
-    """Let everything that is ready run first.
-
-    A task that reads a stream does so between frames: asking gRPC for the next one takes longer
-    than a step of the task that waits for this one.
-    """
-    await asyncio.sleep(0)
-
-
 async def _cancel(work: asyncio.Future[T]) -> None:
     """Cancel, and wait for the end."""
     work.cancel()

@@ -27,7 +27,6 @@ from broker_svc.exclusive.registry import Subscriber
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.publish.publishers import PublisherCache
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
-from tidemark.clock import give_way
 from tidemark.errors import (
     InvalidArgument,
     ShuttingDown,
@@ -199,7 +198,6 @@ class Session:
                 if request.HasField("hello"):
                     raise InvalidArgument("hello comes once, in the first frame", field="hello")
                 self._take(request)
-                await give_way()  # to the links, which send what was asked of storage
                 await self._read_on.wait()
         except Exception as error:  # an unexpected error ends the session, not only its reader
             self._closing = error

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import grpc
 
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2_grpc
-from tidemark.clock import give_way
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import FRAME_BYTES_MAX
 from tidemark.rpc.statuses import from_status
@@ -126,7 +125,6 @@ class StorageNodeLink:
             async for frame in stream:
                 self.frames_received += 1
                 self._take_frame(frame)
-                await give_way()  # to the sessions, which send the results
             reason = Unavailable("storage ended the exchange")
             self._on_broken()
         except TidemarkError as error:

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeAlias
 from storage_svc.api.exchange_part import Asked, ExchangePart, Unsent, write_end
 from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
-from tidemark.clock import give_way
 from tidemark.errors import InvalidArgument, ShuttingDown, TidemarkError
 
 RESPONSE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -124,7 +123,6 @@ class Exchange:
                 if asked is not None:
                     self._submit(asked)
             self._make_room()
-            await give_way()  # to the partitions, which commit
             await self._room.wait()
         await self._answered_all.wait()
         self._ended = True

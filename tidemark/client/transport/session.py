@@ -36,7 +36,6 @@ from tidemark.client.transport.codec import (
 from tidemark.client.transport.frames import Outgoing, PlainRun
 from tidemark.client.transport.notifier import Notifier
 from tidemark.client.transport.pending_calls import PendingCalls
-from tidemark.clock import give_way
 from tidemark.errors import Internal, TidemarkError, Unavailable
 from tidemark.rpc.callbacks import Done, pass_on
 from tidemark.rpc.channel import open_channel
@@ -357,7 +356,6 @@ class Session:
             self._take(first)
             async for frame in self._frames:
                 self._take(frame)
-                await give_way()  # to the callers that have their results now
         except TidemarkError as reason:
             error = reason
         except Exception as mistake:  # nor may a bug here
