@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -129,8 +129,8 @@ async def test_a_task_that_gives_up_waiting_takes_no_message_with_it(
         await all_waiting()
         arrived = deliveries.arrived
 
-        def arrived_and_cancelled(feed: Feed, batch: tidemark.DeliveryBatch) -> None:
-            arrived(feed, batch)
+        def arrived_and_cancelled(feed: Feed, batches: Sequence[tidemark.DeliveryBatch]) -> None:
+            arrived(feed, batches)
             waiting[0].cancel()
             waiting[2].cancel()
 
