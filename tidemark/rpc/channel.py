@@ -16,7 +16,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tidemark.clock import Clock, SystemClock
-from tidemark.errors import TidemarkError, Unavailable
+from tidemark.errors import DeadlineExceeded, TidemarkError, Unavailable
 from tidemark.limits import GRPC_RECEIVE_BYTES_MAX
 from tidemark.rpc.keepalive import KEEPALIVE
 from tidemark.rpc.statuses import from_rpc_error, from_trailers
@@ -106,20 +106,20 @@ class _RevivedCall:
         try:
             return (yield from self._call.__await__())
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            raise self._revived(error) from None
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
             async for response in self._call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            raise self._revived(error) from None
 
     async def read(self) -> Any:
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
+            raise self._revived(error) from None
 
     async def write(self, request: Any) -> None:
         try:
@@ -127,11 +127,18 @@ class _RevivedCall:
         except grpc.aio.AioRpcError as error:
             # A write at the end of the stream fails before the status has arrived.
             ends = await self._end_within(_STATUS_AFTER_MS)
-            raise (ends or from_rpc_error(error)) from None
+            raise (ends or self._revived(error)) from None
         except asyncio.InvalidStateError:
             if not self._call.done():
                 raise  # written after done_writing(): a bug in the caller
             raise await self._end() from None
+
+    def _revived(self, error: grpc.aio.AioRpcError) -> TidemarkError:
+        revived = from_rpc_error(error)
+        # Without its retries (ADR 39), gRPC reports a deadline that passed at this end in this way.
+        if isinstance(revived, Unavailable) and self._call.time_remaining() == 0:
+            return DeadlineExceeded("the deadline of the call has passed")
+        return revived
 
     async def _end_within(self, timeout_ms: int) -> TidemarkError | None:
         try:
