@@ -15,6 +15,7 @@ import grpc
 from tidemark.api.storage.v1.exchange_pb2 import (
     ExchangeRequest,
     ExchangeResponse,
+    PartitionOperations,
     PartitionResponse,
     Unbind,
 )
@@ -128,6 +129,8 @@ class _Parts:
         self._context = context
         self._epochs: dict[int, int] = {}
         """Under which epoch the broker last bound each partition."""
+        self._broken: dict[int, int] = {}
+        """The epoch of each part that was broken: what the broker still sends under it is lost."""
         self._requests: dict[int, _Way] = {}
         self._answers: dict[int, _Way] = {}
         self._asking, self._answering = asyncio.Lock(), asyncio.Lock()
@@ -151,7 +154,7 @@ class _Parts:
         for ways in (self._requests, self._answers):
             if (way := ways.pop(partition, None)) is not None:
                 way.end()
-        epoch = self._epochs[partition]
+        epoch = self._broken[partition] = self._epochs[partition]
         unbind = Unbind(partition=partition, broker_epoch=epoch)
         await self._write(ExchangeRequest(unbinds=[unbind]).SerializeToString())
         end = PartitionResponse(partition=partition, broker_epoch=epoch)
@@ -162,14 +165,19 @@ class _Parts:
         async for frame in requests:
             request = ExchangeRequest.FromString(frame)
             for unbind in request.unbinds:
-                self._put(unbind.partition, ExchangeRequest(unbinds=[unbind]))
+                if not self._is_lost(unbind):
+                    self._put(unbind.partition, ExchangeRequest(unbinds=[unbind]))
             for bind in request.binds:
                 self._epochs[bind.partition] = bind.broker_epoch
                 self._links[bind.partition].carry(self, bind.partition)
                 self._put(bind.partition, ExchangeRequest(binds=[bind]))
             for part in request.parts:
-                self._put(part.partition, ExchangeRequest(parts=[part]))
+                if not self._is_lost(part):
+                    self._put(part.partition, ExchangeRequest(parts=[part]))
         await self._call.done_writing()
+
+    def _is_lost(self, sent: Unbind | PartitionOperations) -> bool:
+        return self._broken.get(sent.partition) == sent.broker_epoch
 
     def _put(self, partition: int, request: ExchangeRequest) -> None:
         self._way(self._requests, partition).put(request.SerializeToString())
