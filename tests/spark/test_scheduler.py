@@ -44,6 +44,7 @@ class Around:
     def __init__(self, storage: RunningStorage, holder: str) -> None:
         self._storage = storage
         self._holder = holder
+        self._answered = asyncio.Event()
 
     async def check(self) -> None:
         await asyncio.to_thread(find_partitions, self._storage.address)
@@ -51,7 +52,14 @@ class Around:
     async def hold(self, hold_ms: int) -> tuple[bool, str]:
         request = HoldScheduleRequest(holder=self._holder, hold_ms=hold_ms)
         answer = await self._storage.retention.HoldSchedule(request)
+        self._answered.set()
         return answer.held, answer.holder
+
+    async def renewed(self, clock: ManualClock) -> None:
+        """Move time to the next renewal of the lease, and wait until storage has it."""
+        self._answered.clear()
+        await clock.advance_ms(RENEW_MS)
+        await self._answered.wait()
 
 
 @dataclass
@@ -76,8 +84,12 @@ class Passes:
 
 
 def make(storage: RunningStorage, clock: ManualClock, passes: Passes, holder: str) -> Scheduler:
+    return around(Around(storage, holder), clock, passes)
+
+
+def around(host: Around, clock: ManualClock, passes: Passes) -> Scheduler:
     jobs = [Job(name, INTERVAL_MS, f"{name} started", passes.run(name)) for name in JobName]
-    return Scheduler(jobs, Around(storage, holder), clock)
+    return Scheduler(jobs, host, clock)
 
 
 @asynccontextmanager
@@ -197,7 +209,8 @@ async def test_a_scheduler_whose_spark_does_not_start_leaves_the_jobs_to_a_stand
     healthy.gate.set()
     passes.gate.set()
     passes.error = SparkNotStarted("no Java", retry_after_ms=BACKOFF_MS)
-    first, second = make(storage, clock, passes, "a"), make(storage, clock, healthy, "b")
+    standby = Around(storage, "b")
+    first, second = make(storage, clock, passes, "a"), around(standby, clock, healthy)
     async with running(first):
         await first.until(lambda: first.jobs[JobName.RETENTION].last_error == "no Java")
         await clock.advance_ms(RENEW_MS)
@@ -206,7 +219,9 @@ async def test_a_scheduler_whose_spark_does_not_start_leaves_the_jobs_to_a_stand
             await first.run_now(JobName.RETENTION, dry_run=False)
         async with running(second):
             await second.until(lambda: bool(healthy.began))
-            await clock.advance_ms(BACKOFF_MS - 1)
+            for _ in range(BACKOFF_MS // RENEW_MS - 1):
+                await standby.renewed(clock)  # or its lease would run out on the way
+            await clock.advance_ms(RENEW_MS - 1)
             waiting = all_are(first, JobState.BLOCKED)()
             await clock.advance_ms(1)
             await first.until(all_are(first, JobState.STANDING_BY))
