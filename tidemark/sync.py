@@ -242,7 +242,9 @@ class Subscription:
         try:
             self._loop.run(take())
             return taken[0] if taken else None
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ClientClosed) and self._subscription.closed:
+                return None  # the end, in threads that were busy as in those that waited
             self._loop.begin(_release(taken))
             raise
 

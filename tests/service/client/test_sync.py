@@ -81,6 +81,8 @@ async def test_use_before_and_after_is_refused_clearly(address: str) -> None:
 
 
 async def test_closing_ends_a_loop_that_waits_in_another_thread(address: str) -> None:
+    """K2."""
+
     def script() -> list[object]:
         seen: list[object] = []
         client = tidemark.sync.connect(address)
@@ -88,12 +90,10 @@ async def test_closing_ends_a_loop_that_waits_in_another_thread(address: str) ->
             waiting = threading.Event()
 
             def loop() -> None:
-                try:
-                    with client.subscribe([QUEUE]) as deliveries:
-                        waiting.set()
-                        seen.extend(deliveries)
-                except ClientClosed:
-                    seen.append("closed")
+                with client.subscribe([QUEUE]) as deliveries:
+                    waiting.set()
+                    seen.extend(deliveries)
+                seen.append("ended")
 
             thread = threading.Thread(target=loop)
             thread.start()
@@ -101,8 +101,39 @@ async def test_closing_ends_a_loop_that_waits_in_another_thread(address: str) ->
         thread.join()
         return seen
 
-    assert await in_time(asyncio.to_thread(script)) in ([], ["closed"])
+    assert await in_time(asyncio.to_thread(script)) == ["ended"]
     assert not [thread for thread in threading.enumerate() if thread.name == "tidemark"]
+
+
+@pytest.mark.parametrize("batches", [False, True])
+async def test_closing_ends_a_loop_whose_thread_is_busy_meanwhile(
+    address: str, *, batches: bool
+) -> None:
+    """K2: iteration ends, as in threads that wait; it does not raise ClientClosed."""
+
+    def script() -> list[str]:
+        handling, closed = threading.Event(), threading.Event()
+        seen: list[str] = []
+
+        def loop() -> None:
+            for _ in deliveries.batches() if batches else deliveries:
+                handling.set()
+                closed.wait()
+            seen.append("ended")
+
+        thread = threading.Thread(target=loop)
+        with (
+            tidemark.sync.connect(address) as client,
+            client.subscribe([QUEUE]) as deliveries,
+        ):
+            client.publisher(QUEUE).publish(b"one")
+            thread.start()
+            handling.wait()
+        closed.set()
+        thread.join()
+        return seen
+
+    assert await in_time(asyncio.to_thread(script)) == ["ended"]
 
 
 async def test_a_callback_that_calls_the_client_is_refused_instead_of_hanging(

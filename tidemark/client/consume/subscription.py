@@ -92,6 +92,11 @@ class Subscription:
         return [name for feed in self._feeds.values() for name in feed.epochs]
 
     @property
+    def closed(self) -> bool:
+        """Whether it was left, or ended with its client: iteration over it has ended."""
+        return self._closed
+
+    @property
     def has_one_feed(self) -> bool:
         """Whether all of its queues are served by one broker."""
         return sum(1 for feed in self._feeds.values() if feed.epochs) == 1
