@@ -8,10 +8,10 @@ fail with NOT_OWNER, and the listener drops what the broker held of it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from broker_svc.links.link_state import Assigned, Holding, LinkState
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
@@ -35,9 +35,11 @@ from tidemark.telemetry import counter, current_traceparent
 _HELD_PER_PAGE: Final = 10_000
 _RECONNECT_MS_MIN: Final = 50
 CLAIM_MS_MAX: Final = 60_000
-"""Storage's own limit for a call. A claim without an answer by then is lost, and made again: a node
-may hang in such a way that its connections live."""
+"""Storage's own limit for a call. A claim without an answer by then is lost, and made again, as is
+the report that follows it: a node may hang in such a way that its connections live."""
 _FAULTY: Final = (DataCorrupt, PartitionFaulty)
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _reconnects = counter("tidemark.broker.link_reconnects", description="Claims after a link was lost")
@@ -325,11 +327,7 @@ class PartitionLink:
             witnessed_commit=self._witnessed_commit,
         )
         try:
-            calling = node.storage.ClaimPartition(claim)
-            claimed = await self._clock.wait_for(calling, CLAIM_MS_MAX)
-        except TimeoutError:
-            detail = f"{node.address} did not answer a claim in {CLAIM_MS_MAX} ms"
-            raise Unavailable(detail, partition=str(self.partition)) from None
+            claimed = await self._answer(node, "a claim", node.storage.ClaimPartition(claim))
         except Fenced as error:
             _log.warning("fenced: %s", error, extra={"partition": self.partition})
             self._holding.refused(version, error.metadata.get("owner", ""))
@@ -342,11 +340,19 @@ class PartitionLink:
         if claimed.lost_commits and self._listener is not None:
             self._listener.commits_lost(self.partition)
         if claimed.report_required:
-            report = self._report(claimed.broker_epoch)
-            reported = await node.storage.ReportHeldReservations(report)
+            reporting = node.storage.ReportHeldReservations(self._report(claimed.broker_epoch))
+            reported = await self._answer(node, "a report of held reservations", reporting)
             if self._listener is not None:
                 self._listener.expired(self.partition, reported.gone_reservation_ids)
         return claimed.broker_epoch
+
+    async def _answer(self, node: StorageNode, call_name: str, calling: Awaitable[T]) -> T:
+        """The answer of a storage node, which must come within `CLAIM_MS_MAX`."""
+        try:
+            return await self._clock.wait_for(calling, CLAIM_MS_MAX)
+        except TimeoutError:
+            detail = f"{node.address} did not answer {call_name} in {CLAIM_MS_MAX} ms"
+            raise Unavailable(detail, partition=str(self.partition)) from None
 
     def _report(self, broker_epoch: int) -> Iterator[storage_pb2.ReportHeldReservationsRequest]:
         """Reservations that this broker holds, in pages; the first names partition and epoch."""

@@ -26,7 +26,7 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     ReserveResult,
 )
 from tidemark.api.storage.v1.partition_pb2 import PartitionHealth
-from tidemark.api.storage.v1.storage_pb2 import ClaimPartitionRequest
+from tidemark.api.storage.v1.storage_pb2 import ClaimPartitionRequest, ClaimPartitionResponse
 from tidemark.api.storage.v1.storage_pb2_grpc import StorageServiceStub
 from tidemark.clock import ManualClock
 from tidemark.errors import Fenced, NotOwner, Unavailable
@@ -122,19 +122,31 @@ async def test_what_a_frame_hands_out_is_told_before_what_it_says_has_expired(
 
 
 class SilentStorage:
-    """A storage node that answers no claim."""
+    """A storage node that stops answering: at a claim, or at the report that follows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers_claims: bool) -> None:
         self.claims: asyncio.Queue[ClaimPartitionRequest] = asyncio.Queue()
+        self._answers_claims = answers_claims
 
-    async def ClaimPartition(self, request: ClaimPartitionRequest) -> None:
+    async def ClaimPartition(self, request: ClaimPartitionRequest) -> ClaimPartitionResponse:
         self.claims.put_nowait(request)
+        if not self._answers_claims:
+            await asyncio.Event().wait()
+        return ClaimPartitionResponse(broker_epoch=1, report_required=True)
+
+    async def ReportHeldReservations(self, report: object) -> None:
         await asyncio.Event().wait()
 
 
-async def test_a_claim_that_is_never_answered_is_made_again() -> None:
+@pytest.mark.parametrize(
+    ("answers_claims", "unanswered"),
+    [(False, "a claim"), (True, "a report of held reservations")],
+)
+async def test_a_claim_that_is_never_answered_is_made_again(
+    *, answers_claims: bool, unanswered: str
+) -> None:
     """S2: connections to a node that hangs may live, so that nothing else ends the call."""
-    storage: Any = SilentStorage()
+    storage: Any = SilentStorage(answers_claims=answers_claims)
     settings, clock = BrokerSettings(partitions=1), ManualClock()
     nodes = StorageNodes([StorageNode("storage", storage)], settings, clock)
     link = PartitionLink(0, settings, 1, nodes, clock, lambda: None)
@@ -152,7 +164,7 @@ async def test_a_claim_that_is_never_answered_is_made_again() -> None:
 
     assert not before
     assert "did not answer" not in detail
-    assert link.detail == f"UNAVAILABLE: storage did not answer a claim in {CLAIM_MS_MAX} ms"
+    assert link.detail == f"UNAVAILABLE: storage did not answer {unanswered} in {CLAIM_MS_MAX} ms"
     assert link.is_unreachable
 
 
