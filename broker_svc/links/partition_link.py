@@ -56,8 +56,6 @@ def _is_of_fenced_broker(result: exchange_pb2.OperationResult) -> bool:
     The end of the part follows, and with it the caller gets NOT_OWNER. A client that does not own
     its queue is fenced as well, and must get that as it is.
     """
-    if not result.HasField("error"):
-        return False
     error = from_status(result.error)
     return isinstance(error, Fenced) and "owner" in error.metadata
 
@@ -98,6 +96,8 @@ class PartitionLink:
         """
         self.partition = partition
         self.connected = asyncio.Event()
+        self._is_connected = False
+        """The same, for what is asked with every frame and operation."""
         self._holding = Holding(settings.broker_id)
         self._reassigned = asyncio.Event()
         self._detail = "not assigned yet"
@@ -211,7 +211,7 @@ class PartitionLink:
         order, without a future and a turn of the event loop for each. An operation for many runs
         counts as so many `steps`.
         """
-        if not self.connected.is_set():
+        if not self._is_connected:
             done(self.refusal())
             return
         if not operation.traceparent and (caller := current_traceparent()):
@@ -401,18 +401,20 @@ class PartitionLink:
 
     def take(self, frame: exchange_pb2.PartitionResponse) -> None:
         """Raises Unavailable if storage has reopened the partition."""
-        if frame.commit > self._witnessed_commit:
-            self._witnessed_commit = frame.commit
+        if (commit := frame.commit) > self._witnessed_commit:
+            self._witnessed_commit = commit
+        unanswered = self._unanswered
         for result in frame.results:
-            if not result.request_id:  # of standing reserves
+            request_id = result.request_id
+            if not request_id:  # of standing reserves
                 self._handed_out(result)
-            elif not _is_of_fenced_broker(result):
-                self._unanswered.take(result)
-        if frame.results:
+            elif not result.HasField("error") or not _is_of_fenced_broker(result):
+                unanswered.take(request_id, result)
+        if self._leaves or unanswered.gathered:
             self._let_leave()
         if frame.HasField("health"):
             self._take_health(frame.health)
-        elif not self.connected.is_set():
+        elif not self._is_connected:
             return  # the bind is refused
         listener = self._listener
         if listener is None:
@@ -438,7 +440,8 @@ class PartitionLink:
             raise Unavailable(
                 f"storage has reopened partition {self.partition}", partition=str(self.partition)
             )
-        if not self.connected.is_set():
+        if not self._is_connected:
+            self._is_connected = True
             self.connected.set()
             self.is_unreachable = False
             self._holding.claimed()
@@ -456,13 +459,16 @@ class PartitionLink:
         """In order with the results of reserves."""
         if self._listener is None:
             return
-        if result.HasField("hand_outs"):
-            pass_on(partial(self._listener.handed_out_many, self.partition), result.hand_outs)
-        else:
-            pass_on(partial(self._listener.handed_out, self.partition), result.reserve)
+        try:
+            if result.HasField("hand_outs"):
+                self._listener.handed_out_many(self.partition, result.hand_outs)
+            else:
+                self._listener.handed_out(self.partition, result.reserve)
+        except Exception:  # as `pass_on` does
+            _log.exception("a result was not taken")
 
     def _drop_callers(self) -> None:
-        was_connected = self.connected.is_set()
+        was_connected, self._is_connected = self._is_connected, False
         self.connected.clear()
         dropped = self._unanswered.drop()
         self._let_leave()

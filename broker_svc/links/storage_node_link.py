@@ -100,11 +100,13 @@ class StorageNodeLink:
 
     def may_leave(self, link: LinkPart, has_operations: bool) -> None:
         """Whether a link has operations that need not wait."""
-        if has_operations and link.partition in self._bound:
-            self._leaving[link.partition] = link
+        partition, leaving = link.partition, self._leaving
+        if not has_operations or partition not in self._bound:
+            leaving.pop(partition, None)
+            return
+        if not leaving:  # else it is set already
             self._wakeup.set()
-        else:
-            self._leaving.pop(link.partition, None)
+        leaving[partition] = link
 
     # --- the stream ----------------------------------------------------------------------------
 
@@ -143,8 +145,9 @@ class StorageNodeLink:
 
     def _take_frame(self, frame: exchange_pb2.ExchangeResponse) -> None:
         last: LinkPart | None = None
+        bound = self._bound
         for response in frame.parts:
-            link, broker_epoch = self._bound.get(response.partition, (None, 0))
+            link, broker_epoch = bound.get(response.partition, (None, 0))
             if link is not None and broker_epoch == response.broker_epoch:
                 self._take(link, response)
                 last = link

@@ -32,14 +32,15 @@ class UnansweredOperations:
 
     def __init__(self) -> None:
         self._request_ids = 0
-        self._gathered: deque[tuple[exchange_pb2.Operation, _Size]] = deque()
+        self.gathered: deque[tuple[exchange_pb2.Operation, _Size]] = deque()
         """Operations for the next frames, with their sizes."""
         self._gathered_bytes = self._gathered_steps = 0
         self._frame_ends: set[int] = set()
         """The last request of each frame that is under way."""
         self._callers: dict[int, Done[exchange_pb2.OperationResult]] = {}
         self._none_left = asyncio.Event()
-        """Set when the last operation is answered."""
+        """Set when the last operation is answered, once that was waited for."""
+        self._is_awaited = False
         self._sent: dict[int, _Size] = {}
         """The sizes of operations that were sent and are not answered."""
         self._unanswered_bytes = self._unanswered_steps = 0
@@ -58,7 +59,7 @@ class UnansweredOperations:
         request_id = operation.request_id = self._request_ids
         self._callers[request_id] = done
         size = operation.ByteSize()
-        self._gathered.append((operation, (size, steps)))
+        self.gathered.append((operation, (size, steps)))
         self._gathered_bytes += size
         self._gathered_steps += steps
 
@@ -68,11 +69,11 @@ class UnansweredOperations:
         """All waiting operations, as far as they fit and storage may owe answers."""
         frame: list[exchange_pb2.Operation] = []
         frame_bytes = 0
-        while self._gathered and self._may_owe():
-            operation, (size, steps) = self._gathered[0]
+        while self.gathered and self._may_owe():
+            operation, (size, steps) = self.gathered[0]
             if frame_bytes + size > (share_bytes if frame else room_bytes):
                 break
-            self._gathered.popleft()
+            self.gathered.popleft()
             frame_bytes += size
             self._sent[operation.request_id] = size, steps
             self._gathered_steps -= steps
@@ -92,7 +93,7 @@ class UnansweredOperations:
         Storage commits what gathers there while it commits, so a small frame that waits for the one
         before it loses little time, and what joins it meanwhile saves the cost of a frame each.
         """
-        if not self._gathered:
+        if not self.gathered:
             return False
         under_way = len(self._frame_ends)
         worthwhile = (
@@ -102,9 +103,8 @@ class UnansweredOperations:
         prompt = not under_way or (worthwhile and under_way < FRAMES_IN_FLIGHT_MAX)
         return prompt and self._may_owe()
 
-    def take(self, result: exchange_pb2.OperationResult) -> None:
+    def take(self, request_id: int, result: exchange_pb2.OperationResult) -> None:
         """Storage has answered an operation."""
-        request_id = result.request_id
         self._frame_ends.discard(request_id)
         size, steps = self._sent.pop(request_id, _NOTHING)
         self._unanswered_bytes -= size
@@ -112,18 +112,19 @@ class UnansweredOperations:
         done = self._callers.pop(request_id, None)
         if done is not None:
             pass_on(done, result)
-            if not self._callers:
+            if self._is_awaited and not self._callers:
                 self._none_left.set()
 
     async def until_none(self) -> None:
         """Return once everything is answered, including what callers ask for with an answer."""
+        self._is_awaited = True
         while self._callers:
             self._none_left.clear()
             await self._none_left.wait()
 
     def drop(self) -> Iterable[Done[exchange_pb2.OperationResult]]:
         """The link is broken: returns the callers that storage will not answer."""
-        self._gathered.clear()
+        self.gathered.clear()
         self._gathered_bytes = self._gathered_steps = 0
         self._frame_ends.clear()
         self._sent.clear()
@@ -137,7 +138,7 @@ class UnansweredOperations:
         also what other partitions have to send."""
         if not self._sent:
             return True
-        size, steps = self._gathered[0][1]
+        size, steps = self.gathered[0][1]
         return (
             self._unanswered_steps + steps <= UNANSWERED_OPERATIONS_MAX
             and self._unanswered_bytes + size <= UNANSWERED_BYTES_MAX

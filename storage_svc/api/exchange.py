@@ -121,7 +121,11 @@ class Exchange:
             # First all are decoded, then all are submitted: see `CommonTurns`.
             for asked in [self._decode(operations) for operations in request.parts]:
                 if asked is not None:
-                    self._submit(asked)
+                    self._under_way += 1
+                    part = asked.part
+                    part.submit(asked)
+                    if part.crowded:
+                        self._crowded.add(part)
             self._make_room()
             await self._room.wait()
         await self._answered_all.wait()
@@ -148,8 +152,8 @@ class Exchange:
 
     def _decode(self, request: exchange_pb2.PartitionOperations) -> Asked | None:
         """None if the stream does not carry the partition, which is reported."""
-        part = self._find(request.partition, request.broker_epoch)
-        if part is None:
+        part = self._parts.get(request.partition)
+        if part is None or part.broker_epoch != request.broker_epoch:
             error = InvalidArgument(
                 f"partition {request.partition} is not bound under epoch {request.broker_epoch}",
                 field="parts",
@@ -158,18 +162,11 @@ class Exchange:
             return None
         return part.decode(request, self._answered)
 
-    def _submit(self, asked: Asked) -> None:
-        self._under_way += 1
-        part = asked.part
-        part.submit(asked)
-        if part.crowded:
-            self._crowded.add(part)
-
     def _answered(self, part: ExchangePart) -> None:
         self._under_way -= 1
         if not self._under_way:
             self._answered_all.set()
-        if part in self._crowded and not part.crowded:
+        if self._crowded and part in self._crowded and not part.crowded:
             self._crowded.discard(part)
             self._make_room()
 
@@ -200,8 +197,9 @@ class Exchange:
     # --- to the broker -------------------------------------------------------------------------
 
     def _has_news(self, part: ExchangePart) -> None:
+        if not self._changed:  # else it is set already, or will be with the frame under way
+            self._wakeup.set()
         self._changed[part] = None
-        self._wakeup.set()
 
     def _next_frame(self) -> exchange_pb2.ExchangeResponse | None:
         """The output of all parts, each its share; parts with more come first next time."""

@@ -144,9 +144,11 @@ class ExchangePart:
             except TidemarkError as error:
                 asked.refused.append((each.request_id, error))
                 continue
+            if each.traceparent or asked.callers:
+                asked.callers += [""] * (len(asked.operations) - len(asked.callers))
+                asked.callers.append(each.traceparent)
             asked.operations.append(operation)
             asked.request_ids.append(each.request_id)
-            asked.callers.append(each.traceparent)
             if isinstance(operation, AppendRuns):
                 asked.unanswered += len(operation.appends) - 1
         return asked
@@ -155,25 +157,12 @@ class ExchangePart:
         """Submit what was decoded."""
         self._unanswered += asked.unanswered
         self._unanswered_bytes += asked.size
-        callers = asked.callers if any(asked.callers) else ()
-        self._partition.submit_for(asked, asked.operations, callers, self.broker_epoch)
+        self._partition.submit_for(asked, asked.operations, asked.callers, self.broker_epoch)
 
     def take_results(self, results: Iterable[_Answered]) -> None:
         """Keep results for the next frame."""
-        if not self._closed:
-            self._keep(results)
-            self._changed()
-
-    def answered(self, operations: int, size: int) -> None:
-        """All operations of a request have their results."""
-        self._unanswered -= operations
-        self._unanswered_bytes -= size
-
-    def _handed_out(self, results: Sequence[Reserved]) -> None:
-        """Results of standing reserves: in order with those of operations."""
-        self.take_results([(0, each) for each in in_columns(results)])
-
-    def _keep(self, results: Iterable[_Answered]) -> None:
+        if self._closed:
+            return
         kept = result_bytes = 0
         self._commit = self._partition.last_commit
         for request_id, result in results:
@@ -183,6 +172,16 @@ class ExchangePart:
             result_bytes += size
         self._all_unsent.results += kept
         self._all_unsent.result_bytes += result_bytes
+        self._changed()
+
+    def answered(self, operations: int, size: int) -> None:
+        """All operations of a request have their results."""
+        self._unanswered -= operations
+        self._unanswered_bytes -= size
+
+    def _handed_out(self, results: Sequence[Reserved]) -> None:
+        """Results of standing reserves: in order with those of operations."""
+        self.take_results([(0, each) for each in in_columns(results)])
 
     # --- frames --------------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class Asked:
         self.operations: list[Operation[ExchangeResult]] = []
         self.request_ids: list[int] = []
         self.callers: list[str] = []
-        """Trace contexts of the operations."""
+        """Trace contexts of the operations; empty if none has one."""
         self.refused: list[_Answered] = []
         """Operations that were malformed; their results follow those of the others."""
         self.part = part
@@ -278,7 +277,7 @@ class Asked:
         request_ids = self.request_ids
         if len(results) < len(request_ids):  # the partition has cut the request
             request_ids = request_ids[first : self._results]
-        self._take(list(zip(request_ids, results, strict=True)))
+        self._take([*zip(request_ids, results, strict=True)])
 
     def fail(self, error: TidemarkError) -> None:
         left = self.request_ids[self._results :]
@@ -307,17 +306,19 @@ def _fitting(count: int, each_bytes: int, room_bytes: int) -> int:
 
 def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in a frame."""
+    size = RESULT_BYTES
+    if isinstance(result, AppendedRuns):
+        for run in result.runs:
+            size += ERROR_BYTES if isinstance(run, TidemarkError) else RUN_BYTES
+        return size
+    if isinstance(result, Acked | Renewed):
+        return size + ERROR_BYTES * len(result.refused) if result.refused else size
+    if isinstance(result, HandedOut):
+        for reserved in result.results:
+            size += HAND_OUT_BYTES + len(reserved.slices[0].body)
+        return size
     if isinstance(result, Reserved):
-        size = RESULT_BYTES
         for each in result.slices:
             size += SLICE_BYTES + len(each.body)
         return size
-    if isinstance(result, HandedOut):
-        return RESULT_BYTES + sum(
-            HAND_OUT_BYTES + len(each.slices[0].body) for each in result.results
-        )
-    if isinstance(result, Renewed | Acked):
-        return RESULT_BYTES + ERROR_BYTES * len(result.refused)
-    if isinstance(result, AppendedRuns):
-        return RESULT_BYTES + RUN_BYTES * len(result.runs) + ERROR_BYTES * result.refusals
     return ERROR_BYTES if isinstance(result, TidemarkError) else RESULT_BYTES

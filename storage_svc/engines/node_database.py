@@ -175,7 +175,8 @@ class NodeDatabase:
 
     def begin_commit(self, prefix: bytes, batch: Batch, ended: CommitEnded) -> None:
         """The same; `ended` gets the outcome."""
-        self.check_open()
+        if self._db is None:
+            self.check_open()
         if batch.ranged_tables:
             ended = partial(self._end_ranged, batch, ended)
         self._committer.begin(prefix, batch, ended)

@@ -115,6 +115,7 @@ async def _empty(
         moved.setdefault((cold.bounds, idle_since_ms), []).append(queue_id)
         emptied = queue_rows.emptied_value(value, cold, idle_since_ms, first_offset + messages)
         batch.put(Table.CATALOG, key, emptied)
+        journal.emptied = journal.emptied or {}
         journal.emptied[lmq_name] = emptied
         changed.add(queue_id)
         removed[lmq_name] = messages, body_bytes

@@ -79,7 +79,7 @@ class ExpireReservation(NamedTuple):
             commit.journal,
             chance=commit.chance(),
         )
-        commit.journal.expired.append(reservation.reservation_id)
+        commit.journal.add_expired((reservation.reservation_id,))
         _expired.add(1)
         messages = sum(end - start for start, end in changed)
         expired = Messages(

@@ -99,7 +99,7 @@ class PlaceGroup(NamedTuple):
         revoked: list[int] = []
         if self.start is not None:
             revoked = await _revoke(commit, state, group)
-            commit.journal.expired += revoked
+            commit.journal.add_expired(revoked)
             group = await move_group(commit, handle, group, self.start)
             await erase_settled(commit, handle)
         return GroupPlaced(group.cursor(state.record.next_offset), created, tuple(revoked))
@@ -118,7 +118,7 @@ class RemoveGroup(NamedTuple):
     async def apply(self, commit: CommitContext) -> Removed:
         handle = await commit.queue(self.lmq_name)
         group = handle.state.group(self.group)
-        commit.journal.expired += await _revoke(commit, handle.state, group)
+        commit.journal.add_expired(await _revoke(commit, handle.state, group))
         await delete_group(commit, handle, group)
         await erase_settled(commit, handle)
         return Removed(0)

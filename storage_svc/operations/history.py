@@ -35,8 +35,7 @@ def write(
     body_bytes: int,
 ) -> None:
     """Count what this commit removes of a queue."""
-    removals = commit.journal.removals
-    queues = removals.setdefault((topic_of(lmq_name), kind.value, pass_id), {})
+    queues = commit.journal.removals_of(topic_of(lmq_name), kind.value, pass_id)
     before = queues.get(lmq_name, (0, 0))
     queues[lmq_name] = (before[0] + messages, before[1] + body_bytes)
 
@@ -49,7 +48,7 @@ def write_all(
     removed: Mapping[str, tuple[int, int]],
 ) -> None:
     """The same for queues of one topic: messages and bytes by their names."""
-    queues = commit.journal.removals.setdefault((topic, kind.value, pass_id), {})
+    queues = commit.journal.removals_of(topic, kind.value, pass_id)
     if queues.keys().isdisjoint(removed):
         queues.update(removed)
     else:

@@ -171,7 +171,7 @@ class AppendFromOutbox(NamedTuple):
         )
         moved = Messages(entry.destination_lmq_name, entry.messages, partition=commit.partition)
         messaging.moment(_tracer, messaging.PUBLISH, moved, entry.traceparent)
-        commit.journal.high_water[source] = entry.sequence
+        commit.journal.raise_mark(source, entry.sequence)
         commit.journal.batch.put(Table.HIGH_WATER, mark_key, u64(entry.sequence))
         return Acted(ActionOutcome.DONE, entry.messages)
 
@@ -209,7 +209,7 @@ class PostponeOutbox(NamedTuple):
         retry_ms = commit.state.outbox.postpone(self.destination_lmq_name, commit.now_ms)
         if retry_ms is None:
             return STALE
-        commit.journal.added_due.append((Table.OUTBOX, retry_ms))
+        commit.journal.add_due(Table.OUTBOX, retry_ms)
         return Acted(ActionOutcome.DONE)
 
 
@@ -277,7 +277,7 @@ def put(
     )
     commit.journal.batch.put(Table.OUTBOX_BODIES, u64(sequence), body)
     commit.state.outbox.added(destination, entry.destination_partition, sequence)
-    commit.journal.added_due.append((Table.OUTBOX, commit.now_ms))
+    commit.journal.add_due(Table.OUTBOX, commit.now_ms)
 
 
 async def _remove(commit: CommitContext, name: str, entries: Sequence[Row]) -> None:

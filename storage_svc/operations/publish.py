@@ -146,10 +146,6 @@ class AppendedRuns(NamedTuple):
 
     runs: tuple[Appended | TidemarkError, ...]
 
-    @property
-    def refusals(self) -> int:
-        return sum(isinstance(each, TidemarkError) for each in self.runs)
-
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
         appends = proto.appends
         queue_ids, first_offsets = [], []

@@ -140,7 +140,7 @@ async def delete_queue(commit: CommitContext, handle: Handle) -> None:
     """
     state = handle.state
     record = state.record
-    commit.journal.expired += [each for group in state.groups.values() for each in group.live]
+    commit.journal.add_expired(each for group in state.groups.values() for each in group.live)
     for group in state.groups.values():
         commit.end_standing(group)
     if await _is_large(commit, state):

@@ -120,12 +120,15 @@ def in_columns(results: Sequence[Reserved]) -> list[Reserved | HandedOut]:
 
     Each is of another reserve, so that their order has no meaning.
     """
-    plain = [each for each in results if _is_plain(each)]
+    plain: list[Reserved] = []
+    others: list[Reserved] = []
+    for each in results:
+        (plain if _is_plain(each) else others).append(each)
     arrays = [
         HandedOut(tuple(plain[start : start + HAND_OUTS_PER_RESULT_MAX]))
         for start in range(0, len(plain), HAND_OUTS_PER_RESULT_MAX)
     ]
-    return [*arrays, *(each for each in results if not _is_plain(each))]
+    return [*arrays, *others]
 
 
 def _is_plain(result: Reserved) -> bool:

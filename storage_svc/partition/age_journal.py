@@ -119,6 +119,11 @@ class AgeJournal:
         record.indexed = _NO_BOUNDS
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no entry changes."""
+        return not (self._added or self._removed)
+
+    @property
     def added(self) -> Iterable[tuple[AgeKind, str, int]]:
         """Kind, topic and time of the entries that were added."""
         return ((_OF_NUMBER[kind], topic, time_ms) for kind, topic, time_ms in self._added)

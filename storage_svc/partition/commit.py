@@ -20,7 +20,7 @@ from storage_svc.loading.recovery import stored_fairness_keys
 from storage_svc.loading.stored_runs import scan_run_pages, scan_runs
 from storage_svc.partition import erasures
 from storage_svc.partition.erasures import NOTHING_PURGED, Erasure
-from storage_svc.partition.journal import BatchJournal
+from storage_svc.partition.journal import NO_DICT, NO_LIST, NO_SET, BatchJournal
 from storage_svc.partition.state import PartitionState
 from storage_svc.queue.group import Group
 from storage_svc.queue.lane import LANE_RUNS_MAX, Lane
@@ -119,26 +119,27 @@ class CommitContext:
         self.disk_full = disk_full
         self.publishes_refused = publishes_refused
         self.deletions_refused = deletions_refused
-        self._names: dict[int, str] = {}
-        self._catalog: dict[str, bytes] = {}
-        self._absent: set[str] = set()
+        self._names: dict[int, str] = NO_DICT
+        self._catalog: dict[str, bytes] = NO_DICT
+        self._absent: set[str] = NO_SET
         self.chance = chance
         """A random number from 0 up to 1, for the jitter of retries."""
         self.handed_out_bytes = 0
         """Bodies that the answers of this commit carry."""
-        self.ended_standing: list[tuple[int, bool]] = []
+        self.ended_standing: list[tuple[int, bool]] = NO_LIST
         """Standing reserves that this commit ends, and whether the broker must ask again."""
 
     def add_due(self, table: Table, due_ms: int) -> None:
         """An entry is added to an index that sweeps scan by time."""
         self.state.due.added(table, due_ms)
         # Once more after the commit: a scan in between may raise the mark past what it cannot see.
-        self.journal.added_due.append((table, due_ms))
+        self.journal.add_due(table, due_ms)
 
     def end_standing(self, group: Group, *, ask_again: bool = False) -> None:
         """End the standing reserve of a group; `ask_again` if its broker cannot know why."""
         standing, group.standing = group.standing, None
         if standing is not None and standing.broker_epoch == self.counters.broker_epoch:
+            self.ended_standing = self.ended_standing or []
             self.ended_standing.append((standing.standing_id, ask_again))
 
     def count(self) -> None:
@@ -162,6 +163,7 @@ class CommitContext:
         names = await self.read_names(wanted)
         keys = [queue_rows.catalog_key(name) for name in names]
         values = await self.engine.load(Table.CATALOG, keys)
+        self._catalog = self._catalog or {}
         for name, value in zip(names, values, strict=True):
             if value is not None:
                 self._catalog[name] = value
@@ -175,7 +177,7 @@ class CommitContext:
             for queue_id, name in zip(wanted, names, strict=True)
             if name is not None
         }
-        self._names.update(found)
+        self._names = {**self._names, **found} if self._names else found
         return list(found.values())
 
     async def read_queues(self, lmq_names: Sequence[str]) -> None:
@@ -186,6 +188,7 @@ class CommitContext:
         keys = [queue_rows.catalog_key(each) for each in wanted]
         values = await self.engine.load(Table.CATALOG, keys) if keys else []
         others: dict[str, bytes] = {}
+        self._absent = self._absent or set()
         async for part in in_turns(list(zip(wanted, values, strict=True))):
             for lmq_name, value in part:
                 if value is None:
@@ -209,10 +212,10 @@ class CommitContext:
         if brief and not briefly:
             brief.discard(lmq_name)
         if handle is None and not self._is_absent(lmq_name):
-            value = self.journal.emptied.pop(lmq_name, None) or self._catalog.pop(lmq_name, None)
+            value = self._known_row(lmq_name)
             handle = await self.handles.load(lmq_name, self.now_ms, value)
             if briefly and handle is not None:
-                brief.add(lmq_name)
+                self._note_brief(lmq_name)
         if handle is None:
             return None
         state = handle.state
@@ -220,6 +223,17 @@ class CommitContext:
             await self._erase_kept(state)
         handle.used(self.now_ms)
         return handle
+
+    def _known_row(self, lmq_name: str) -> bytes | None:
+        """The row of a queue in the catalog, if this commit has it already."""
+        emptied, read = self.journal.emptied, self._catalog
+        row = emptied.pop(lmq_name, None) if emptied else None
+        return row or (read.pop(lmq_name, None) if read else None)
+
+    def _note_brief(self, lmq_name: str) -> None:
+        journal = self.journal
+        journal.loaded_briefly = journal.loaded_briefly or set()
+        journal.loaded_briefly.add(lmq_name)
 
     def _is_absent(self, lmq_name: str) -> bool:
         return lmq_name in self.journal.removed_names or lmq_name in self._absent
@@ -256,7 +270,7 @@ class CommitContext:
         if handle is None:
             handle = self._create_queue(lmq_name)
             if briefly:
-                self.journal.loaded_briefly.add(lmq_name)
+                self._note_brief(lmq_name)
         return handle
 
     async def queue_by_id(self, queue_id: int, *, briefly: bool = False) -> Handle | None:

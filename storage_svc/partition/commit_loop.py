@@ -9,9 +9,9 @@ partition, so that it delays no other partition; so does the recovery from a com
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
+from storage_svc.engines.engine import CommitEnded
 from storage_svc.operations.operation import Operation
 from storage_svc.partition.commit import CommitContext
 from storage_svc.partition.frames import EMBEDDED, Frame, Requester
@@ -49,6 +49,11 @@ class CommitLoop:
         self._frames: list[Frame] = []
         self._under_way = False
         """Whether a commit was begun that has not ended, in a turn or in the task."""
+        self._taken: Sequence[Frame] = ()
+        """The frames of the commit under way."""
+        self._preparing: Coroutine[Any, Any, Prepared] | None = None
+        self._prepared: Prepared | None = None
+        """The same commit while it is applied in turns, and from then on."""
         self._turn_asked = False
         self._waits = False
         """Whether the task waits for work: commits begin in turns."""
@@ -56,6 +61,13 @@ class CommitLoop:
         """The next work of the task."""
         self._wakeup = asyncio.Event()
         self._stopping = False
+        # Bound once: a partition has one commit under way, so that its steps need no arguments.
+        self._begin_step: Step = self._begin_turn
+        self._apply_step: Step = self._apply
+        self._hand_over_step: Step = self._hand_over
+        self._answer_step: Step = self._answer
+        self._report_step: Step = self._report
+        self._on_ended: CommitEnded = self._ended
 
     def submit(
         self,
@@ -66,8 +78,13 @@ class CommitLoop:
     ) -> None:
         """Queue operations for the next commit."""
         frame = Frame(operations, callers, broker_epoch, requester)
-        self._frames += frame.parts(self.bounds.operations)
-        self._ask_turn()
+        if frame.steps <= self.bounds.operations:
+            self._frames.append(frame)
+        else:
+            self._frames += frame.parts(self.bounds.operations)
+        if self._waits and not (self._under_way or self._turn_asked):
+            self._turn_asked = True
+            self._turns.ask(self._begin_step)
 
     def stop(self) -> None:
         """End `run` once everything that was submitted is answered."""
@@ -88,6 +105,7 @@ class CommitLoop:
                 if work is not None:
                     await work
                 self._under_way = False
+                self._taken, self._preparing, self._prepared = (), None, None
                 self._committed()
         finally:
             self._waits = False
@@ -111,7 +129,7 @@ class CommitLoop:
     def _ask_turn(self) -> None:
         if self._frames and self._waits and not (self._under_way or self._turn_asked):
             self._turn_asked = True
-            self._turns.ask(self._begin_turn)
+            self._turns.ask(self._begin_step)
 
     def _begin_turn(self) -> "Step | None":
         """Begin a commit of what has gathered."""
@@ -119,32 +137,36 @@ class CommitLoop:
         if self._under_way or not self._waits or not self._frames:
             return None
         self._under_way = True
-        frames = self._take()
+        frames = self._taken = self._take()
         try:
             commit = self._new_commit()
-            if commit.engine.storage_epoch or any(each.callers for each in frames):
+            traced = frames[0].callers if len(frames) == 1 else any(each.callers for each in frames)
+            if commit.state.is_shared or traced:
                 # Its reads are trips to other processes, or it has spans that last until its end.
                 self._do_in_task(self._write(commit, frames))
                 return None
-            return partial(self._apply, frames, self._writer.prepare(commit, frames))
+            self._preparing = self._writer.prepare(commit, frames)
+            return self._apply_step
         except Exception as error:
             self._do_in_task(self._recover(frames, error))
             return None
 
-    def _apply(
-        self, frames: Sequence[Frame], preparing: Coroutine[Any, Any, Prepared]
-    ) -> "Step | None":
-        """A step of a commit, and in the last one hand its batch over."""
+    def _apply(self) -> "Step | None":
+        """A step of a commit."""
+        preparing = self._preparing
+        assert preparing is not None, "it was begun"
         try:
             waits_for = preparing.send(None)
         except StopIteration as applied:
-            return partial(self._hand_over, applied.value)
+            self._prepared = applied.value
+            self._preparing = None
+            return self._hand_over_step
         except Exception as error:
-            self._do_in_task(self._recover(frames, error))
+            self._do_in_task(self._recover(self._taken, error))
             return None
         if waits_for is STEP_END:
-            return partial(self._apply, frames, preparing)
-        self._do_in_task(self._finish(frames, _Started(preparing, waits_for)))
+            return self._apply_step
+        self._do_in_task(self._finish(self._taken, _Started(preparing, waits_for)))
         return None
 
     def _take(self) -> list[Frame]:
@@ -163,46 +185,51 @@ class CommitLoop:
         frames, self._frames = self._frames[:taken], self._frames[taken:]
         return frames
 
-    def _hand_over(self, prepared: Prepared) -> "Step | None":
+    def _hand_over(self) -> "Step | None":
+        prepared = self._prepared
+        assert prepared is not None, "it was applied"
         if not prepared.batch.operations:
-            return partial(self._answer, prepared)
-        engine, ended = prepared.context.engine, partial(self._ended, prepared)
+            return self._answer_step
         try:
-            began = engine.begin_commit(prepared.batch, ended)
+            began = prepared.context.engine.begin_commit(prepared.batch, self._on_ended)
         except Exception as error:
-            self._do_in_task(self._recover(prepared.frames, error))
+            self._do_in_task(self._recover(self._taken, error))
             return None
         if not began:
-            self._do_in_task(self._finish(prepared.frames, prepared))
+            self._do_in_task(self._finish(self._taken, prepared))
         return None
 
-    def _ended(self, prepared: Prepared, error: Exception | None) -> None:
+    def _ended(self, error: Exception | None) -> None:
         """Those of one sync are called in one turn: they share the next one as well."""
         if error is None:
-            self._turns.ask(partial(self._answer, prepared))
+            self._turns.ask(self._answer_step)
         elif self._waits:
-            self._do_in_task(self._recover(prepared.frames, error))
+            self._do_in_task(self._recover(self._taken, error))
 
-    def _answer(self, prepared: Prepared) -> "Step | None":
+    def _answer(self) -> "Step | None":
         """The commit is durable."""
-        if not self._waits:  # the task was cancelled: the partition has ended
+        prepared = self._prepared
+        if not self._waits or prepared is None:  # the task was cancelled: the partition has ended
             return None
         try:
             self._writer.answer(prepared)
         except Exception as error:
-            self._do_in_task(self._recover(prepared.frames, error))
+            self._do_in_task(self._recover(self._taken, error))
             return None
-        return partial(self._report, prepared)
+        return self._report_step
 
-    def _report(self, prepared: Prepared) -> None:
+    def _report(self) -> None:
+        assert self._prepared is not None, "it was answered"
         try:
-            self._writer.report(prepared)
+            self._writer.report(self._prepared)
         except Exception as error:
-            self._do_in_task(self._recover(prepared.frames, error))
+            self._do_in_task(self._recover(self._taken, error))
             return
         self._under_way = False
+        self._taken, self._prepared = (), None  # they must not stay in memory until the next commit
         self._committed()
-        self._ask_turn()
+        if self._frames:
+            self._ask_turn()
         if self._stopping:
             self._wakeup.set()
 

@@ -39,22 +39,18 @@ class ExchangeEvents:
             self.ready.update(dict.fromkeys(ready))
         if expired:
             self.expired += expired
-        moved = self._deadline_moved(earliest_ms, now_ms)
+        # Whether the broker's timer would fire too late, or once more for nothing. A removed
+        # earliest deadline is reported only once it would have fired: messages are settled all the
+        # time, and most deadlines are removed.
+        sent_ms = self.sent_deadline_ms
+        if sent_ms is None or sent_ms <= now_ms:
+            moved = earliest_ms != sent_ms
+        else:
+            moved = earliest_ms is not None and earliest_ms < sent_ms
         if moved:
             self.next_deadline_changed = True
         if moved or self.ready or self.expired:
             self.changed()
-
-    def _deadline_moved(self, earliest_ms: int | None, now_ms: int) -> bool:
-        """Whether the broker's timer would fire too late, or once more for nothing.
-
-        A removed earliest deadline is reported only once it would have fired: messages are settled
-        all the time, and most deadlines are removed.
-        """
-        sent_ms = self.sent_deadline_ms
-        if sent_ms is None or sent_ms <= now_ms:
-            return earliest_ms != sent_ms
-        return earliest_ms is not None and earliest_ms < sent_ms
 
 
 class ConnectedExchanges:

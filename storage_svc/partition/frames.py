@@ -56,7 +56,7 @@ class Frame:
         requester: Requester[Any],
     ) -> None:
         self.operations = operations
-        self.callers = callers if any(map(is_sampled, callers)) else ()
+        self.callers = callers if callers and any(map(is_sampled, callers)) else ()
         """Trace contexts, one per operation; empty if none is traced."""
         self.broker_epoch = broker_epoch
         """None: not from a broker."""
@@ -64,13 +64,14 @@ class Frame:
         """None once it was answered."""
         body_bytes, steps = 0, len(operations)
         for each in operations:
-            if isinstance(each, Append):
-                body_bytes += len(each.body)
-            elif isinstance(each, AppendRuns):
-                body_bytes += sum([len(append.body) for append in each.appends])
+            if isinstance(each, AppendRuns):
+                for append in each.appends:
+                    body_bytes += len(append.body)
                 steps += len(each.appends) - 1
             elif isinstance(each, AckReservations):
                 steps += len(each.receipts) - 1
+            elif isinstance(each, Append):
+                body_bytes += len(each.body)
         self.body_bytes = body_bytes
         self.steps = steps
         """How many operations it counts for: some are for many runs or reservations."""

@@ -4,7 +4,9 @@ Owns the state of a single commit: the batch, records that changed several times
 once, bodies that are not yet in the engine, and events to report once the commit is durable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from storage_svc.engines import group_rows, queue_rows, reservation_rows, run_rows
 from storage_svc.engines.engine import Batch, Engine, Row, Table
@@ -24,6 +26,12 @@ CONSUMED_PER_ROW_MAX = 64
 
 QueueGroup = tuple[str, str]
 """lmq_name and group."""
+
+NO_SET: Final = cast("set[Any]", frozenset())
+NO_DICT: Final = cast("dict[Any, Any]", MappingProxyType({}))
+NO_LIST: Final = cast("list[Any]", ())
+"""What a commit has of something that few commits need, until it needs it: a commit of one of many
+partitions is mostly the cost of making and dropping containers. They refuse to be changed."""
 
 
 class BatchJournal:
@@ -70,23 +78,23 @@ class BatchJournal:
         self.deleted_bodies: list[bytes] = []
         self.erased_rows: set[tuple[Table, bytes]] = set()
         """Rows that can still be read, but not after this commit: see `erase`."""
-        self.removals: Removals = {}
+        self.removals: Removals = NO_DICT
         """Data that this commit removes for good, for the history."""
-        self.high_water: dict[tuple[int, str], int] = {}
+        self.high_water: dict[tuple[int, str], int] = NO_DICT
         """Marks of outbox sources that this commit raised."""
-        self.expired: list[int] = []
+        self.expired: list[int] = NO_LIST
         """Reservations that end with this commit without being settled: those that expire, and
         those of a queue or a group that is deleted or moved."""
         self.changed_queues: set[int] = set()
         """Queues that this commit changes: their rows in the engine are out of date."""
-        self.emptied: dict[str, bytes] = {}
+        self.emptied: dict[str, bytes] = NO_DICT
         """Queues that this commit empties without loading them: their rows of the catalog."""
-        self.removed_names: set[str] = set()
-        self.removed_ids: set[int] = set()
-        self.added_due: list[tuple[Table, int]] = []
+        self.removed_names: set[str] = NO_SET
+        self.removed_ids: set[int] = NO_SET
+        self.added_due: list[tuple[Table, int]] = NO_LIST
         """Entries that this commit added to indexes which sweeps read, by the time they are due."""
         self.ages = AgeJournal()
-        self.loaded_briefly: set[str] = set()
+        self.loaded_briefly: set[str] = NO_SET
         """Queues that a pass or a sweep has loaded for this commit; they are unloaded after it."""
         self.messages = 0
         """By how much this commit changes the number of stored messages."""
@@ -98,14 +106,15 @@ class BatchJournal:
         """Number of the next consumption or history row: makes rows of one moment distinct."""
         self._deadlines = deadlines
         self._queues: dict[int, QueueRecord] = {}
-        self._groups: dict[tuple[int, str], Group] = {}
+        self._groups: dict[tuple[int, str], Group] = NO_DICT
         self._consumed: list[bytes] = []
 
     async def finish(self, engine: Engine) -> Batch:
         """The batch, with the records that changed."""
+        batch, ages = self.batch, self.ages
         for record in self._queues.values():
-            self.ages.follow(record)
-            self.batch.put(
+            ages.follow(record)
+            batch.put(
                 Table.CATALOG,
                 queue_rows.catalog_key(record.lmq_name),
                 queue_rows.queue_value(record),
@@ -119,8 +128,9 @@ class BatchJournal:
             self.batch.put(Table.CONSUMED, self.record_key(), run_rows.consumed_value(entries))
         if self.removals:
             self._put_history()
-        await self.ages.write(engine, self.batch, self._next_number)
-        return self.batch
+        if not ages.is_empty:
+            await ages.write(engine, batch, self._next_number)
+        return batch
 
     def _put_history(self) -> None:
         for (topic, kind, pass_id), queues in self.removals.items():
@@ -162,7 +172,9 @@ class BatchJournal:
             self.changed_queues.add(queue_id)
 
     def queue_removed(self, record: QueueRecord) -> None:
+        self.removed_names = self.removed_names or set()
         self.removed_names.add(record.lmq_name)
+        self.removed_ids = self.removed_ids or set()
         self.removed_ids.add(record.queue_id)
         self.messages -= record.messages
         self.body_bytes -= record.body_bytes
@@ -176,18 +188,21 @@ class BatchJournal:
     def group_changed(self, record: QueueRecord, group: Group) -> None:
         if record.groups_apart:
             self.changed_queues.add(record.queue_id)
+            self._groups = self._groups or {}
             self._groups[record.queue_id, group.name] = group
             return
         self.queue_changed(record)
         if len(record.groups) > queue_rows.GROUPS_INLINE_MAX:
             record.groups_apart = True
+            self._groups = self._groups or {}
             for each in record.groups.values():
                 self._groups[record.queue_id, each.name] = each
 
     def group_removed(self, record: QueueRecord, group: Group) -> None:
         self.queue_changed(record)
         if record.groups_apart:
-            self._groups.pop((record.queue_id, group.name), None)
+            if self._groups:
+                self._groups.pop((record.queue_id, group.name), None)
             self.batch.delete(Table.GROUPS, group_rows.group_key(record.queue_id, group.name))
 
     def lane_moved(self, record: QueueRecord, group: Group, lane: Lane) -> None:
@@ -377,7 +392,7 @@ class BatchJournal:
         self.batch.put(Table.RETURNED, key, group_rows.returned_value(returned))
         if returned.place is ReturnPlace.BURIED:
             self.batch.put(Table.BURIED, key, b"")
-            self.added_due.append((Table.BURIED, self.now_ms))
+            self.add_due(Table.BURIED, self.now_ms)
         elif returned.not_before_ms:
             self._deadlines.add(returned.not_before_ms)
             at_ms = returned.not_before_ms
@@ -401,6 +416,23 @@ class BatchJournal:
     def consumed(self, record: QueueRecord, group: str, span: Span, slice_: Slice) -> None:
         times_ms = slice_.run.publish_time_ms, slice_.first_delivery_ms
         self._consumed.append(run_rows.consumed_entry(record, group, *span, *times_ms))
+
+    def removals_of(self, topic: str, kind: str, pass_id: str) -> dict[str, tuple[int, int]]:
+        """Messages and bytes that this commit removes of each queue of a topic; to be added to."""
+        self.removals = self.removals or {}
+        return self.removals.setdefault((topic, kind, pass_id), {})
+
+    def add_expired(self, reservation_ids: Iterable[int]) -> None:
+        self.expired = self.expired or []
+        self.expired += reservation_ids
+
+    def add_due(self, table: Table, due_ms: int) -> None:
+        self.added_due = self.added_due or []
+        self.added_due.append((table, due_ms))
+
+    def raise_mark(self, source: tuple[int, str], sequence: int) -> None:
+        self.high_water = self.high_water or {}
+        self.high_water[source] = sequence
 
     def record_key(self) -> bytes:
         """A key in time order for a row of history or consumption."""

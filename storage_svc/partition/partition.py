@@ -116,6 +116,8 @@ class Partition:
         self._hold = BrokerHold()
         self._losses = Losses(self.number, witness, confirmed=loss_confirmed)
         self._stopping = asyncio.Event()
+        self.is_closing = False
+        """Set together with the event, and asked for every frame."""
         self.has_left = False
         """Whether it was closed because another storage node is to hold it."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,6 +152,7 @@ class Partition:
 
     async def close(self) -> None:
         """Finish what was submitted, then release the engine."""
+        self.is_closing = True
         self._stopping.set()
         self._losses.give_up(ShuttingDown("the storage service is stopping"))
         self._commits.stop()
@@ -184,7 +187,7 @@ class Partition:
     ) -> None:
         """The same for a requester that takes results as they come, without a future; `callers` are
         the trace contexts of operations, none if no operation is traced."""
-        if self._stopping.is_set():
+        if self.is_closing:
             requester.fail(ShuttingDown(f"partition {self.number} is being closed"))
         elif self._state is None:
             requester.fail(self._faulty())
@@ -245,10 +248,6 @@ class Partition:
         if self._state is None:
             raise self._faulty()
         return self._state
-
-    @property
-    def is_closing(self) -> bool:
-        return self._stopping.is_set()
 
     def keeps(self, state: PartitionState) -> bool:
         """Whether it is still open with that state."""
@@ -381,24 +380,26 @@ class Partition:
 
     def _continue_erasing(self) -> None:
         """Have the next commit erase more of what was removed, beside what others ask of it."""
-        waits = self._erasing is not None and not self._erasing.done()
-        if waits or self._state is None or self._stopping.is_set():
+        state = self._state
+        if state is None or state.erasures.first() is None or self.is_closing:
             return
-        if self._state.erasures.first() is None:
+        if self._erasing is not None and not self._erasing.done():
             return
         self._erasing = self.submit([EraseRows()])
         self._erasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _new_commit(self) -> CommitContext:
-        state = self.state
+        state = self._state or self.state
+        counters = state.counters
+        now_ms = self._time.stamp(counters)
         return CommitContext(
             state,
             self.number,
             self.identity.partitions,
-            self._time.stamp(state.counters),
+            now_ms,
             disk_full=self.disk.full,
             publishes_refused=self.health.refusal(self.number),
-            deletions_refused=self._time.refusal(),
+            deletions_refused=self._time.refusal() if counters.suspended_ms else None,
             chance=self._chance,
         )
 

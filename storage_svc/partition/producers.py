@@ -115,6 +115,8 @@ class Producers:
 
     def write(self, batch: Batch) -> None:
         """Store the answers of the commit under way: a row for each of its producers."""
+        if not self._unwritten:
+            return
         for producer_id, producer in self._unwritten.items():
             prefix = text(producer_id.encode())
             sequences, producer.unwritten = producer.unwritten, []

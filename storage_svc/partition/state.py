@@ -37,6 +37,8 @@ class PartitionState:
     handles: Handles
     producers: Producers
     deadlines: Deadlines
+    is_shared: bool
+    """Whether the engine is on servers that nodes share: its `storage_epoch` is not 0."""
     bodies: BodyCache = field(default_factory=BodyCache)
     due: DueIndexes = field(default_factory=DueIndexes)
     ages: AgeMarks = field(default_factory=AgeMarks)
@@ -90,6 +92,7 @@ async def open_state(engines: Engines, identity: Identity) -> PartitionState:
         handles,
         Producers(engine),
         deadlines,
+        is_shared=engine.storage_epoch > 0,
         outbox=outbox,
         first_broker_epoch=floor + 1,
         erasures=erasures,

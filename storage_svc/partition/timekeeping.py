@@ -45,7 +45,7 @@ class Timekeeping:
 
     def stamp(self, counters: Counters) -> int:
         """The time of the next commit, which stores whether deletions are suspended."""
-        now_ms = self.now_ms()
+        now_ms = self._time.now_ms(self._clock.wall_ms(), self._clock.monotonic_ms())
         counters.suspended_ms = (counters.suspended_ms or now_ms) if self._time.suspicious else 0
         return now_ms
 

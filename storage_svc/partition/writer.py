@@ -100,16 +100,26 @@ class Writer:
         """Apply frames: the batch is complete, and nothing is answered yet. Without `traced` in
         steps, for common turns (ADR 40)."""
         started_ns = self._clock.monotonic_ns()
-        if commit.state.deadlines.needs_page:
-            await read_deadlines(commit.engine, commit.state.deadlines)
-        if commit.engine.storage_epoch:
+        state, journal = commit.state, commit.journal
+        if state.deadlines.needs_page:
+            await read_deadlines(commit.engine, state.deadlines)
+        if state.is_shared:
             await read_ahead(commit, [each for frame in frames for each in frame.operations])
-        results = await self._apply_frames(commit, frames, traced)
+        frame, operations = frames[0], frames[0].operations
+        results: Sequence[Sequence[Any]]
+        if (  # as most commits of one of many partitions
+            len(frames) == len(operations) == 1
+            and traced is None
+            and 0 != frame.broker_epoch == state.counters.broker_epoch
+        ):
+            results = ((await _apply(commit, operations[0]),),)
+        else:
+            results = await self._apply_frames(commit, frames, traced)
         # Every commit expires what is due while a broker is connected; else sweeps do it (V1).
-        if commit.state.deadlines.is_due(commit.now_ms) and self._is_connected(commit):
+        if state.deadlines.is_due(commit.now_ms) and self._is_connected(commit):
             await ExpireDue().apply(commit)
         handed_out: Sequence[Reserved] = ()
-        if commit.journal.ready_queues or commit.ended_standing:
+        if journal.ready_queues or commit.ended_standing:
             if traced is None:
                 await STEP_END
             # Only a connected broker can receive the results of standing reserves.
@@ -117,16 +127,16 @@ class Writer:
                 handed_out = await hand_out_standing(commit)
         if traced is None:
             await STEP_END
-        batch = await commit.journal.finish(commit.engine)
-        commit.state.producers.write(batch)
+        batch = await journal.finish(commit.engine)
+        state.producers.write(batch)
         if batch.operations:
             commit.count()
             put_counters(batch, commit.counters)
-            commit.state.numbers.write(batch)
+            state.numbers.write(batch)
         else:
             await commit.engine.verify()
-        operations = _operations(frames)
-        return Prepared(commit, frames, results, handed_out, batch, operations, started_ns)
+        steps = frame.steps if len(frames) == 1 else _operations(frames)
+        return Prepared(commit, frames, results, handed_out, batch, steps, started_ns)
 
     def _is_connected(self, commit: CommitContext) -> bool:
         """Whether the broker that holds the partition is connected."""
@@ -199,8 +209,9 @@ class Writer:
         for key in journal.deleted_bodies:
             state.bodies.discard(key)
         state.producers.trim()
-        for kind, topic, time_ms in journal.ages.added:
-            state.ages.added(kind, topic, time_ms)
+        if not journal.ages.is_empty:
+            for kind, topic, time_ms in journal.ages.added:
+                state.ages.added(kind, topic, time_ms)
         for lmq_name in journal.loaded_briefly:
             state.handles.drop_untracked(lmq_name)
         for table, due_ms in journal.added_due:

@@ -1,17 +1,22 @@
 """Commits of the partitions of one node: what they share, and what each of them costs (C7)."""
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.rocksdb import RocksEngines
+from storage_svc.operations.claim import ClaimPartition
 from storage_svc.operations.publish import Append, Appended
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.commit_figures import CommitFigures
+from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.turns import CommonTurns
 from tests.support.storage_client import body
@@ -20,6 +25,10 @@ from tidemark.errors import TidemarkError
 from tidemark.topics import Topic, TopicSettings
 
 PARTITIONS = 8
+CLAIM = ClaimPartition(Claim("broker", "broker:1", 1, 0))
+
+CALLS_OF_A_COMMIT_MAX = 80
+"""Calls of functions of storage, those of the append included."""
 
 
 class Requests:
@@ -95,3 +104,32 @@ async def test_a_commit_that_waits_for_others_is_answered_after_it_continues(
 
     offsets = [each.first_offset for each in many.results if isinstance(each, Appended)]
     assert offsets == list(range(200))
+
+
+async def test_a_commit_of_a_further_partition_makes_few_calls(node: list[Partition]) -> None:
+    """C7: what a commit costs beside its operations is mostly the calls of its steps."""
+    epochs = [await partition.call(CLAIM) for partition in node]
+    made = Counter[str]()
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            made[frame.f_code.co_filename.partition("storage_svc")[1]] += 1
+
+    async def calls_of(partitions: int) -> int:
+        made.clear()
+        requests = Requests(partitions)
+        sys.setprofile(count)
+        try:
+            for partition, claimed in zip(node[:partitions], epochs, strict=False):
+                append = [Append("t", 1, body(b"x"))]
+                partition.submit_for(requests, append, (), claimed.broker_epoch)
+            await asyncio.wait_for(requests.all_answered.wait(), 60)
+        finally:
+            sys.setprofile(None)
+        assert all(isinstance(each, Appended) for each in requests.results)
+        return made["storage_svc"]
+
+    await calls_of(PARTITIONS)  # queues are created
+    further = await calls_of(PARTITIONS) - await calls_of(1)
+
+    assert further / (PARTITIONS - 1) < CALLS_OF_A_COMMIT_MAX
