@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from storage_svc.engines.engine import (
     Batch,
@@ -113,6 +113,9 @@ class RedisEngines:
         except AnswerLost as error:
             await server.close()
             raise ConnectionError(f"{where} cannot be reached: {error}") from error
+        except NoPermissionError as error:
+            await server.close()
+            raise StoreNotFit(f"{where} cannot be opened by this user: {error}") from error
         except BaseException:
             await server.close()
             raise
@@ -402,7 +405,8 @@ class RedisEngine:
                 if is_moved_away(error):  # all of it can be done again
                     await _CLOCK.sleep_ms(_RETRY_MS)
                     continue
-                if _is_from_script(error):  # which keeps what it wrote before
+                # A script keeps what it wrote before, and one that was sent before may have run.
+                if _is_from_script(error) or not is_first:
                     break
                 raise EngineFailed(f"{self._name} cannot be written: {error}") from error
             if isinstance(answer, int):

@@ -4,8 +4,9 @@ Every script is bounded by its caller, because nothing else runs on the server m
 that is too large for one script is staged first, piece by piece; one script seals it, which is the
 moment at which it is committed; then its pieces are applied one by one.
 
-Writing scripts allow for a full memory: a script that failed half way would keep what it wrote.
-Publishes are refused before, by the watermark.
+A script that failed half way would keep what it wrote. Writing scripts therefore allow for a full
+memory (publishes are refused before, by the watermark), and check before their first write that the
+user may run every command which they may come to: rights can be withdrawn at any time.
 
 A script that finds its work done writes a field again, with the value that it has: WAIT and WAITAOF
 wait for the last write of their own connection, and return at once on one that wrote nothing.
@@ -42,6 +43,24 @@ local function after(prefix)
   return '(' .. string.sub(prefix, 1, last - 1) .. string.char(string.byte(prefix, last) + 1)
 end
 """
+
+
+def _allowed(*commands: str) -> str:
+    """Fails if the user may not run one of these commands."""
+    names = ", ".join(f"'{each}'" for each in commands)
+    return f"""
+for _, name in ipairs({{{names}}}) do
+  if not redis.acl_check_cmd(name, KEYS[1]) then
+    return redis.error_reply("NOPERM the user may not run the command '" .. name .. "'")
+  end
+end
+"""
+
+
+_WRITES: Final = ("hset", "hdel", "zadd", "zrem", "zcard", "zremrangebylex")
+"""Commands of `_APPLY` for rows."""
+_STAGES: Final = ("llen", "lindex", "lpop", "rpush", "unlink", "zrangebylex")
+"""Further ones of commits that are staged, which may have ranges."""
 
 # KEYS[1] is the mark; ARGV[1] to ARGV[4] the mark that a commit follows, ARGV[5] and ARGV[6] its
 # sequence and id, ARGV[7] what the names of tables begin with. Returns the mark that is stored if
@@ -144,7 +163,8 @@ end
 # is the same one then.
 OPEN: Final = _script(
     "allow-oom",
-    """
+    _allowed("hget", "hmget", "exists", *_WRITES, *_STAGES)
+    + """
 local mark = redis.call(
   'HMGET', KEYS[1], 'epoch', 'sequence', 'commit_id', 'opening', 'layout', 'staged', 'generation')
 local generation = mark[7] or '0'
@@ -189,6 +209,7 @@ return {'OPEN', string.format('%.0f', epoch), mark[2] or '0', mark[3] or '', gen
 COMMIT: Final = _script(
     "allow-oom",
     _FOLLOWS
+    + _allowed(*_WRITES)
     + _APPLY
     + """
 apply(ARGV[7], ARGV, 8)
@@ -202,6 +223,7 @@ return false
 STAGE: Final = _script(
     "allow-oom",
     _FOLLOWS
+    + _allowed(*_STAGES)
     + """
 local pieces = tonumber(ARGV[8])
 if pieces == 0 then
@@ -235,7 +257,8 @@ return false
 # or a part of it, and returns how many are left; the mark, if the partition is open elsewhere.
 APPLY: Final = _script(
     "allow-oom",
-    _APPLY
+    _allowed(*_WRITES, *_STAGES)
+    + _APPLY
     + """
 local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id', 'staged')
 if mark[1] ~= ARGV[1] or mark[2] ~= ARGV[2] then

@@ -8,14 +8,17 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from storage_svc.engines.engine import EngineFailed, Table
+from storage_svc.engines.engine import Batch, EngineFailed, Table
+from storage_svc.engines.keys import u64
 from storage_svc.engines.redis import engine as engine_module
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.redis.layout import mark_key
+from storage_svc.engines.redis.scripts import COMMIT
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import MasterAndReplica, Servers, puts
-from tests.support.local_broker import until
+from tests.support.local_broker import in_time, until
+from tests.support.lossy_wire import LossyWire
 from tests.support.valkey_cluster import ValkeyCluster
 from tidemark.errors import CommitOutcomeUnknown, StoreNotFit
 
@@ -203,3 +206,74 @@ async def test_a_partition_opens_while_the_memory_is_full(servers: Servers) -> N
         await engine.commit(puts(Table.GROUPS, b"b"))
 
         assert await engine.load(Table.GROUPS, [b"a", b"b"]) == [b"value of a", b"value of b"]
+
+
+# --- users whose rights change --------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited_url(servers: Servers) -> Iterator[str]:
+    """The URL of a user who has all rights until a test withdraws some."""
+    servers.redis.execute_command("ACL SETUSER limited on >secret ~* +@all")
+    yield servers.url.replace("redis://", "redis://limited:secret@")
+    servers.redis.execute_command("ACL DELUSER limited")
+
+
+def _two_kinds_of_rows(value: bytes) -> Batch:
+    """Every command of a commit takes part in it."""
+    batch = Batch()
+    batch.put(Table.GROUPS, b"a", value)
+    batch.put(Table.RUN_HEADERS, u64(1), value)
+    batch.delete(Table.LANES, b"gone")
+    return batch
+
+
+@pytest.mark.parametrize("right", ["hset", "hdel", "zadd", "zrem", "zcard", "zremrangebylex"])
+async def test_a_right_that_is_withdrawn_leaves_no_half_commit(
+    servers: Servers, limited_url: str, right: str
+) -> None:
+    """S2, V3: a script keeps what it wrote before a command of it was refused."""
+    node = servers.node(url=limited_url)
+    engine = await node.open()
+    await engine.commit(_two_kinds_of_rows(b"before"))
+    servers.redis.execute_command(f"ACL SETUSER limited -{right}")
+
+    with pytest.raises(EngineFailed, match=f"may not run the command '{right}'"):
+        await engine.commit(_two_kinds_of_rows(b"after"))
+    with pytest.raises(StoreNotFit, match=f"may not run the command '{right}'"):
+        await node.open()
+
+    servers.redis.execute_command("ACL SETUSER limited +@all")
+    again = await node.open()
+    assert await again.load(Table.GROUPS, [b"a"]) == [b"before"]
+    assert await again.load(Table.RUN_HEADERS, [u64(1)]) == [b"before"]
+
+
+@pytest.mark.parametrize("right", ["type", "hmget", "evalsha", "rpush", "zrangebylex"])
+async def test_a_user_with_too_few_rights_opens_nothing(
+    servers: Servers, limited_url: str, right: str
+) -> None:
+    """S5: it is found before the commit that needs the right, and the error names it."""
+    servers.redis.execute_command(f"ACL SETUSER limited -{right}")
+
+    with pytest.raises(StoreNotFit, match=f"'{right}'"):
+        await servers.open(url=limited_url)
+
+    assert not servers.redis.exists(mark_key(IDENTITY))
+
+
+async def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown(
+    servers: Servers, wire: LossyWire, limited_url: str
+) -> None:
+    """S2, S9: the commit is stored. Callers who are told otherwise would repeat it."""
+    host = servers.url.removeprefix("redis://")
+    engine = await servers.open(url=limited_url.replace(host, wire.url.removeprefix("redis://")))
+    wire.lose_answer(COMMIT.digest)
+    commit = asyncio.ensure_future(engine.commit(puts(Table.GROUPS, b"a")))
+    await in_time(wire.lost.wait())
+    servers.redis.execute_command("ACL SETUSER limited -evalsha")
+
+    with pytest.raises(CommitOutcomeUnknown):
+        await commit
+
+    assert servers.redis.hget(mark_key(IDENTITY), "sequence") == b"1"
