@@ -20,6 +20,7 @@ from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from tidemark.errors import StoreNotFit
@@ -101,6 +102,7 @@ class ServerUrl:
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
+            driver_info=None,  # Redis 7.0 has no CLIENT SETINFO, and no user needs a right for it
         )
 
 
@@ -123,6 +125,14 @@ class MasterFinder:
         if self._url.mode == "cluster":
             return await _connected(self._url.pool(await self._ask(self._slot_master)))
         return await _connected(self._url.pool(self._url.hosts[0]))
+
+    def explained(self, error: BaseException) -> str:
+        """Why a new connection could not be used."""
+        text = str(error) or type(error).__name__
+        is_ended = isinstance(error, ConnectionError | RedisConnectionError | EOFError)
+        if self._url.scheme == "redis" and is_ended and "connecting to" not in text:
+            text += " (servers with TLS end plain connections: they need rediss in the URL)"
+        return text
 
     def moved_to(self, host: str, port: int) -> None:
         self._hint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

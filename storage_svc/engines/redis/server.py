@@ -146,6 +146,7 @@ class Server:
         await self._disconnect()
 
     async def _trip(self, commands: Sequence[Command]) -> list[Any]:
+        is_new = self._connection is None
         try:
             async with asyncio.timeout(TRIP_TIMEOUT_S):
                 if self._connection is None:
@@ -161,7 +162,8 @@ class Server:
             if task is not None and task.cancelling():
                 # The clean-up of the client library failed, and its error took the place of it.
                 raise asyncio.CancelledError from error
-            raise AnswerLost(str(error) or type(error).__name__) from error
+            why = self._finder.explained(error) if is_new else str(error) or type(error).__name__
+            raise AnswerLost(why) from error
         except BaseException:
             await self._disconnect()  # half an answer may be left on it
             raise

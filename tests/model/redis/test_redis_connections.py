@@ -10,16 +10,13 @@ from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import Servers, puts
-from tests.support.repository import ROOT
+from tests.support.acl import create_documented_user
 from tests.support.tls_proxy import HOST, make_certificate, tls_proxy
 
 
 async def test_a_user_needs_no_rights_beyond_those_that_are_documented(servers: Servers) -> None:
-    """S9: the command in docs/ENGINES.md, word for word."""
-    text = (ROOT / "docs/ENGINES.md").read_text()
-    (command,) = [each for each in text.split("\n\n") if "ACL SETUSER" in each]
-    words = command.replace("\\\n", " ").replace("PASSWORD", "secret").split()
-    servers.redis.execute_command(*words)
+    """S9: the command in docs/ENGINES.md."""
+    create_documented_user(servers.redis, "tidemark", "secret")
     url = servers.url.replace("redis://", "redis://tidemark:secret@")
     try:
         engine = await servers.open(url=url)
@@ -36,7 +33,8 @@ async def test_a_user_needs_no_rights_beyond_those_that_are_documented(servers: 
 
 
 async def test_tls_checks_both_certificates(servers: Servers, tmp_path: Path) -> None:
-    """S9: the options of the URL. TLS ends before the server, as the one in the wheel has none."""
+    """S9: the options of the URL. TLS ends before the server, as the one in the wheel has none;
+    `test_tls.py` has one where it is installed."""
     certificate = make_certificate(tmp_path)
     port = int(servers.url.rpartition(":")[2])
     async with tls_proxy(HOST, port, certificate, mutual=True) as port:
