@@ -83,18 +83,28 @@ async def wire(servers: Servers) -> AsyncIterator[LossyWire]:
 class MasterAndReplica:
     """A durable master with one durable replica."""
 
-    def __init__(self, master: ValkeyServer, replica_server: ValkeyServer) -> None:
-        self.url = master.connection_url
+    def __init__(self, master_server: ValkeyServer, replica_server: ValkeyServer) -> None:
+        self.url = master_server.connection_url
+        self.port = int(self.url.rpartition(":")[2])
+        self.master_server = master_server
         self.master: Any = redis.Redis.from_url(self.url)
         self.replica: Any = redis.Redis.from_url(replica_server.connection_url)
         self._replica_server = replica_server
 
     def join(self) -> None:
         self.master.config_set("repl-diskless-sync-delay", 0)
-        port = self.url.rpartition(":")[2]
-        self.replica.execute_command("REPLICAOF", "127.0.0.1", port)
+        self.replica.execute_command("REPLICAOF", "127.0.0.1", self.port)
         pause = threading.Event()
         while self.replica.info("replication")["master_link_status"] != "up":
+            pause.wait(0.1)
+
+    def cut_off_replica(self) -> None:
+        """It lacks everything that is committed from now on: its master refuses its user."""
+        self.replica.config_set("masteruser", "nobody")
+        self.replica.config_set("masterauth", "nobody")
+        self.master.execute_command("CLIENT KILL TYPE REPLICA")
+        pause = threading.Event()
+        while self.replica.info("replication")["master_link_status"] == "up":
             pause.wait(0.1)
 
     def stop_replica(self) -> None:
@@ -117,6 +127,8 @@ def with_replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mas
         both.join()
         yield both
         both.continue_replica()
+        if not both.master_server.is_running():
+            both.master_server.start()  # its directory is in use until it is stopped
         both.master.close()
         both.replica.close()
 

