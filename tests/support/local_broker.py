@@ -38,6 +38,8 @@ BROKER_SERVICE: Final = "tidemark.api.broker.v1.BrokerService"
 SERVES_WITHIN_MS: Final = 60_000
 ANSWERS_WITHIN_MS: Final = 60_000
 """Only ends a hang: a busy machine may stand still for seconds."""
+SILENT_MS_MAX: Final = 600_000
+"""After which a client that sends nothing is gone, where the clock is real."""
 TOPIC: Final = "orders"
 PLAIN: Final = TOPIC
 """The plain queue of the topic."""
@@ -199,6 +201,8 @@ async def local_broker(
     data_dir: Path, clock: Clock | None = None, *, partitions: int = 2, **settings: Any
 ) -> AsyncIterator[LocalBroker]:
     """Storage and broker, serving; `settings` are those of the broker, `storage` of storage."""
+    if clock is None:  # sessions of tests send no heartbeats, and the machine may be slow
+        settings.setdefault("client_timeout_ms", SILENT_MS_MAX)
     local = LocalBroker(data_dir, clock or SystemClock(), partitions, **settings)
     try:
         await local.start_storage()
