@@ -1,7 +1,7 @@
 """Runs in columns: many are published with one part of a frame, each as by itself (S2, S3, S11)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import pytest
@@ -60,8 +60,9 @@ class Sent:
         self.answers: list[asyncio.Future[RunResult]] = [loop.create_future() for _ in range(runs)]
         self.first_id = 0
 
-    def stored(self, request_id: int, stored: Stored) -> None:
-        self.answers[request_id - self.first_id].set_result(stored)
+    def stored(self, request_ids: Iterable[int], stored: Iterable[Stored]) -> None:
+        for request_id, each in zip(request_ids, stored, strict=True):
+            self.answers[request_id - self.first_id].set_result(each)
 
     def answered(self, request_id: int, result: PublishResult | TidemarkError) -> None:
         complete(self.answers[request_id - self.first_id], result)

@@ -338,10 +338,10 @@ async def test_a_run_that_cannot_be_encoded_fails_alone(client: tidemark.Client)
 
     results = await in_time(
         asyncio.gather(
-            outbox.publish(CHECK, partition, "", RunOptions(), b"before"),
-            outbox.publish(CHECK, partition, "", RunOptions(), wrong_bytes),
-            outbox.publish(CHECK, partition, "", RunOptions(delay_ms=wrong), b"x"),
-            outbox.publish(CHECK, partition, "", RunOptions(), b"after"),
+            outbox.begin(CHECK, partition, "", RunOptions(), b"before").answer,
+            outbox.begin(CHECK, partition, "", RunOptions(), wrong_bytes).answer,
+            outbox.begin(CHECK, partition, "", RunOptions(delay_ms=wrong), b"x").answer,
+            outbox.begin(CHECK, partition, "", RunOptions(), b"after").answer,
             return_exceptions=True,
         )
     )

@@ -21,7 +21,7 @@ from tidemark.client.arguments import (
     check_visibility_ms,
 )
 from tidemark.client.consume.hand_outs import HandOuts
-from tidemark.client.consume.marks import MARKS, Mark, Marks
+from tidemark.client.consume.marks import MARKS, Mark, ranges_of, set_one, set_open
 from tidemark.client.spans import process_span
 from tidemark.client.transport.codec import Action, Range
 from tidemark.errors import AlreadySettled, ReservationExpired
@@ -142,7 +142,7 @@ class DeliveryBatch:
         self._delivery = delivery
         self._parsed: message_pb2.MessageBatch | None = None
         self._settler = settler
-        self._marks = Marks(count)
+        self._marks = bytearray(count)
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -238,12 +238,12 @@ class DeliveryBatch:
     @property
     def open(self) -> int:
         """How many of its messages are not settled yet."""
-        return self._marks.open
+        return self._marks.count(Mark.OPEN)
 
     async def ack(self, *, wait: bool = False) -> None:
         """Done. Returns once it is handed over, or waits for the answer, as `Delivery.ack` does."""
         check_bool("wait", wait)
-        acked_before = self._marks.find(Mark.ACKED, self.first, self.end) if wait else []
+        acked_before = ranges_of(self._marks, Mark.ACKED, self.first, self.end) if wait else []
         ranges = self.mark(_ACK, self.first)
         if ranges is not None and not wait:
             await self._settler.ack(self, ranges)
@@ -294,14 +294,14 @@ class DeliveryBatch:
 
         No ranges stand for the whole batch.
         """
-        ranges = self._marks.set_open(MARKS[type(action)], start, self.count)
+        ranges = set_open(self._marks, MARKS[type(action)], start, self.count)
         if ranges == [(0, self.count)]:
             return ()
         return ranges or None
 
     def lapse(self, end: int) -> Sequence[Range]:
         """The application holds the messages before `end` for too long; returns those."""
-        return self._marks.set_open(Mark.LAPSED, 0, end)
+        return set_open(self._marks, Mark.LAPSED, 0, end)
 
     def _mark_one(self, action: Action, index: int) -> bool:
         """Note how one message is settled; False if it was settled in the same way before (V6).
@@ -309,7 +309,7 @@ class DeliveryBatch:
         Raises AlreadySettled if it was settled in another way.
         """
         mark = MARKS[type(action)]
-        before = self._marks.set_one(index, mark)
+        before = set_one(self._marks, index, mark)
         if before is None:
             return True
         if before is mark:

@@ -8,6 +8,7 @@ notified of queues that another client has taken over.
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -239,22 +240,24 @@ class Feed(SessionPart):
         session = self._session
         assert session is not None, "deliveries come on a session"
         now_ms = self._identity.clock.monotonic_ms()
-        session_id, group = session.welcome.session_id, deliveries.group
+        session_id, settlements = session.welcome.session_id, self.settlements
+        columns = zip(
+            repeat(deliveries.group, len(deliveries.delivery_tags)),
+            deliveries.delivery_tags,
+            deliveries.receipts,
+            deliveries.lmq_names,
+            deliveries.first_offsets,
+            deliveries.counts,
+            deliveries.bodies,
+            deliveries.visibility_ms,
+            deliveries.publish_times_ms,
+            deliveries.partitions,
+            deliveries.epochs,
+            strict=True,
+        )
         batches = [
-            DeliveryBatch(PlainDelivery(group, *columns), self.settlements, session_id, now_ms)
-            for columns in zip(
-                deliveries.delivery_tags,
-                deliveries.receipts,
-                deliveries.lmq_names,
-                deliveries.first_offsets,
-                deliveries.counts,
-                deliveries.bodies,
-                deliveries.visibility_ms,
-                deliveries.publish_times_ms,
-                deliveries.partitions,
-                deliveries.epochs,
-                strict=True,
-            )
+            DeliveryBatch(delivery, settlements, session_id, now_ms)
+            for delivery in map(PlainDelivery._make, columns)
         ]
         self._arrived(batches, now_ms)
 

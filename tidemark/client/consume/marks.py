@@ -1,7 +1,9 @@
 """Marks: how each message of a batch was settled, as far as this client knows.
 
 Pure. A message is marked when its settlement is handed over, so that it is settled once: in the
-same way again is no error, in another way it is (V6).
+same way again is no error, in another way it is (V6). The marks of a batch are a byte for each of
+its messages, and no object beside them: a client holds a batch for each of very many queues, and
+the garbage collector visits every object that can refer to others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,48 +35,24 @@ MARKS: Final[Mapping[type[Action], Mark]] = {
 """By the action that settles. An extension settles nothing."""
 
 
-class Marks:
-    """The marks of one batch."""
+def set_one(marks: bytearray, index: int, mark: Mark) -> Mark | None:
+    """Mark an open message; returns how it was settled before, if it was."""
+    before = marks[index]
+    if before:
+        return Mark(before)
+    marks[index] = mark
+    return None
 
-    __slots__ = ("_count", "_marks", "open")
 
-    def __init__(self, count: int) -> None:
-        self.open = count
-        """How many messages are not settled yet."""
-        self._count = count
-        self._marks: bytearray | None = None
-
-    def set_one(self, index: int, mark: Mark) -> Mark | None:
-        """Mark an open message; returns how it was settled before, if it was."""
-        marks = self._marks
-        if marks is None:
-            marks = self._marks = bytearray(self._count)
-        before = marks[index]
-        if before:
-            return Mark(before)
-        marks[index] = mark
-        self.open -= 1
-        return None
-
-    def set_open(self, mark: Mark, start: int, end: int) -> list[Range]:
-        """Mark the open messages from `start` to `end`; returns them."""
-        if self._marks is None and not start and end == self._count:
-            self._marks = bytearray((mark,)) * end  # the usual case: all at once
-            self.open = 0
-            return [(0, end)] if end else []
-        ranges = self.find(Mark.OPEN, start, end)
-        if self._marks is None:
-            self._marks = bytearray(self._count)
-        for first, last in ranges:
-            self._marks[first:last] = bytes((mark,)) * (last - first)
-            self.open -= last - first
-        return ranges
-
-    def find(self, mark: Mark, start: int, end: int) -> list[Range]:
-        """The messages from `start` to `end` with a mark."""
-        if self._marks is None:
-            return [(start, end)] if mark is Mark.OPEN and start < end else []
-        return ranges_of(self._marks, mark, start, end)
+def set_open(marks: bytearray, mark: Mark, start: int, end: int) -> list[Range]:
+    """Mark the open messages from `start` to `end`; returns them."""
+    if marks.count(Mark.OPEN, start, end) == end - start > 0:
+        ranges = [(start, end)]  # the usual case
+    else:
+        ranges = ranges_of(marks, Mark.OPEN, start, end)
+    for first, last in ranges:
+        marks[first:last] = bytes((mark,)) * (last - first)
+    return ranges
 
 
 def ranges_of(marks: bytearray, number: int, start: int, end: int) -> list[Range]:

@@ -36,6 +36,8 @@ from tidemark.telemetry import messaging
 
 _ACK: Final = Ack()
 _FAILED: Final = Nack()
+_WHOLE: Final = ()
+"""The ranges of a whole batch."""
 
 _ANSWER_MS_MAX: Final = 60_000
 """How long after its reservation has run out a settlement that was sent is repeated: only
@@ -97,7 +99,7 @@ class Settlements:
         self._moved = moved
         """Called for a partition that another broker serves; returns who settles there."""
         self._failed_acks = failed_acks
-        self._acks: dict[DeliveryBatch, list[Range]] = {}
+        self._acks: dict[DeliveryBatch, list[Range] | tuple[()]] = {}
         self._to_send: list[_Settling] = []
         self._later: list[_Settling] = []
         self._resuming: asyncio.Task[None] | None = None
@@ -113,12 +115,13 @@ class Settlements:
         self._check_open()
         acks = self._acks.get(batch)
         if acks is not None:
-            acks.extend(ranges)
+            if isinstance(acks, list):  # else the whole batch is acked already
+                acks.extend(ranges)
             return
         if not self._acks:  # else the connection was woken for the first of them
             self._quiet.clear()
             self._connection.wake()
-        self._acks[batch] = list(ranges)
+        self._acks[batch] = list(ranges) if ranges else _WHOLE
 
     async def settle(
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
@@ -374,7 +377,7 @@ def _is_plain(batch: DeliveryBatch, ranges: Sequence[Range]) -> bool:
     if len(ranges) > 1:
         ranges = merge(ranges)
     whole = not ranges or ranges[0] == (0, batch.count)
-    return whole and not (batch.traceparent or batch.handlers)
+    return whole and not (batch.handlers or batch.traceparent)
 
 
 def _counted_ack(batch: DeliveryBatch) -> _Settling:

@@ -6,7 +6,6 @@ differ only in their messages become one run. From then on the run is immutable,
 sequence until it has a definite result (S11).
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
@@ -121,7 +120,7 @@ class Lane(Generic[D]):
         self.lmq_name = lmq_name
         self.partition = partition
         self.fairness_key = fairness_key
-        self.waiting: deque[Call[D]] = deque()
+        self.waiting: list[Call[D]] = []
         self.runs: list[Run[D]] = []
         """Runs without a definite result, in order. Waiting calls never overtake them."""
         self.unanswered = 0
@@ -140,26 +139,31 @@ class Lane(Generic[D]):
         A call that cannot be encoded is refused with the reason; no other call fails with it.
         """
         assert not self.runs, "a lane builds new runs once its last ones have results"
-        waiting = self.waiting
-        while waiting and len(self.runs) < runs_max:
-            if waiting[0].answer.done():  # its caller was cancelled
-                waiting.popleft()
-                continue
-            if self.runs and waiting[0].size > room_bytes:
-                break
-            calls = self._next_calls(room_bytes)
-            try:
-                run = Run(calls)
-                if not run.is_plain:
-                    run.proto = self._proto_of(run)
-            except Exception as error:  # whatever the encoder raises
-                if len(calls) > 1:
-                    self._put_back(calls)
-                else:
-                    refuse(calls[0], error)
-                continue
-            room_bytes -= run.size
-            self.runs.append(run)
+        waiting, taken = self.waiting, 0
+        try:
+            while taken < len(waiting) and len(self.runs) < runs_max:
+                if waiting[taken].answer.done():  # its caller was cancelled
+                    taken += 1
+                    continue
+                if self.runs and waiting[taken].size > room_bytes:
+                    break
+                calls, taken = self._next_calls(taken, room_bytes)
+                try:
+                    run = Run(calls)
+                    if not run.is_plain:
+                        run.proto = self._proto_of(run)
+                except Exception as error:  # whatever the encoder raises
+                    if len(calls) == 1:
+                        refuse(calls[0], error)
+                    else:
+                        del waiting[:taken]
+                        taken = 0
+                        self._put_back(calls)
+                    continue
+                room_bytes -= run.size
+                self.runs.append(run)
+        finally:
+            del waiting[:taken]
         return self.runs
 
     def split(self, run: Run[D]) -> None:
@@ -169,27 +173,30 @@ class Lane(Generic[D]):
 
     def _put_back(self, calls: list[Call[D]]) -> None:
         """Each of these calls becomes a run of its own."""
-        for call in reversed(calls):
+        for call in calls:
             call.options = call.options._replace(alone=True)
-            self.waiting.appendleft(call)
+        self.waiting[:0] = calls
 
-    def _next_calls(self, room_bytes: int) -> list[Call[D]]:
-        """Consecutive calls that become one run."""
-        calls = [self.waiting.popleft()]
-        options, count, size = calls[0].options, calls[0].count, calls[0].size
+    def _next_calls(self, at: int, room_bytes: int) -> tuple[list[Call[D]], int]:
+        """Consecutive calls from `at` on that become one run, and where the next one begins."""
+        waiting = self.waiting
+        first = waiting[at]
+        calls, options, count, size = [first], first.options, first.count, first.size
         room_bytes = min(room_bytes, limits.RUN_BYTES_MAX)
-        while self.waiting and not options.alone:
-            following = self.waiting[0]
+        at += 1
+        while at < len(waiting) and not options.alone:
+            following = waiting[at]
             if following.answer.done():  # its caller was cancelled
-                self.waiting.popleft()
+                at += 1
                 continue
             count += following.count
             size += following.size
             too_much = count > limits.RUN_MESSAGES_MAX or size > room_bytes
             if too_much or following.options != options:
                 break
-            calls.append(self.waiting.popleft())
-        return calls
+            calls.append(following)
+            at += 1
+        return calls, at
 
     def long_form(self, run: Run[D]) -> PublishRun:
         """A run as it is sent alone."""

@@ -4,7 +4,9 @@ A frame with one run for each of many queues costs one object here, not one for 
 travel in columns are found by their place in the frame.
 """
 
+import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from tidemark import limits
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 Run: TypeAlias = batching.Run[Answer]
 Lane: TypeAlias = batching.Lane[Answer]
+
+_log = logging.getLogger(__name__)
 
 _FRAME_BYTES = limits.RUN_BYTES_MAX
 """Payload bytes in one frame: larger frames gain nothing, and delay small ones."""
@@ -64,7 +68,8 @@ class LanePart(SessionPart):
                 room_bytes -= run.size
                 if in_columns:
                     plain.append((lane.lmq_name, run.body, run.count, run.sequence, lane.partition))
-                    sent.runs.append((lane, run))
+                    sent.lanes.append(lane)
+                    sent.runs.append(run)
                 else:
                     session.send_run(lane.long_form(run), SentRun(buffer, lane, run))
             runs_left -= max(1, len(runs))
@@ -133,18 +138,25 @@ class SentRun:
 class _SentRuns:
     """Passes the results of runs that went in columns of one frame to the buffer."""
 
-    __slots__ = ("_publish_buffer", "first_id", "runs")
+    __slots__ = ("_publish_buffer", "first_id", "lanes", "runs")
 
     def __init__(self, publish_buffer: "PublishBuffer") -> None:
         self._publish_buffer = publish_buffer
         self.first_id = 0
         """The request id of the first; the others follow without gaps."""
-        self.runs: list[tuple[Lane, Run]] = []
+        self.lanes: list[Lane] = []
+        self.runs: list[Run] = []
+        """The runs, and the lane of each."""
 
-    def stored(self, request_id: int, stored: Stored) -> None:
-        lane, run = self.runs[request_id - self.first_id]
-        self._publish_buffer.stored(lane, run, stored)
+    def stored(self, request_ids: Iterable[int], stored: Iterable[Stored]) -> None:
+        first_id, lanes, runs = self.first_id, self.lanes, self.runs
+        for request_id, each in zip(request_ids, stored, strict=True):
+            index = request_id - first_id
+            try:
+                self._publish_buffer.stored(lanes[index], runs[index], each)
+            except Exception:  # as `pass_on` does
+                _log.exception("a result was not taken")
 
     def answered(self, request_id: int, result: PublishResult | TidemarkError) -> None:
-        lane, run = self.runs[request_id - self.first_id]
-        SentRun(self._publish_buffer, lane, run)(result)
+        index = request_id - self.first_id
+        SentRun(self._publish_buffer, self.lanes[index], self.runs[index])(result)

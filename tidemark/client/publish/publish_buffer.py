@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from random import Random
 from typing import Final, TypeAlias
 
@@ -76,7 +77,7 @@ class PublishBuffer:
         self.traced = tracing_enabled()
         """Whether tracing is on; refreshed once per frame."""
         self._loop = asyncio.get_running_loop()
-        self._home_loop = HomeLoop()
+        self.home_loop = HomeLoop()
         self._routes = routes
         self._clock = identity.clock
         self._timeout_ms = timeout_ms
@@ -101,7 +102,7 @@ class PublishBuffer:
 
     # --- calls ---------------------------------------------------------------------------------
 
-    async def publish(
+    def begin(
         self,
         lmq_name: str,
         partition: int,
@@ -110,23 +111,30 @@ class PublishBuffer:
         payload: bytes = b"",
         headers: Mapping[str, str] | None = None,
         batch: MessageBatch | None = None,
-    ) -> PublishReceipt:
-        """Store a call's messages as part of a run; raises if they may not be stored."""
-        self._home_loop.check()
-        if self._bytes >= self._bytes_max:
-            await self._until_room()
+    ) -> Call:
+        """Store a call's messages as part of a run; its answer raises if they may not be stored.
+
+        There must be room, see `is_full`, and the call counts until `end`. Not a coroutine of its
+        own: there may be one for each of very many queues.
+        """
         if self.error is not None:
             raise self.error
         answer: Answer = self._loop.create_future()
         call = batching.Call(answer, options, self._clock.monotonic_ms(), payload, headers, batch)
+        self._add(call, lmq_name, partition, fairness_key)
         self._bytes += call.size
-        try:
-            self._add(call, lmq_name, partition, fairness_key)
-            return await answer
-        finally:
-            self._bytes -= call.size
-            if self._bytes < self._bytes_max:
-                self._room.set()
+        return call
+
+    def end(self, call: Call) -> None:
+        """A call has its result, or its caller was cancelled."""
+        self._bytes -= call.size
+        if self._bytes < self._bytes_max:
+            self._room.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new call has to wait until there is room."""
+        return self._bytes >= self._bytes_max
 
     def serves(self, partition: int) -> bool:
         """Whether the partition accepted the last runs that were sent to it."""
@@ -169,7 +177,8 @@ class PublishBuffer:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
 
-    async def _until_room(self) -> None:
+    async def until_room(self) -> None:
+        """Return once a call may begin; raises after the timeout."""
         deadline_ms = self._clock.monotonic_ms() + self._timeout_ms
         while self._bytes >= self._bytes_max and self.error is None:
             self._room.clear()
@@ -262,10 +271,27 @@ class PublishBuffer:
         """A run is on disk."""
         part = self._partitions[lane.partition]
         if run in lane.runs:  # else it is repeated
+            lane.runs.remove(run)
+            part.sequences.answered(run.sequence)
             part.backoff.reset()
             if not forwarded and self._routes.forwards(lane.partition):
                 self._routes.follow(lane.partition, "")  # home holds it by now
-            self._succeed(lane, run, part, stored, schedule_id, duplicate)
+            queue_id, offset, publisher_id = stored
+            for call in run.calls:
+                if not call.answer.done():
+                    receipt = PublishReceipt(
+                        lane.lmq_name,
+                        lane.partition,
+                        queue_id,
+                        offset,
+                        call.count,
+                        schedule_id,
+                        duplicate,
+                        publisher_id,
+                    )
+                    call.answer.set_result(receipt)
+                if not schedule_id:
+                    offset += call.count
         self._answered_one(lane, part)
 
     def refused(self, lane: Lane, run: Run, error: TidemarkError, *, answered: bool) -> None:
@@ -306,34 +332,6 @@ class PublishBuffer:
         lane.runs.remove(run)
         self._fail(run.calls, error)
 
-    def _succeed(
-        self,
-        lane: Lane,
-        run: Run,
-        part: _Partition,
-        stored: Stored,
-        schedule_id: int,
-        duplicate: bool,
-    ) -> None:
-        lane.runs.remove(run)
-        part.sequences.answered(run.sequence)
-        queue_id, offset, publisher_id = stored
-        for call in run.calls:
-            if not call.answer.done():
-                receipt = PublishReceipt(
-                    lane.lmq_name,
-                    lane.partition,
-                    queue_id,
-                    offset,
-                    call.count,
-                    schedule_id,
-                    duplicate,
-                    publisher_id,
-                )
-                call.answer.set_result(receipt)
-            if not schedule_id:
-                offset += call.count
-
     async def _resume(self, part: _Partition, wait_ms: int) -> None:
         await self._clock.sleep_ms(wait_ms)
         part.resuming = None
@@ -365,8 +363,10 @@ class PublishBuffer:
                 lane.runs.remove(run)
                 self._partitions[lane.partition].sequences.answered(run.sequence)
                 self._fail(run.calls, self._unknown(lane, self._why(lane)))
-        while lane.waiting and lane.waiting[0].begun_ms <= too_old_ms:
-            self._fail([lane.waiting.popleft()], self._not_sent(self._why(lane)))
+        too_old = list(takewhile(lambda call: call.begun_ms <= too_old_ms, lane.waiting))
+        del lane.waiting[: len(too_old)]
+        for call in too_old:
+            self._fail([call], self._not_sent(self._why(lane)))
 
     def _why(self, lane: Lane) -> str:
         connection = self._routes.to_partition(lane.partition)
@@ -392,7 +392,7 @@ class PublishBuffer:
         self._fail([call], not_encoded(error))
 
     @staticmethod
-    def _fail(calls: "deque[Call] | list[Call]", error: TidemarkError) -> None:
+    def _fail(calls: list[Call], error: TidemarkError) -> None:
         for call in calls:
             if not call.answer.done():
                 call.answer.set_exception(error)

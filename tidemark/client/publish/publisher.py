@@ -181,11 +181,19 @@ class Publisher:
         batch: MessageBatch | None = None,
     ) -> PublishReceipt:
         partition = self._partition(options.sequence)
+        buffer = self._publish_buffer
+        buffer.home_loop.check()
         self._under_way += 1
         try:
-            receipt = await self._publish_buffer.publish(
+            if buffer.is_full:
+                await buffer.until_room()
+            call = buffer.begin(
                 self.lmq_name, partition, fairness_key, options, payload, headers, batch
             )
+            try:
+                receipt = await call.answer
+            finally:
+                buffer.end(call)
         finally:
             self._ended_one()
         self._shared.ids[partition] = receipt.publisher_id

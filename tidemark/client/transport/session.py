@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Protocol, Self
 
 import grpc
@@ -46,7 +48,7 @@ _log = logging.getLogger(__name__)
 class SentRuns(Protocol):
     """Receives the result of each run that went in columns, by one of these."""
 
-    def stored(self, request_id: int, stored: Stored) -> None: ...
+    def stored(self, request_ids: Iterable[int], stored: Iterable[Stored]) -> None: ...
     def answered(
         self, request_id: int, result: message_pb2.PublishResult | TidemarkError
     ) -> None: ...
@@ -411,17 +413,18 @@ class Session:
                 self.settle_nowait(tag, Release())
 
     def _take_receipts(self, receipts: message_pb2.ReceiptArray) -> None:
-        stored = zip(
-            receipts.queue_ids, receipts.first_offsets, receipts.publisher_ids, strict=True
+        """Each frame of runs gets its results together."""
+        request_ids = receipts.request_ids
+        columns = zip(
+            map(self._sent_runs.pop, request_ids, repeat(None)),
+            request_ids,
+            zip(receipts.queue_ids, receipts.first_offsets, receipts.publisher_ids, strict=True),
+            strict=True,
         )
-        for request_id, each in zip(receipts.request_ids, stored, strict=True):
-            sent = self._sent_runs.pop(request_id, None)
-            if sent is None:
-                continue
-            try:
-                sent.stored(request_id, each)
-            except Exception:  # as `pass_on` does
-                _log.exception("a result was not taken")
+        for sent, of_frame in groupby(columns, key=itemgetter(0)):
+            if sent is not None:
+                _, of_frame_ids, stored = zip(*of_frame, strict=True)
+                sent.stored(of_frame_ids, stored)
 
     def _take_ended(self, ended: Iterable[broker_pb2.EndedDelivery]) -> None:
         tags: dict[int, set[int]] = {}
