@@ -2,7 +2,8 @@
 
 Passes over very many queues of which nothing is due, over an empty cluster with 64 partitions, and
 with thousands of topics that have limits. Publishing is compared with publishing that writes
-nothing to the index, in turns: the first message of a queue, and a message to one that has some.
+nothing to the index, in turns, end to end and in storage alone: the first message of a queue, and a
+message to one that has some.
 """
 
 import asyncio
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from bench import retention_single
+from bench.age_index.in_storage import measure_in_storage
+from bench.age_index.publishing import measure_publishing
 from bench.harness.benchmark import Bench, benchmark, once
 from bench.harness.partition import ask, open_partition
 from bench.harness.usage import cpu_ns
-from bench.retention_index import measure_index
 from bench.retention_passes import (
     LIMIT,
     WARM_TOPIC,
@@ -41,7 +43,8 @@ _TOPICS_PER_COMMIT: Final = 500
 
 @benchmark("retention-cost", "passes with nothing due or many topics, and what publishing pays")
 async def retention_cost(bench: Bench) -> None:
-    await measure_index(bench)
+    await measure_publishing(bench)
+    await measure_in_storage(bench)
     await _nothing_due(bench)
     await _empty_cluster(bench)
     await _many_topics(bench)

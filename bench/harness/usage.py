@@ -31,9 +31,14 @@ async def trim(pid: int, address: str) -> None:
     if not _catches(pid, TRIM_SIGNAL):  # the signal would kill it
         raise RuntimeError(f"process {pid} has no handler for {TRIM_SIGNAL.name}")
     os.kill(pid, TRIM_SIGNAL)
+    await answered_after(address)
+
+
+async def answered_after(address: str) -> None:
+    """Wait until a service has handled the signals that it was sent."""
     async with open_channel(address) as channel:
         health: Any = HealthStub(channel)  # its published types lack Check
-        await health.Check(HealthCheckRequest())  # answered after the trim
+        await health.Check(HealthCheckRequest())
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -26,14 +26,12 @@ _WAITING, _, _IDLE, _ = _KINDS = tuple(range(4))
 
 _OF_NUMBER = tuple(AgeKind)
 _NO_BOUNDS: Bounds = (0, 0, 0, 0)
-_NO_OTHER = _NO_BOUNDS[1:]
-"""Those of a queue with nothing but messages that wait."""
 
 _ROWS_PER_TIME_MAX = 4
 """Rows that a scan over several times may read for each of them, before it reads time by time."""
 
 _Place = tuple[int, str, int]
-"""Kind, topic ("" for idle queues) and time. A plain tuple: one is made per message."""
+"""Kind, topic ("" for idle queues) and time. A plain tuple: settlements make many."""
 
 
 class AgeJournal:
@@ -45,27 +43,40 @@ class AgeJournal:
         self._added: dict[_Place, dict[int, None]] = {}
         self._removed: dict[_Place, set[int]] = {}
 
-    def follow(self, record: QueueRecord) -> None:
-        """Bring the entries of a queue to the bounds in its record."""
-        if not (record.messages or record.scheduled or record.idle_since_ms):
-            record.idle_since_ms = max(1, record.last_activity_ms)
-        waiting_ms, settled_ms, idle_ms, groups_ms = before = record.indexed
-        if (  # without a tuple of the bounds: nearly every commit changes none of them
-            record.waiting_since_ms == waiting_ms
-            and record.idle_since_ms == idle_ms
-            and record.settled_since_ms == settled_ms
-            and record.groups_since_ms == groups_ms
-        ):
-            return
-        bounds = record.bounds
-        self.move(topic_of(record.lmq_name), record.queue_id, before, bounds)
-        record.indexed = bounds
+    def follow(self, records: Iterable[QueueRecord]) -> None:
+        """Bring the entries of queues to the bounds in their records.
+
+        Publishing pays for this: one loop without calls for queues whose bounds stay, as those of
+        nearly every commit do, and for queues with a first message, which mostly share a place.
+        """
+        added_topic, added_ms = "", 0
+        added: dict[int, None] = {}
+        for record in records:
+            if not (record.messages or record.scheduled or record.idle_since_ms):
+                record.idle_since_ms = max(1, record.last_activity_ms)
+            before_ms, settled_ms, idle_ms, groups_ms = record.indexed
+            waiting_ms = record.waiting_since_ms
+            if (
+                record.idle_since_ms == idle_ms
+                and record.settled_since_ms == settled_ms
+                and record.groups_since_ms == groups_ms
+            ):
+                if waiting_ms == before_ms:
+                    continue
+                if not before_ms:  # its first message
+                    topic = topic_of(record.lmq_name)
+                    if topic != added_topic or waiting_ms != added_ms:
+                        added_topic, added_ms = topic, waiting_ms
+                        added = self._added.setdefault((_WAITING, topic, waiting_ms), {})
+                    added[record.queue_id] = None
+                    record.indexed = (waiting_ms, settled_ms, idle_ms, groups_ms)
+                    continue
+            bounds = record.bounds
+            self.move(topic_of(record.lmq_name), record.queue_id, record.indexed, bounds)
+            record.indexed = bounds
 
     def move(self, topic: str, queue_id: int, before: Bounds, after: Bounds) -> None:
         """Replace the entries of a queue by others."""
-        if before == _NO_BOUNDS and after[1:] == _NO_OTHER and after[_WAITING]:
-            self._add((_WAITING, topic, after[_WAITING]), queue_id)  # its first message
-            return
         for kind in _KINDS:
             before_ms, time_ms = before[kind], after[kind]
             if before_ms == time_ms:

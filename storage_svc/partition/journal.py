@@ -112,8 +112,8 @@ class BatchJournal:
     async def finish(self, engine: Engine) -> Batch:
         """The batch, with the records that changed."""
         batch, ages = self.batch, self.ages
+        ages.follow(self._queues.values())
         for record in self._queues.values():
-            ages.follow(record)
             batch.put(
                 Table.CATALOG,
                 queue_rows.catalog_key(record.lmq_name),

@@ -51,6 +51,11 @@ def test_the_benchmark_of_the_cost_of_passes_runs_and_writes_its_report(tmp_path
         "nothing due, storage CPU ms per pass": 50,
         "empty cluster, CPU s per pass": 1,
         "many topics, median s more": 2,
-        "first message: with / without the index": 1.03,
+        "first message, publishers opened: with / without the index": 1.03,
+        "first message, bare frames: with / without the index": 1.03,
         "another message: with / without the index": 1.03,
+    }
+    assert figures_of(report).keys() >= {
+        "another message, without / without: control",
+        "in storage, first message, with / without the index",
     }

@@ -1,0 +1,1 @@
+"""A part of benchmark `retention-cost`: what publishing pays for the index of ages."""
