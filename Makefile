@@ -59,8 +59,8 @@ test-model: .venv/.dev ## Compare the partition with its model, at random, for m
 	@exec $(PYTEST) --long --timeout 0 tests/model/test_*.py $(ARGS)
 
 .PHONY: test-crash
-test-crash: .venv/.dev ## Kill services repeatedly under load, and check for losses
-	@exec $(PYTEST) --long --timeout 0 tests/cluster/test_*_crash.py $(ARGS)
+test-crash: .venv/.dev .venv/.spark ## Kill services repeatedly under load, and check for losses
+	@exec $(PYTEST) --long --timeout 0 tests/cluster/test_*_crash.py tests/spark/test_*_crash.py $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: .venv/.dev ## Run functional tests on three brokers and three storage nodes

@@ -33,7 +33,13 @@ _LONGEST_FIRST = ("spark", "cluster", "model", "service", "chart", "unit")
 end. One that is not named here goes first."""
 
 
-_WITHOUT_SESSION = ("test_planner.py", "test_scheduler.py", "test_serving.py")
+_WITHOUT_SESSION = (
+    "test_connect.py",
+    "test_planner.py",
+    "test_retention_crash.py",
+    "test_scheduler.py",
+    "test_serving.py",
+)
 """Files below `spark` whose tests start a Spark of their own, if any."""
 
 

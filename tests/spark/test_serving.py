@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pyspark
 
 from tests.spark.conftest import JAVA_OPTIONS, LOOPBACK
 from tests.support.cli_process import Cli, Finished
+from tests.support.processes import child_of
+from tests.support.retention_process import retention_process
 from tests.support.storage_client import RunningStorage, append
 from tests.support.up_process import UpProcess, ended
 from tidemark.api.lifecycle.v1 import jobs_pb2
@@ -21,7 +23,7 @@ from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub
 from tidemark.api.storage.v1.retention_pb2 import HoldScheduleRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.local.java import find_java_home
-from tidemark.local.ports import free_address, free_ports
+from tidemark.local.ports import free_ports
 from tidemark.local.service_process import ServiceProcess
 from tidemark.rpc import open_channel
 
@@ -48,21 +50,8 @@ async def storage_with_old_messages(tmp_path: Path) -> AsyncIterator[RunningStor
 
 
 def serving(storage: RunningStorage, log_file: Path) -> ServiceProcess:
-    address = free_address()
-    return ServiceProcess(
-        "retention",
-        "spark_batch",
-        address=address,
-        health_service="tidemark.api.lifecycle.v1.JobService",
-        arguments=["serve"],
-        environment={
-            "TIDEMARK_STORAGE_ADDRESSES": storage.address,
-            "TIDEMARK_RETENTION_LISTEN": address,
-            "TIDEMARK_SPARK_MASTER": "local[1]",
-            "TIDEMARK_SPARK_OPTIONS": LOOPBACK,
-            "TIDEMARK_LOG_FORMAT": "text",
-        },
-        log_file=log_file,
+    return retention_process(
+        storage.address, log_file, spark_master="local[1]", spark_options=LOOPBACK
     )
 
 
@@ -126,16 +115,6 @@ async def test_the_scheduler_stops_in_time_while_spark_is_starting(tmp_path: Pat
     assert "Spark runs" not in log
     assert code == 0, log
     assert after.holder == ""
-
-
-def child_of(parent: int, word: bytes) -> int | None:
-    """The child of a process whose command line contains a word."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            found = int(stat.read_text().rpartition(")")[2].split()[1])
-            if found == parent and word in (stat.parent / "cmdline").read_bytes():
-                return int(stat.parent.name)
-    return None
 
 
 def planner_of(process: ServiceProcess) -> int | None:
