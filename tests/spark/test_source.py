@@ -21,7 +21,7 @@ from pyspark_tidemark.tables import TABLES
 from storage_svc.engines.engine import Table
 from tests.spark.conftest import LOOPBACK
 from tests.support.counted_reads import count_reads
-from tests.support.repository import ROOT
+from tests.support.documented_query import RETENTION_MD, documented_query
 from tests.support.storage_client import (
     ExchangeClient,
     RunningStorage,
@@ -40,7 +40,6 @@ from tidemark.local.java import find_java_home
 Read = Callable[..., DataFrame]
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-RETENTION_MD = ROOT / "docs" / "RETENTION.md"
 
 
 @pytest.fixture
@@ -301,12 +300,9 @@ async def test_the_documented_query_runs_by_spark_submit_whose_configuration_is_
     await storage.create_topic("jobs")
     async with storage.exchange(0) as exchange:
         await exchange.ask(append("jobs/a", b"1", b"2"))
-    document = RETENTION_MD.read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
-    assert "127.0.0.1:7410" in snippet
     program = tmp_path / "query.py"
     program.write_text(
-        snippet.replace("127.0.0.1:7410", storage.address)
+        documented_query(storage.address)
         + f"""
 print("the snippet has run with", spark.conf.get("{PUSHDOWN}"))
 spark.stop()
