@@ -71,18 +71,13 @@ class Subscriptions:
         self._topics = topics
         self._leases = leases
         self._dispatcher = dispatcher
-        self._ownerships = ownerships
+        self.ownerships = ownerships
         self._markers = markers
         self._subscribers = subscribers
         self._evictions = evictions
 
     def __len__(self) -> int:
         return self._subscribers.subscriptions
-
-    @property
-    def exclusive_queues(self) -> int:
-        """Exclusive queues with a record in this broker: those in use, and no others."""
-        return len(self._ownerships)
 
     @property
     def eviction_markers(self) -> int:
@@ -134,7 +129,7 @@ class Subscriptions:
             queues = subscription.lease.queues
             if all(self._links[each.partition].state is LinkState.AWAY for each in queues):
                 self._subscribers.end(subscriber, key)
-        self._ownerships.partition_left(partition)
+        self.ownerships.partition_left(partition)
 
     # --- syncs ---------------------------------------------------------------------------------
 
@@ -186,7 +181,7 @@ class Subscriptions:
         _, lmq_name, group = key
         if self._markers.epoch(client_id, group, lmq_name) is not None:
             return EVICTED
-        queue = self._ownerships.find(key)
+        queue = self.ownerships.find(key)
         if queue is None:
             return RESYNC_REQUIRED
         if queue.owner is not None and queue.owner.client_id == client_id:
@@ -199,7 +194,7 @@ class Subscriptions:
 
     def epoch(self, key: FeedKey) -> int:
         """The epoch of the present owner; 0 without one."""
-        queue = self._ownerships.find(key)
+        queue = self.ownerships.find(key)
         return 0 if queue is None or queue.owner is None else queue.owner.epoch
 
     # --- one entry -----------------------------------------------------------------------------
@@ -267,7 +262,7 @@ class Subscriptions:
         held = subscriber.subscriptions.get(key)
         epoch = 0 if held is None else held.epoch
         try:
-            before, owner = await self._ownerships.take(queue, subscriber.client_id, epoch, start)
+            before, owner = await self.ownerships.take(queue, subscriber.client_id, epoch, start)
         except BaseException:
             lease.release()
             raise
@@ -296,7 +291,7 @@ class Subscriptions:
             return await self._add(subscriber, group, entry, consumer, topic)
         queue = self._exclusive(entry.lmq_name, group, topic)
         async with queue.lock():
-            found = await self._ownerships.confirm(queue, subscriber.client_id, entry.epoch)
+            found = await self.ownerships.confirm(queue, subscriber.client_id, entry.epoch)
             if not found.matched:
                 epoch = found.epoch if found.client_id else 0
                 return self._evictions.refute(subscriber, key, found.client_id, epoch), epoch
@@ -323,7 +318,7 @@ class Subscriptions:
             async with queue.lock():
                 # Another incarnation of the client that consumes the queue keeps it.
                 if self._subscribers.holder(subscriber.client_id, key) in (None, subscriber):
-                    await self._ownerships.drop(queue, subscriber.client_id, entry.epoch)
+                    await self.ownerships.drop(queue, subscriber.client_id, entry.epoch)
                 self._subscribers.end(subscriber, key)  # only now: a failed drop can be repeated
         self._subscribers.end(subscriber, key)
         return NOT_SUBSCRIBED, 0
@@ -367,7 +362,7 @@ class Subscriptions:
 
     def _exclusive(self, lmq_name: str, group: str, topic: Topic) -> ExclusiveQueue:
         (partition,) = partitions_of(lmq_name, topic, self._settings.partitions)
-        return self._ownerships.get((partition, lmq_name, group))
+        return self.ownerships.get((partition, lmq_name, group))
 
     async def _place(
         self, lease: Lease, group: str, start: subscription_pb2.StartPosition | None

@@ -51,18 +51,12 @@ LIMITS: Final = StructType(
 DAY_MS: Final = 86_400_000
 
 
-def expired(runs: DataFrame) -> DataFrame:
-    """R1: older than `retention_seconds`, settled or not."""
-    return _planned_runs(runs, F.when(_is_expired(), EXPIRED))
-
-
-def completed(runs: DataFrame) -> DataFrame:
-    """R2: settled by every group, at least one, and older than `completed_retention_seconds`."""
-    return _planned_runs(runs, F.when(_is_completed(), COMPLETED))
-
-
 def expired_or_completed(runs: DataFrame) -> DataFrame:
-    """R1 and R2 over one read; runs that match both count as expired."""
+    """R1 and R2 over one read; runs that match both count as expired.
+
+    R1: older than `retention_seconds`, settled or not. R2: settled by every group, at least one,
+    and older than `completed_retention_seconds`.
+    """
     kind = F.when(_is_expired(), EXPIRED).when(_is_completed(), COMPLETED)
     return _planned_runs(runs, kind)
 

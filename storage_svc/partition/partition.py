@@ -112,7 +112,7 @@ class Partition:
         self._deadlines = Deadlines()
         """Those of the state, also while a fault is being recovered from."""
         self._time = Timekeeping(self.number, clock, self.health)
-        self._housekeeping = Housekeeping(self, self._time, self._exchanges, clock)
+        self.housekeeping = Housekeeping(self, self._time, self._exchanges, clock)
         self._hold = BrokerHold()
         self._losses = Losses(self.number, witness, confirmed=loss_confirmed)
         self._stopping = asyncio.Event()
@@ -141,7 +141,7 @@ class Partition:
             self.health.add(FaultReason.AWAITING_SWEEP, "", self.now_ms())
         self._tasks = [
             asyncio.create_task(self._write()),
-            asyncio.create_task(self._housekeeping.run()),
+            asyncio.create_task(self.housekeeping.run()),
         ]
 
     async def leave(self) -> None:
@@ -289,14 +289,10 @@ class Partition:
             )
         return await self._losses.confirm()
 
-    async def run_housekeeping(self) -> None:
-        """Work of every second."""
-        await self._housekeeping.run_once()
-
     @property
     def overdue_ms(self) -> int:
         """How long the earliest deadline was past at the last housekeeping."""
-        return self._housekeeping.overdue_ms
+        return self.housekeeping.overdue_ms
 
     @property
     def next_deadline_ms(self) -> int | None:

@@ -178,18 +178,18 @@ async def test_housekeeping_without_anything_to_do_makes_no_commit(
     monkeypatch.setattr(life.partition, "submit", record)
 
     for _ in range(10):
-        await life.partition.run_housekeeping()
+        await life.partition.housekeeping.run_once()
         await life.clock.advance_ms(HOUSEKEEPING_MS)
     while_tracked = list(submitted)
     life.partition.state.handles.forget_trackers()
-    await life.partition.run_housekeeping()
+    await life.partition.housekeeping.run_once()
     unloaded = life.partition.state.handles.peek("used") is None
     life.clock.set_wall_ms(life.clock.wall_ms() + 10 * DAY_MS)
-    await life.partition.run_housekeeping()
+    await life.partition.housekeeping.run_once()
     await life.partition.confirm_time()
-    await life.partition.run_housekeeping()
+    await life.partition.housekeeping.run_once()
     submitted_in_all = list(submitted)
-    await life.partition.run_housekeeping()
+    await life.partition.housekeeping.run_once()
 
     assert while_tracked == []
     assert unloaded

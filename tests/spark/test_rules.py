@@ -65,9 +65,9 @@ def test_expired_runs_are_at_least_as_old_as_the_limit(due: Callable[..., list[i
         run(6, 20_000, topic="u"),
     ]
 
-    assert due(rules.expired, runs, retention_s=10) == [0, 1, 3, 4]
-    assert due(rules.expired, runs, retention_s=0) == []
-    assert due(rules.expired, runs, retention_s=10, enabled=False) == []
+    assert due(rules.expired_or_completed, runs, retention_s=10) == [0, 1, 3, 4]
+    assert due(rules.expired_or_completed, runs, retention_s=0) == []
+    assert due(rules.expired_or_completed, runs, retention_s=10, enabled=False) == []
 
 
 def test_completed_runs_are_settled_by_every_group(due: Callable[..., list[int]]) -> None:
@@ -80,9 +80,9 @@ def test_completed_runs_are_settled_by_every_group(due: Callable[..., list[int]]
         run(4, 20_000, groups=0, waiting_groups=0),
     ]
 
-    assert due(rules.completed, runs, completed_s=10) == [0, 2]
-    assert due(rules.completed, runs, completed_s=0) == []
-    assert due(rules.completed, runs, completed_s=10, enabled=False) == []
+    assert due(rules.expired_or_completed, runs, completed_s=10) == [0, 2]
+    assert due(rules.expired_or_completed, runs, completed_s=0) == []
+    assert due(rules.expired_or_completed, runs, completed_s=10, enabled=False) == []
 
 
 def test_what_is_expired_and_completed_counts_once_as_expired(

@@ -15,7 +15,9 @@ from tidemark.api.broker.v1.message_pb2 import (
     Message,
     MessageBatch,
     PublishReceipt,
+    PublishResult,
     PublishRun,
+    Settlement,
     SettleResult,
 )
 from tidemark.client.transport import session
@@ -79,6 +81,12 @@ class Session(session.Session):
         run.count = len(run.batch.messages)
         return receipt_of(await self.submit(run))
 
+    def submit(self, run: PublishRun) -> "asyncio.Future[PublishResult]":
+        """Send a run unchanged, after all submitted before it; the future gets its result."""
+        run.request_id = self._next_id()
+        self._outgoing.runs.append(run)
+        return self._publishes.expect(run.request_id)
+
     def destroy_publisher(self, publisher_id: int) -> None:
         """Destroy a publisher; an unknown id is reported in `errors`."""
         self._check_open()
@@ -112,6 +120,12 @@ class Session(session.Session):
         result = await self.submit_settlement(settlement_of(target, action, ranges))
         check(result)
         return result
+
+    def submit_settlement(self, settlement: Settlement) -> "asyncio.Future[SettleResult]":
+        """Send a settlement; the future gets its result."""
+        settlement.request_id = self._next_id()
+        self._outgoing.parts.settlements.append(settlement)
+        return self._settles.expect(settlement.request_id)
 
 
 class Consumer:

@@ -17,14 +17,6 @@ class Move(NamedTuple):
     member_id: str
 
 
-def spread(partitions: int, members: Collection[str], before: Mapping[int, str]) -> dict[int, str]:
-    """The balanced assignment with the fewest moves: loads differ by at most one."""
-    holders = place(partitions, members, before)
-    while move := next_balancing_move(holders, members):
-        holders[move.partition] = move.member_id
-    return holders
-
-
 def place(partitions: int, members: Collection[str], before: Mapping[int, str]) -> dict[int, str]:
     """Give each partition without a holder to the least loaded member, and move no other.
 

@@ -301,7 +301,7 @@ class SimulatedCluster:
         """What the broker still keeps of clients (E6, I9); nothing once all have gone."""
         components = self._components
         kept = {
-            "exclusive queues": components.subscriptions.exclusive_queues,
+            "exclusive queues": len(components.subscriptions.ownerships),
             "subscriptions": len(components.subscriptions),
             "eviction markers": components.subscriptions.eviction_markers,
             "feeds": len(components.dispatcher),

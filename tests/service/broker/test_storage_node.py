@@ -4,8 +4,8 @@ import asyncio
 
 from tests.service.broker.conftest import StartGated
 from tests.support.local_broker import LocalBroker, in_time, reason_of, run_of, take, until
+from tests.support.session import Session
 from tidemark.api.broker.v1.message_pb2 import Ack, PublishResult
-from tidemark.client.transport.session import Session
 
 PARTITIONS = 4
 

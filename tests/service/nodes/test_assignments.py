@@ -55,7 +55,7 @@ class Assigning:
             "returning": len(components.settlements.returning(MOVING)),
             "standing": len(components.dispatcher.standing.of_partition(MOVING)),
             "tracked": sum(1 for each in components.tracking if each.partition == MOVING),
-            "owners": components.subscriptions.exclusive_queues,
+            "owners": len(components.subscriptions.ownerships),
             "publishers": len(components.publishers),
             "subscriptions": len(components.subscriptions),
             "leases": components.leases.active,

@@ -18,12 +18,7 @@ import grpc
 
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.api.broker.v1.broker_pb2_grpc import BrokerServiceStub
-from tidemark.api.broker.v1.message_pb2 import (
-    PublishRun,
-    Release,
-    Settlement,
-    SettleResult,
-)
+from tidemark.api.broker.v1.message_pb2 import PublishRun, Release, SettleResult
 from tidemark.client.transport.codec import (
     Action,
     Range,
@@ -172,14 +167,8 @@ class Session:
 
     # --- publishing ----------------------------------------------------------------------------
 
-    def submit(self, run: PublishRun) -> "asyncio.Future[message_pb2.PublishResult]":
-        """Send a run unchanged, after all submitted before it; the future gets its result."""
-        run.request_id = self._next_id()
-        self._outgoing.runs.append(run)
-        return self._publishes.expect(run.request_id)
-
     def send_run(self, run: PublishRun, done: Done[message_pb2.PublishResult]) -> None:
-        """The same with a callback instead of a future."""
+        """Send a run unchanged, after all sent before it; `done` gets its result."""
         run.request_id = self._next_id()
         self._outgoing.runs.append(run)
         self._publishes.call_back(run.request_id, done)
@@ -271,16 +260,10 @@ class Session:
 
     # --- settling ------------------------------------------------------------------------------
 
-    def submit_settlement(self, settlement: Settlement) -> "asyncio.Future[SettleResult]":
-        """Send a settlement; the future gets its result."""
-        settlement.request_id = self._next_id()
-        self._outgoing.parts.settlements.append(settlement)
-        return self._settles.expect(settlement.request_id)
-
     def send_settlement(
         self, target: Target, action: Action, ranges: Iterable[Range], done: Done[SettleResult]
     ) -> None:
-        """The same with a callback instead of a future, and built in place."""
+        """Send a settlement, built in place; `done` gets its result."""
         request_id = self._next_id()
         settlements = self._outgoing.parts.settlements
         try:

@@ -6,12 +6,20 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.registry.spread import Move, next_balancing_move, place, spread
+from tidemark.registry.spread import Move, next_balancing_move, place
 
 IDS = [f"m-{number}" for number in range(8)]
 MEMBERS = st.lists(st.sampled_from(IDS), min_size=1, unique=True)
 PARTITIONS = st.integers(1, 40)
 BEFORE = st.dictionaries(st.integers(-2, 45), st.sampled_from([*IDS, "stranger"]))
+
+
+def spread(partitions: int, members: list[str], before: dict[int, str]) -> dict[int, str]:
+    """The assignment after all moves of a membership."""
+    holders = place(partitions, members, before)
+    while move := next_balancing_move(holders, members):
+        holders[move.partition] = move.member_id
+    return holders
 
 
 def loads(holders: dict[int, str], members: list[str]) -> list[int]:
