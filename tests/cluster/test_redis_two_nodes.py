@@ -11,11 +11,8 @@ import redis
 
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.redis.layout import mark_key
-from tests.support.local_broker import in_time
-from tests.support.storage_client import (
-    CLUSTER_ID,
+from tests.support.exchange_client import (
     ExchangeClient,
-    StorageClient,
     append,
     operation,
     outcome_of,
@@ -23,8 +20,9 @@ from tests.support.storage_client import (
     reserve,
     reserved,
     settle,
-    storage_process,
 )
+from tests.support.local_broker import in_time
+from tests.support.storage_client import CLUSTER_ID, StorageClient, storage_process
 from tests.support.valkey import valkey
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE
 from tidemark.api.storage.v1.exchange_pb2 import ConfirmOwnership, TakeOwnership

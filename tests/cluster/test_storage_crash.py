@@ -18,17 +18,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    StorageClient,
     append,
     apply_topic,
     outcome_of,
     payloads,
     reserve,
     settle,
-    storage_process,
 )
+from tests.support.storage_client import StorageClient, storage_process
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import RETRY_PLACE_FIRST
 from tidemark.api.storage.v1.exchange_pb2 import (

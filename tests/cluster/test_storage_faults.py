@@ -17,18 +17,15 @@ import pytest
 from storage_svc.engines.engine import FORMAT_VERSION, Batch, Identity, Table
 from storage_svc.engines.keys import u32
 from storage_svc.engines.rocksdb import RocksEngines
-from tests.support.storage_client import (
-    CLUSTER_ID,
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
-    StorageClient,
     append,
     apply_topic,
     payloads,
     reserve,
     settle,
-    storage_process,
 )
+from tests.support.storage_client import CLUSTER_ID, RunningStorage, StorageClient, storage_process
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_FAULTY, PARTITION_STATE_SERVING
 from tidemark.api.storage.v1.storage_pb2 import PeekQueueRequest

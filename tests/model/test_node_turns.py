@@ -19,7 +19,7 @@ from storage_svc.partition.commit_figures import CommitFigures
 from storage_svc.partition.counters import Claim
 from storage_svc.partition.partition import Partition
 from storage_svc.turns import CommonTurns
-from tests.support.storage_client import body
+from tests.support.exchange_client import body
 from tidemark.clock import ManualClock
 from tidemark.errors import TidemarkError
 from tidemark.topics import Topic, TopicSettings

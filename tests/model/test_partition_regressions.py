@@ -26,9 +26,9 @@ from storage_svc.operations.settle import Settle
 from storage_svc.operations.topics import PutTopic
 from storage_svc.queue.reservation import Ending
 from storage_svc.reads import due_work
+from tests.support.exchange_client import payloads
 from tests.support.faulty_engine import Fault
 from tests.support.partition_life import ACK, DAY_MS, NACK, Life, spans
-from tests.support.storage_client import payloads
 from tidemark.errors import CommitOutcomeUnknown, PartitionFaulty, QueueFull, ReservationNotFound
 from tidemark.topics import Subscription, Topic, TopicSettings
 

@@ -7,8 +7,9 @@ import pytest
 
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.engine_choice import ENGINE
+from tests.support.exchange_client import ExchangeClient
 from tests.support.faulty_engine import FaultyEngines
-from tests.support.storage_client import ExchangeClient, RunningStorage
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 
 

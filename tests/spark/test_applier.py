@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from spark_batch.passes.applier import BATCHES_AHEAD_MAX, applier
 from spark_batch.passes.calls import COLUMNS
 from spark_batch.passes.failures import Failures, collect_failures
-from tests.support.storage_client import RunningStorage, append, apply_topic
+from tests.support.exchange_client import append, apply_topic
+from tests.support.storage_client import RunningStorage
 from tidemark.api.storage.v1.retention_pb2 import GetPassProgressRequest
 from tidemark.clock import ManualClock
 

@@ -10,7 +10,8 @@ import pyspark
 
 from tests.spark.conftest import LOOPBACK
 from tests.support.documented_query import documented_query
-from tests.support.storage_client import RunningStorage, append
+from tests.support.exchange_client import append
+from tests.support.storage_client import RunningStorage
 from tidemark.local.java import find_java_home
 from tidemark.local.ports import free_ports
 

@@ -15,13 +15,8 @@ from spark_batch.passes.jobs import Jobs
 from spark_batch.passes.outcome import JobName
 from spark_batch.planner.spark_passes import REPORT_MS, SparkPasses
 from tests.spark.conftest import LOOPBACK
-from tests.support.storage_client import (
-    RunningStorage,
-    StorageClient,
-    append,
-    reserve,
-    storage_process,
-)
+from tests.support.exchange_client import append, reserve
+from tests.support.storage_client import RunningStorage, StorageClient, storage_process
 from tidemark.api.storage.v1.retention_pb2 import ListRetentionHistoryRequest
 from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import DeadlineExceeded, TidemarkError

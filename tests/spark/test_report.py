@@ -7,7 +7,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_batch.report import Counted, removed, write_report
-from tests.support.storage_client import RunningStorage, append, operation
+from tests.support.exchange_client import append, operation
+from tests.support.storage_client import RunningStorage
 from tidemark.api.storage.v1.exchange_pb2 import Purge
 from tidemark.clock import ManualClock
 

@@ -18,15 +18,9 @@ from storage_svc.engines.engine import Table
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.spark.conftest import RunPass
 from tests.support.counted_reads import count_reads
+from tests.support.exchange_client import append, apply_topic, operation, reserve, settle
 from tests.support.faulty_reads import FaultyReads
-from tests.support.storage_client import (
-    RunningStorage,
-    append,
-    apply_topic,
-    operation,
-    reserve,
-    settle,
-)
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON, MAX_WAIT_ACTION_DEAD_LETTER
 from tidemark.api.storage.v1.exchange_pb2 import Materialize, PlaceGroup, Purge, RemoveQueue

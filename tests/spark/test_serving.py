@@ -14,9 +14,10 @@ import pyspark
 
 from tests.spark.conftest import JAVA_OPTIONS, LOOPBACK
 from tests.support.cli_process import Cli, Finished
+from tests.support.exchange_client import append
 from tests.support.processes import child_of
 from tests.support.retention_process import retention_process
-from tests.support.storage_client import RunningStorage, append
+from tests.support.storage_client import RunningStorage
 from tests.support.up_process import UpProcess, ended
 from tidemark.api.lifecycle.v1 import jobs_pb2
 from tidemark.api.lifecycle.v1.jobs_pb2_grpc import JobServiceStub

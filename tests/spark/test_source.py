@@ -22,14 +22,8 @@ from storage_svc.engines.engine import Table
 from tests.spark.conftest import LOOPBACK
 from tests.support.counted_reads import count_reads
 from tests.support.documented_query import RETENTION_MD, documented_query
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    operation,
-    reserve,
-    settle,
-)
+from tests.support.exchange_client import ExchangeClient, append, operation, reserve, settle
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_RELEASE, Purge

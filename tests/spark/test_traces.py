@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.spark.conftest import RunPass
-from tests.support.storage_client import RunningStorage, append
+from tests.support.exchange_client import append
+from tests.support.storage_client import RunningStorage
 from tidemark.clock import ManualClock
 
 APPLY = "tidemark.api.storage.v1.RetentionService/ApplyRetention"

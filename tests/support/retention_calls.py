@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tests.support.storage_client import ExchangeClient, RunningStorage, reserve, settle
+from tests.support.exchange_client import ExchangeClient, reserve, settle
+from tests.support.storage_client import RunningStorage
 from tidemark.api.storage.v1.retention_pb2 import (
     SCAN_TABLE_NAME_UNSPECIFIED,
     ApplyRetentionRequest,

@@ -13,14 +13,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    apply_topic,
-    reserve,
-    settle,
-)
+from tests.support.exchange_client import ExchangeClient, append, apply_topic, reserve, settle
+from tests.support.storage_client import RunningStorage
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_ACK, SETTLE_ACTION_NACK, Operation
 from tidemark.api.storage.v1.storage_pb2 import SCAN_KIND_OUTBOX, ConfirmPartitionTimeRequest
 from tidemark.clock import ManualClock

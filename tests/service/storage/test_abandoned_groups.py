@@ -7,6 +7,14 @@ import pytest
 
 from storage_svc.partition import erasures
 from tests.support.counted_reads import count_reads
+from tests.support.exchange_client import (
+    ExchangeClient,
+    append,
+    operation,
+    payloads,
+    reserve,
+    settle,
+)
 from tests.support.local_broker import until
 from tests.support.retention_calls import (
     Planned,
@@ -17,15 +25,7 @@ from tests.support.retention_calls import (
     settled,
     table,
 )
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    operation,
-    payloads,
-    reserve,
-    settle,
-)
+from tests.support.storage_client import RunningStorage
 from tidemark import errors
 from tidemark.api.storage.v1.exchange_pb2 import LeaveGroup, Materialize, PlaceGroup, TakeOwnership
 from tidemark.api.storage.v1.retention_pb2 import (

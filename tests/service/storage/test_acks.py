@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
     append,
     operation,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.storage_client import ExchangeClient, append, operation, reserved
+from tests.support.exchange_client import ExchangeClient, append, operation, reserved
 from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import AppendRuns, Operation
 from tidemark.bodies import body_of

@@ -4,14 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    operation,
-    reserve,
-    settle,
-)
+from tests.support.exchange_client import ExchangeClient, append, operation, reserve, settle
+from tests.support.storage_client import RunningStorage
 from tidemark import errors
 from tidemark.api.storage.v1.action_pb2 import Action, ClearOutbox
 from tidemark.api.storage.v1.exchange_pb2 import (

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.storage_client import (
-    INCARNATION,
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     operation,
     reserve,
     reserved,
     settle,
 )
+from tests.support.storage_client import INCARNATION, RunningStorage
 from tests.support.unowned_partition import undriven
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from storage_svc.partition.deadlines import BUCKET_MS
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     bind_frame,
     frame_of,
@@ -15,6 +14,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_SERVING
 from tidemark.api.storage.v1.exchange_pb2 import ExpireDue
 from tidemark.clock import ManualClock

@@ -6,10 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.faulty_engine import Fault, FaultyEngines
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     apply_topic,
     operation,
@@ -17,6 +15,8 @@ from tests.support.storage_client import (
     reserve,
     reserved,
 )
+from tests.support.faulty_engine import Fault, FaultyEngines
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors
 from tidemark.api.storage.v1.exchange_pb2 import ExpireDue

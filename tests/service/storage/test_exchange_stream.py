@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.faulty_engine import FaultyEngines
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     bind_frame,
     frame_of,
     operation,
     reserve,
 )
+from tests.support.faulty_engine import FaultyEngines
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import (

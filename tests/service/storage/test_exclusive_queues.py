@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     operation,
     payloads,
     reserve,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition

@@ -3,15 +3,15 @@
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     operation,
     reserve,
     reserved,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.broker.v1.topic_pb2 import SUBSCRIPTION_KIND_EXCLUSIVE

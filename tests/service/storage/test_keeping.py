@@ -5,18 +5,16 @@ import pytest
 from storage_svc.engines import run_rows
 from storage_svc.engines.engine import Identity, Table
 from storage_svc.engines.rocksdb import RocksEngines
-from tests.support.storage_client import (
-    CLUSTER_ID,
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
-    loaded,
     operation,
     payloads,
     reserve,
     reserved,
     settle,
 )
+from tests.support.storage_client import CLUSTER_ID, RunningStorage, loaded
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_OFF
 from tidemark.api.storage.v1.exchange_pb2 import (

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     body,
     operation,
@@ -12,6 +11,7 @@ from tests.support.storage_client import (
     reserve,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.storage.v1.exchange_pb2 import (

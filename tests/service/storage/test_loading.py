@@ -2,15 +2,8 @@
 
 import pytest
 
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    loaded,
-    operation,
-    reserve,
-    settle,
-)
+from tests.support.exchange_client import ExchangeClient, append, operation, reserve, settle
+from tests.support.storage_client import RunningStorage, loaded
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import (
     EVICTION_OUTCOME_EVICTED,

@@ -5,15 +5,9 @@ from typing import Any
 import pytest
 
 from tests.support.counted_reads import count_reads
+from tests.support.exchange_client import ExchangeClient, append, operation, reserve, settle
 from tests.support.retention_calls import figure, settled, table
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    operation,
-    reserve,
-    settle,
-)
+from tests.support.storage_client import RunningStorage
 from tidemark import errors
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON

@@ -6,9 +6,10 @@ import pytest
 
 from storage_svc.operations.topics import PutTopic
 from storage_svc.partition.commit import CommitContext
+from tests.support.exchange_client import append, apply_topic, reserved
 from tests.support.faulty_engine import Fault, FaultyEngines
 from tests.support.refusing_disk import no_file_grows
-from tests.support.storage_client import RunningStorage, append, apply_topic, reserved
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import PARTITION_STATE_FAULTY, PARTITION_STATE_SERVING

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     apply_topic,
     operation,
     reserved,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tests.support.unowned_partition import undriven
 from tidemark import errors, limits

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from storage_svc.partition.housekeeping import HOUSEKEEPING_MS
+from tests.support.exchange_client import ExchangeClient, append, reserved, settle
 from tests.support.faulty_engine import Fault, FaultyEngines
-from tests.support.storage_client import ExchangeClient, RunningStorage, append, reserved, settle
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import (

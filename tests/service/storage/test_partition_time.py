@@ -1,7 +1,8 @@
 """The time of a partition never goes back, and does not trust a clock that jumps."""
 
 from storage_svc.partition.housekeeping import HOUSEKEEPING_MS
-from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation, reserved
+from tests.support.exchange_client import ExchangeClient, append, operation, reserved
+from tests.support.storage_client import RunningStorage
 from tidemark import errors
 from tidemark.api.storage.v1.action_pb2 import ACTION_OUTCOME_DONE
 from tidemark.api.storage.v1.exchange_pb2 import ExpireDue

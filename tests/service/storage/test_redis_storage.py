@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.storage_client import (
-    CLUSTER_ID,
-    RunningStorage,
-    append,
-    payloads,
-    reserve,
-    reserved,
-    settle,
-)
+from tests.support.exchange_client import append, payloads, reserve, reserved, settle
+from tests.support.storage_client import CLUSTER_ID, RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.storage_pb2 import ConfirmLossRequest, DescribeStorageRequest

@@ -1,14 +1,14 @@
 """Idempotent publishing: a repeat gets the first answer, never a second append (S11)."""
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     published,
     reserve,
     reserved,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tidemark import errors, limits
 
 

@@ -3,15 +3,15 @@
 import pytest
 
 from storage_svc import operations
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     payloads,
     reserve,
     reserved,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tidemark import limits
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_NACK, SETTLE_ACTION_RELEASE
 from tidemark.clock import ManualClock

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.retention_calls import Planned, apply, history, run
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     apply_topic,
     operation,
     reserve,
     settle,
 )
+from tests.support.retention_calls import Planned, apply, history, run
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.storage.v1.exchange_pb2 import SETTLE_ACTION_DEAD_LETTER, Purge

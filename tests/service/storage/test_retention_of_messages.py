@@ -4,6 +4,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.exchange_client import (
+    ExchangeClient,
+    append,
+    apply_topic,
+    operation,
+    reserve,
+    settle,
+)
 from tests.support.retention_calls import (
     UNKNOWN_TABLE,
     Planned,
@@ -15,15 +23,7 @@ from tests.support.retention_calls import (
     settled,
     table,
 )
-from tests.support.storage_client import (
-    ExchangeClient,
-    RunningStorage,
-    append,
-    apply_topic,
-    operation,
-    reserve,
-    settle,
-)
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.message_pb2 import MessageBatch

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.exchange_client import ExchangeClient, append, operation
 from tests.support.retention_calls import (
     FOREVER_MS,
     Planned,
@@ -13,7 +14,7 @@ from tests.support.retention_calls import (
     settled,
     table,
 )
-from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation
+from tests.support.storage_client import RunningStorage
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import Materialize, Purge, TakeOwnership

@@ -7,8 +7,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from storage_svc.engines.engine import Table
 from tests.support.counted_reads import count_reads
+from tests.support.exchange_client import ExchangeClient, append, operation, reserve
 from tests.support.retention_calls import UNKNOWN_TABLE, settled, table
-from tests.support.storage_client import ExchangeClient, RunningStorage, append, operation, reserve
+from tests.support.storage_client import RunningStorage
 from tidemark import errors
 from tidemark.api.broker.v1.topic_pb2 import CONSUMPTION_RECORDS_ON
 from tidemark.api.storage.v1.exchange_pb2 import Purge

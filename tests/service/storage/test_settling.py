@@ -4,7 +4,7 @@ import pytest
 
 from storage_svc.operations import expire
 from storage_svc.partition.deadlines import BUCKET_MS
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
     append,
     operation,

@@ -6,15 +6,15 @@ from typing import Any, TypeAlias
 import pytest
 
 from storage_svc.partition.frames import EMBEDDED
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     operation,
     payloads,
     reserve,
     settle,
 )
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tests.support.unowned_partition import undriven
 from tidemark.api.broker.v1.subscription_pb2 import StartPosition

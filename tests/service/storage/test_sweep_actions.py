@@ -4,17 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
-    loaded,
     operation,
     payloads,
     reserve,
     reserved,
     settle,
 )
+from tests.support.storage_client import RunningStorage, loaded
 from tests.support.unowned_partition import publish
 from tidemark import errors, limits
 from tidemark.api.storage.v1.action_pb2 import (

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.local_broker import in_time
-from tests.support.storage_client import (
+from tests.support.exchange_client import (
     ExchangeClient,
-    RunningStorage,
     append,
     apply_topic,
     operation,
     reserve,
     settle,
 )
+from tests.support.local_broker import in_time
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark import errors, limits
 from tidemark.api.broker.v1.topic_pb2 import (

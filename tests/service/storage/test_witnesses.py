@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.exchange_client import append, reserved
 from tests.support.shared_engine import SharedEngines, SharedStore
-from tests.support.storage_client import RunningStorage, append, reserved
+from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
 from tidemark.api.storage.v1 import retention_pb2, storage_pb2
 from tidemark.errors import InvalidArgument, PartitionFaulty
