@@ -8,6 +8,7 @@ import asyncio
 from typing import Final
 
 from broker_svc.components import BrokerComponents
+from broker_svc.links.link_state import LinkState
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.errors import (
     InvalidArgument,
@@ -19,6 +20,14 @@ from tidemark.registry.membership import Membership
 from tidemark.registry.observation import Observation
 
 _ANSWER_MS_MAX: Final = 2_000
+_UNREACHABLE: Final = topic_pb2.PARTITION_STATE_UNSPECIFIED
+_LINK_STATES: Final = {
+    LinkState.HELD: topic_pb2.LINK_STATE_UP,
+    LinkState.LEAVING: topic_pb2.LINK_STATE_UP,
+    LinkState.CLAIMING: topic_pb2.LINK_STATE_DOWN,
+    LinkState.FAULTY: topic_pb2.LINK_STATE_FAULTY,
+    LinkState.AWAY: topic_pb2.LINK_STATE_MOVED,
+}
 
 
 async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterResponse:
@@ -64,6 +73,28 @@ async def describe(components: BrokerComponents) -> topic_pb2.DescribeClusterRes
         members=[*sorted(brokers.values(), key=lambda each: each.id), *storages],
         assignment=_assignment(components),
     )
+
+
+async def list_partitions(components: BrokerComponents) -> list[topic_pb2.PartitionInfo]:
+    """Every partition in order: as its storage node describes it, with the link of this broker."""
+    infos: dict[int, topic_pb2.PartitionInfo] = {}
+    for node, described in (await components.storage_nodes.describe()).items():
+        if not isinstance(described, TidemarkError):
+            for info in described.held:
+                info.storage_address = node.address
+                known = infos.get(info.partition)
+                # On a shared store, one that is moving may be described twice.
+                if known is None or info.storage_epoch > known.storage_epoch:
+                    infos[info.partition] = info
+    for number, link in components.links.items():
+        info = infos.setdefault(
+            number, topic_pb2.PartitionInfo(partition=number, state=_UNREACHABLE)
+        )
+        if not info.storage_address and link.node is not None:
+            info.storage_address = link.node.address
+        info.link_state = _LINK_STATES[link.state]
+        info.link_detail = link.detail
+    return [infos[number] for number in sorted(infos)]
 
 
 async def move(components: BrokerComponents, request: topic_pb2.MovePartitionRequest) -> int:

@@ -4,8 +4,6 @@ Translates and checks requests. `queue_partitions` asks storage, and `queue_tota
 the partitions of one queue answer.
 """
 
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,41 +13,19 @@ from broker_svc.api.dead_letters import DeadLetters
 from broker_svc.api.pauses import Pauses
 from broker_svc.api.peek import Peek
 from broker_svc.api.queue_partitions import QueuePartitions
+from broker_svc.api.topic_changes import TopicChanges
 from broker_svc.api.topic_deletion import TopicDeletion
 from broker_svc.components import BrokerComponents
 from broker_svc.idle.cleanup import EvictionOutcome
 from broker_svc.links.holders import FORWARDED, is_forwarded
-from broker_svc.links.link_state import LinkState
 from broker_svc.links.placement import TOPIC_HOME
-from tidemark import topics
 from tidemark.api.broker.v1 import topic_pb2, topic_pb2_grpc
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2
-from tidemark.errors import (
-    GroupNotFound,
-    InvalidArgument,
-    TidemarkError,
-    TopicExists,
-    TopicNotFound,
-)
+from tidemark.errors import GroupNotFound, InvalidArgument
 from tidemark.names import validate_group, validate_topic
-from tidemark.rpc.topic_codec import (
-    settings_from_proto,
-    settings_to_proto,
-    topic_from_proto,
-    topic_to_proto,
-)
-from tidemark.topics import Topic, TopicSettings
+from tidemark.rpc.topic_codec import topic_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-_UNREACHABLE = topic_pb2.PARTITION_STATE_UNSPECIFIED
-_LINK_STATES = {
-    LinkState.HELD: topic_pb2.LINK_STATE_UP,
-    LinkState.LEAVING: topic_pb2.LINK_STATE_UP,
-    LinkState.CLAIMING: topic_pb2.LINK_STATE_DOWN,
-    LinkState.FAULTY: topic_pb2.LINK_STATE_FAULTY,
-    LinkState.AWAY: topic_pb2.LINK_STATE_MOVED,
-}
 
 
 class TopicService(topic_pb2_grpc.TopicServiceServicer):
@@ -64,49 +40,22 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
         self._dead_letters = DeadLetters(
             self._partitions, self._nodes, components.settings.partitions
         )
-        self._pauses = Pauses(components.topics, self._partitions, self._put)
+        self._changes = TopicChanges(components)
+        self._pauses = Pauses(components.topics, self._partitions, self._changes.put)
 
     # --- topics --------------------------------------------------------------------------------
 
     async def CreateTopic(
         self, request: topic_pb2.CreateTopicRequest, context: Context
     ) -> topic_pb2.CreateTopicResponse:
-        topic = Topic(request.name, settings_from_proto(request.settings))
-        topics.validate(topic, self._components.settings.partitions)
-        missing = await self._missing_dead_letter_topic(topic.settings)
-        stored = await self._put(topic, create=True)
-        await self._create_missing(missing)
-        return topic_pb2.CreateTopicResponse(topic=topic_to_proto(stored))
+        topic = await self._changes.create(request)
+        return topic_pb2.CreateTopicResponse(topic=topic_to_proto(topic))
 
     async def UpdateTopic(
         self, request: topic_pb2.UpdateTopicRequest, context: Context
     ) -> topic_pb2.UpdateTopicResponse:
-        validate_topic(request.name)
-        if not request.update_mask.paths:
-            raise InvalidArgument("name the settings to change", field="update_mask")
-        topic = await self._components.topics.renew(request.name)
-        merged = settings_to_proto(topic.settings)
-        for path in request.update_mask.paths:
-            if path not in topics.SETTING_NAMES:
-                raise InvalidArgument(f"there is no setting {path!r}", field="update_mask")
-            merged.ClearField(path)  # type: ignore[arg-type]
-        named = topic_pb2.TopicSettings()
-        request.update_mask.MergeMessage(request.settings, named)
-        merged.MergeFrom(named)
-        changed = replace(topic, settings=settings_from_proto(merged))
-        if changed.settings.partitions < topic.settings.partitions:
-            raise InvalidArgument("partitions cannot be lowered", field="partitions")
-        if changed.settings.subscription is not topic.settings.subscription:
-            # Its groups have owners, or consumers that do not expect any.
-            raise InvalidArgument("subscription cannot be changed", field="subscription")
-        topics.validate(changed, self._components.settings.partitions)
-        version = request.expected_version or topic.version
-        missing = ""
-        if "dead_letter_topic" in request.update_mask.paths:
-            missing = await self._missing_dead_letter_topic(changed.settings)
-        stored = await self._put(changed, create=False, expected_version=version)
-        await self._create_missing(missing)
-        return topic_pb2.UpdateTopicResponse(topic=topic_to_proto(stored))
+        topic = await self._changes.update(request)
+        return topic_pb2.UpdateTopicResponse(topic=topic_to_proto(topic))
 
     async def GetTopic(
         self, request: topic_pb2.GetTopicRequest, context: Context
@@ -147,49 +96,6 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     ) -> topic_pb2.ResumeTopicResponse:
         topic = await self._pauses.pause_topic(request.name, False)
         return topic_pb2.ResumeTopicResponse(topic=topic_to_proto(topic))
-
-    async def _missing_dead_letter_topic(self, settings: TopicSettings) -> str:
-        """The name of a dead-letter topic that is to be created; "" for none.
-
-        Raises InvalidArgument if missing ones are refused: a wrong name would be noticed only when
-        messages are dead, and wait.
-        """
-        name = settings.dead_letter_topic
-        if not name:
-            return ""
-        try:
-            await self._components.topics.renew(name)
-        except TopicNotFound:
-            if self._components.settings.missing_dead_letter_topic == "create":
-                return name
-            raise InvalidArgument(
-                f"there is no topic {name} for dead letters", field="dead_letter_topic"
-            ) from None
-        return ""
-
-    async def _create_missing(self, name: str) -> None:
-        """After the topic that names it: where that is refused, nothing is left behind. A caller
-        that repeats a call which failed in between completes it."""
-        if name:
-            with suppress(TopicExists):  # created meanwhile, with settings of its own
-                await self._put(Topic(name), create=True)
-
-    async def _put(self, topic: Topic, *, create: bool, expected_version: int = 0) -> Topic:
-        """Store a topic, its defaults filled in, and distribute it to all partitions."""
-        topic = replace(topic, settings=topic.settings.filled_in())
-        home = await self._nodes.storage(TOPIC_HOME)
-        stored = await home.PutTopic(
-            storage_pb2.PutTopicRequest(
-                topic=topic_to_proto(topic), create=create, expected_version=expected_version
-            )
-        )
-        current = topic_from_proto(stored.topic)
-        await self._components.topics.fan_out(current)
-        self._components.tracking.topic_changed(current)
-        await self._components.subscriptions.topic_changed(current)
-        if create:
-            self._components.dispatcher.topic_created(current.name)
-        return current
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -381,25 +287,8 @@ class TopicService(topic_pb2_grpc.TopicServiceServicer):
     async def ListPartitions(
         self, request: topic_pb2.ListPartitionsRequest, context: Context
     ) -> topic_pb2.ListPartitionsResponse:
-        infos: dict[int, topic_pb2.PartitionInfo] = {}
-        for node, described in (await self._nodes.describe()).items():
-            if not isinstance(described, TidemarkError):
-                for info in described.held:
-                    info.storage_address = node.address
-                    known = infos.get(info.partition)
-                    # On a shared store, one that is moving may be described twice.
-                    if known is None or info.storage_epoch > known.storage_epoch:
-                        infos[info.partition] = info
-        for number, link in self._components.links.items():
-            info = infos.setdefault(
-                number, topic_pb2.PartitionInfo(partition=number, state=_UNREACHABLE)
-            )
-            if not info.storage_address and link.node is not None:
-                info.storage_address = link.node.address
-            info.link_state = _LINK_STATES[link.state]
-            info.link_detail = link.detail
-        ordered = [infos[number] for number in sorted(infos)]
-        return topic_pb2.ListPartitionsResponse(partitions=ordered)
+        partitions = await cluster_members.list_partitions(self._components)
+        return topic_pb2.ListPartitionsResponse(partitions=partitions)
 
     async def DescribeCluster(
         self, request: topic_pb2.DescribeClusterRequest, context: Context

@@ -12,29 +12,23 @@ import grpc
 
 from storage_svc.api.codec import encode_health
 from storage_svc.api.dead_letter_codec import encode_dead_letters, encode_waiting
+from storage_svc.api.description_codec import encode_group, encode_partition, encode_queue
 from storage_svc.api.exchange import Exchange, OnLost, no_report
 from storage_svc.engines.engine import FORMAT_VERSION
 from storage_svc.operations.claim import ClaimPartition, ReleaseUnreported
 from storage_svc.operations.dead_letter_filter import DeadLetterFilter
 from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
-from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
 from storage_svc.placement.assigned import AssignedPartitions
 from storage_svc.placement.placement import Placement
 from storage_svc.reads import dead_letters, due_work, queues
 from storage_svc.reads.due_work import ScanKind
-from storage_svc.reads.queues import GroupView, QueueView
 from tidemark import limits, topics
-from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import storage_pb2, storage_pb2_grpc
 from tidemark.clock import Clock
-from tidemark.errors import (
-    ClusterMismatch,
-    InvalidArgument,
-    PartitionFaulty,
-)
-from tidemark.names import LmqName, topic_of
+from tidemark.errors import ClusterMismatch, InvalidArgument
+from tidemark.names import LmqName
 from tidemark.receipts import Receipt
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
 from tidemark.settings import StorageSettings
@@ -83,7 +77,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         return storage_pb2.DescribeStorageResponse(
             cluster_id=self._cluster_id,
             partitions=self._partitions.count,
-            held=map(_partition_info, held.values()),
+            held=map(encode_partition, held.values()),
             format_version=FORMAT_VERSION,
             engine=self._engine,
             node_id=self._node_id(),
@@ -295,7 +289,8 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
                 partition, request.topic, request.lite_prefix, token, limit
             )
         return storage_pb2.ListQueuesResponse(
-            queues=[_queue(partition, view) for view in views], next_page_token=next_token.hex()
+            queues=[encode_queue(partition, view) for view in views],
+            next_page_token=next_token.hex(),
         )
 
     async def GetQueue(
@@ -306,7 +301,8 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         async with partition.verified():
             view, groups = await queues.get_queue(partition, request.lmq_name)
         return storage_pb2.GetQueueResponse(
-            queue=_queue(partition, view), groups=[_group(partition, each) for each in groups]
+            queue=encode_queue(partition, view),
+            groups=[encode_group(partition, each) for each in groups],
         )
 
     async def PeekQueue(
@@ -396,67 +392,3 @@ def _page_size(asked: int, default: int = limits.PAGE_SIZE_DEFAULT) -> int:
     if asked > limits.PAGE_SIZE_MAX:
         raise InvalidArgument(f"at most {limits.PAGE_SIZE_MAX} a page", field="page_size")
     return asked or default
-
-
-def _partition_info(partition: Partition) -> topic_pb2.PartitionInfo:
-    health = encode_health(partition.health)
-    info = topic_pb2.PartitionInfo(
-        partition=partition.number,
-        state=health.state,
-        faults=health.faults,
-        reservations=partition.reservations,
-        commits=partition.commits,
-    )
-    try:
-        state = partition.state
-    except PartitionFaulty:
-        return info
-    info.broker_id = state.claim.broker_id
-    info.broker_address = state.claim.address
-    info.broker_epoch = state.counters.broker_epoch
-    info.storage_epoch = state.engine.storage_epoch
-    info.queues = state.counters.queues
-    info.messages = state.counters.messages
-    info.bytes = state.counters.body_bytes
-    info.published = state.counters.published
-    info.delivered = state.counters.delivered
-    info.acked = state.counters.acked
-    info.materialized_queues = len(state.handles)
-    info.paused_queues = state.counters.paused_queues
-    info.paused_topics = state.topics.paused
-    return info
-
-
-def _queue(partition: Partition, view: QueueView) -> topic_pb2.Queue:
-    record = view.record
-    loaded = topic_pb2.QUEUE_ACTIVITY_MATERIALIZED
-    queue = topic_pb2.Queue(
-        lmq_name=record.lmq_name,
-        queue_id=record.queue_id,
-        partition=partition.number,
-        activity=loaded if view.materialized else topic_pb2.QUEUE_ACTIVITY_IDLE,
-        messages=record.messages + record.scheduled,
-        bytes=record.body_bytes,
-        inflight=view.inflight,
-        next_offset=record.next_offset,
-        paused=record.paused,
-    )
-    topic = partition.state.topics.find(topic_of(record.lmq_name))
-    queue.topic_paused = topic is not None and topic.paused
-    queue.last_activity_time.FromMilliseconds(record.last_activity_ms)
-    queue.create_time.FromMilliseconds(record.create_time_ms)
-    if view.oldest_publish_time_ms is not None:
-        queue.oldest_publish_time.FromMilliseconds(view.oldest_publish_time_ms)
-    return queue
-
-
-def _group(partition: Partition, view: GroupView) -> topic_pb2.Group:
-    return topic_pb2.Group(
-        name=view.name,
-        cursor=view.cursor,
-        unsettled=view.unsettled,
-        inflight=view.inflight,
-        owner_client_id=view.owner_client_id,
-        owner_epoch=view.owner_epoch,
-        partition=partition.number,
-    )
