@@ -1,11 +1,9 @@
 """A feed: the part of a subscription that one broker serves.
 
-Owns the consumer on the session, its credit, and its subscriptions. After a reconnect it confirms
-the queues that it held with the epochs it had and never subscribes again (E7); the subscription is
-notified of queues that another client has taken over.
+Owns the consumer on the session, its credit, and the deliveries that it has received and not
+settled. `feed_queues` has its queues.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -16,28 +14,22 @@ from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.credit import Credit
 from tidemark.client.consume.delivery import DeliveryBatch, PlainDelivery
-from tidemark.client.consume.eviction import Eviction, EvictionReason
+from tidemark.client.consume.eviction import Eviction
 from tidemark.client.consume.failed_acks import FailedAcks
+from tidemark.client.consume.feed_queues import FeedQueues, QueuesHost
 from tidemark.client.consume.hand_outs import HandOuts, Totals
 from tidemark.client.consume.renewals import Renewals
 from tidemark.client.consume.settlements import Settlements
-from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import Action
 from tidemark.client.transport.connection import Connection, Identity, SessionPart
 from tidemark.client.transport.session import Session
-from tidemark.errors import NotOwner, TidemarkError
-from tidemark.names import partition_of
+from tidemark.errors import TidemarkError
 from tidemark.rpc.statuses import from_status
 
-_ADD: Final = subscription_pb2.SYNC_MODE_PARTIAL_ADD
-_REMOVE: Final = subscription_pb2.SYNC_MODE_PARTIAL_REMOVE
-_CONFIRM: Final = subscription_pb2.SYNC_MODE_COMPLETE_ADD
-_ACTIVE: Final = subscription_pb2.SUBSCRIPTION_STATE_ACTIVE
 _NOT_TRIED: Final = message_pb2.Release()
-_RESYNC: Final = subscription_pb2.SUBSCRIPTION_STATE_RESYNC_REQUIRED
 
 
-class FeedHost(Protocol):
+class FeedHost(QueuesHost, Protocol):
     """The subscription that a feed is part of."""
 
     buffer: Buffer
@@ -49,10 +41,7 @@ class FeedHost(Protocol):
     def interrupted(self, feed: "Feed") -> None: ...
     def unreachable(self, feed: "Feed") -> None: ...
     def lost(self, feed: "Feed", eviction: Eviction) -> None: ...
-    def moved(self, feed: "Feed", lmq_name: str, epoch: int, owner: str) -> None: ...
-    def also_held(self, lmq_name: str, owners: Iterable[str]) -> None: ...
     def feed_of(self, owner: str) -> "Feed | None": ...
-    def failed(self, error: TidemarkError) -> None: ...
 
 
 class Feed(SessionPart):
@@ -71,8 +60,7 @@ class Feed(SessionPart):
         failed_acks: FailedAcks,
     ) -> None:
         self.connection = connection
-        self.epochs: dict[str, int] = {}
-        """The subscriptions of this feed: lmq_name and owner epoch, 0 on shared queues."""
+        self.queues = FeedQueues(host, identity, group, self._lost)
         self.settlements = Settlements(
             connection,
             identity,
@@ -101,34 +89,18 @@ class Feed(SessionPart):
         self.hand_outs = HandOuts()
         self._consumer_id = 0
         self._session: Session | None = None
-        self._syncing = asyncio.Lock()
-        self._backoff = Backoff(identity.random, may_move=True)
-        self._resyncing: asyncio.Task[None] | None = None
         self._leaving = False
         self.paused = False
         """Whether the application takes nothing: it gets no more messages until it asks again."""
         self._stopped = False
         """Whether the broker knows that."""
 
-    # --- subscriptions -------------------------------------------------------------------------
-
-    async def subscribe(
-        self, lmq_names: Iterable[str], session: Session
-    ) -> dict[str, TidemarkError]:
-        """Subscribe to queues for the user; returns the refusals."""
-        refused: dict[str, TidemarkError] = {}
-        async with self._syncing:
-            for result in await self._sync(session, _ADD, dict.fromkeys(lmq_names, 0)):
-                if result.HasField("error"):
-                    refused[result.lmq_name] = from_status(result.error)
-                else:
-                    self.epochs[result.lmq_name] = result.epoch
-                    self._host.also_held(result.lmq_name, result.other_holders)
-        return refused
+    # --- ending --------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Stop deliveries: messages given back from now on are for other consumers."""
         self._leaving = True
+        self.queues.stop()
         if self._session is not None and self._consumer_id:
             with suppress(TidemarkError):
                 self._session.stop_consumer(self._consumer_id)
@@ -137,93 +109,22 @@ class Feed(SessionPart):
         """Leave every queue, once what is being settled has its answers."""
         session = self._session
         self._leaving = True
-        if self._resyncing is not None:
-            self._resyncing.cancel()
+        self.queues.close()
         if session is not None and session.ended is None:
             with suppress(TidemarkError):
                 await self.settlements.flush()
-                if self.epochs:
-                    async with self._syncing:
-                        await self._sync(session, _REMOVE, self.epochs)
+                await self.queues.unsubscribe_all(session)
                 await self.settlements.flush()  # what arrived meanwhile
 
     def close(self) -> None:
         """End the consumer at once, also while it is leaving: nothing more is received or sent."""
         self._leaving = True
-        if self._resyncing is not None:
-            self._resyncing.cancel()
+        self.queues.close()
         if self._session is not None and self._consumer_id:
             with suppress(TidemarkError):  # the session has ended: its consumers with it
                 self._session.close_consumer(self._consumer_id)
         self.settlements.close()
         self.connection.detach(self)
-
-    async def _sync(
-        self, session: Session, mode: subscription_pb2.SyncMode.ValueType, epochs: dict[str, int]
-    ) -> list[subscription_pb2.SubscriptionResult]:
-        sync = subscription_pb2.SubscriptionSync(
-            group=self._group, mode=mode, consumer_id=self._consumer_id
-        )
-        for lmq_name, epoch in epochs.items():
-            sync.entries.add(lmq_name=lmq_name, epoch=epoch)
-        return list((await session.sync(sync)).results)
-
-    async def _resync(self, session: Session) -> None:
-        """Confirm the held queues, until each is confirmed, lost or moved."""
-        with suppress(TidemarkError):  # the session is gone: the next one resyncs from the start
-            while self.epochs and self._session is session:
-                async with self._syncing:
-                    results = await self._sync(session, _CONFIRM, self.epochs)
-                    transient = self._apply_resync(results)
-                if transient is None:
-                    self._backoff.reset()
-                    return
-                wait_ms = self._backoff.next_ms(transient.retry_after_ms or 0)
-                await self._identity.clock.sleep_ms(wait_ms)
-
-    def _apply_resync(
-        self, results: Iterable[subscription_pb2.SubscriptionResult]
-    ) -> TidemarkError | None:
-        """Apply the results of a resync; returns why it must be repeated."""
-        again: TidemarkError | None = None
-        for result in results:
-            epoch = self.epochs.get(result.lmq_name)
-            if epoch is None:
-                continue
-            if result.HasField("error"):
-                error = from_status(result.error)
-                if isinstance(error, NotOwner) and error.metadata.get("owner"):
-                    del self.epochs[result.lmq_name]
-                    self._host.moved(self, result.lmq_name, epoch, error.metadata["owner"])
-                elif is_transient(error):
-                    again = error
-                else:
-                    del self.epochs[result.lmq_name]
-                    self._host.failed(error)
-            elif result.state != _ACTIVE:
-                self._lose(result.lmq_name, result.epoch, result.state)
-            else:
-                self._host.also_held(result.lmq_name, result.other_holders)
-        return again
-
-    def take_over(self, lmq_name: str, epoch: int) -> None:
-        """A queue moved to the broker of this feed."""
-        self.epochs[lmq_name] = epoch
-        self._start_resync()
-
-    def _start_resync(self) -> None:
-        if self._session is not None and self.epochs and not self._leaving:
-            if self._resyncing is not None:
-                self._resyncing.cancel()
-            self._resyncing = asyncio.create_task(self._resync(self._session))
-
-    def _lose(
-        self, lmq_name: str, epoch: int, state: subscription_pb2.SubscriptionState.ValueType
-    ) -> None:
-        """The queue belongs to another client."""
-        if self.epochs.pop(lmq_name, None) is not None:
-            eviction = Eviction(lmq_name, self._group, epoch, EvictionReason.of(state))
-            self._host.lost(self, eviction)
 
     # --- deliveries and credit -----------------------------------------------------------------
 
@@ -438,6 +339,7 @@ class Feed(SessionPart):
         self.credit.reset()
         self._stopped = False
         if self._leaving:
+            self.queues.connected(session, 0)
             session.wake()
             return  # it only sends the settlements that are left
         self._consumer_id = session.open_taker(
@@ -448,48 +350,35 @@ class Feed(SessionPart):
             reports_hand_outs=True,
             takes_arrays=True,
         )
-        self._start_resync()
+        self.queues.connected(session, self._consumer_id)
 
     def disconnected(self, error: TidemarkError) -> None:
         self._session = None
+        self.queues.disconnected()
         self._host.interrupted(self)
 
     def unreachable(self, error: TidemarkError) -> None:
         self._host.unreachable(self)
 
+    def _lost(self, eviction: Eviction) -> None:
+        self._host.lost(self, eviction)
+
     def failed(self, error: TidemarkError) -> None:
         self._host.failed(error)
 
     def held(self) -> broker_pb2.HeldSubscriptions | None:
-        owned = {name: epoch for name, epoch in self.epochs.items() if epoch}
-        if not owned or self._leaving:
-            return None
-        held = broker_pb2.HeldSubscriptions(group=self._group)
-        for lmq_name, epoch in owned.items():
-            held.entries.add(lmq_name=lmq_name, epoch=epoch)
-        return held
+        return self.queues.held()
 
     def unsubscribed(self, notice: subscription_pb2.UnsubscribeNotice) -> None:
-        if self._leaving:
-            return
-        epoch = self.epochs.get(notice.lmq_name)
-        if notice.group != self._group or epoch is None or 0 < notice.epoch <= epoch:
-            return  # another group's, or sent before this client took the queue (back)
-        if notice.state == _RESYNC:
-            self._start_resync()
-        else:
-            self._lose(notice.lmq_name, notice.epoch, notice.state)
+        self.queues.unsubscribed(notice)
 
     def moved(self, go_away: broker_pb2.GoAway) -> None:
         if not go_away.HasField("partition") or self._session is None or self._leaving:
             return
-        partitions = self._session.welcome.partitions
-        for lmq_name, epoch in list(self.epochs.items()):
-            if partition_of(lmq_name, partitions) == go_away.partition and go_away.address:
-                del self.epochs[lmq_name]
-                self._host.moved(self, lmq_name, epoch, go_away.address)
-        self._partition_moved(go_away.partition, go_away.address)
-        self._start_resync()  # it finds the new broker where the address is not known
+        partition, address = go_away.partition, go_away.address
+        self.queues.partition_moved(partition, address, self._session.welcome.partitions)
+        self._partition_moved(partition, address)
+        self.queues.start_resync()  # it finds the new broker where the address is not known
 
     def session_error(self, error: broker_pb2.SessionError) -> None:
         if error.consumer_id == self._consumer_id:

@@ -89,7 +89,7 @@ class Subscription:
         """The queues it draws from now: without those that other clients took."""
         if self._ticking is None:  # not subscribed yet: it is asking for all of them
             return self._wanted
-        return [name for feed in self._feeds.values() for name in feed.epochs]
+        return [name for feed in self._feeds.values() for name in feed.queues.epochs]
 
     @property
     def closed(self) -> bool:
@@ -99,7 +99,7 @@ class Subscription:
     @property
     def has_one_feed(self) -> bool:
         """Whether all of its queues are served by one broker."""
-        return sum(1 for feed in self._feeds.values() if feed.epochs) == 1
+        return sum(1 for feed in self._feeds.values() if feed.queues.epochs) == 1
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Subscription:
                     await feed.connection.ready(None)
                 try:
                     session = await feed.connection.ready(NAMED_BROKER_MS)
-                    refused = await feed.subscribe(lmq_names, session)
+                    refused = await feed.queues.subscribe(lmq_names, session)
                 except TidemarkError as lost:
                     # A named broker that is gone is not asked again, unless home names it again.
                     refused, owner = dict.fromkeys(lmq_names, lost), ""
@@ -328,9 +328,9 @@ class Subscription:
             # The named broker is gone: home knows which one serves its queues now.
             home = self._feed("")
             feed.pass_on(None, home)
-            epochs, feed.epochs = feed.epochs, {}
+            epochs, feed.queues.epochs = feed.queues.epochs, {}
             for lmq_name, epoch in epochs.items():
-                home.take_over(lmq_name, epoch)
+                home.queues.take_over(lmq_name, epoch)
 
     def unreachable(self, feed: Feed) -> None:
         """The broker that was named cannot be reached: home knows which one serves its queues."""
@@ -362,18 +362,18 @@ class Subscription:
         if self._on_evicted is not None:
             call_back(self._on_evicted, eviction)
 
-    def moved(self, feed: Feed, lmq_name: str, epoch: int, owner: str) -> None:
-        self._feed(owner).take_over(lmq_name, epoch)
+    def moved(self, lmq_name: str, epoch: int, owner: str) -> None:
+        self._feed(owner).queues.take_over(lmq_name, epoch)
 
     def also_held(self, lmq_name: str, owners: Iterable[str]) -> None:
         """Other brokers hold partitions of the queue: each has a feed of its own."""
         for owner in owners:
             home = self._feeds.get("")
             at_home = home is not None and home.connection.address == owner
-            if not self._closed and not (at_home and home and lmq_name in home.epochs):
+            if not self._closed and not (at_home and home and lmq_name in home.queues.epochs):
                 feed = self._feed(owner)
-                if lmq_name not in feed.epochs:
-                    feed.take_over(lmq_name, 0)
+                if lmq_name not in feed.queues.epochs:
+                    feed.queues.take_over(lmq_name, 0)
 
     def feed_of(self, owner: str) -> Feed | None:
         """The feed of a broker that serves a partition now; None if it cannot be reached."""
