@@ -240,7 +240,7 @@ class Scheduler:
 
         try:
             done = await job.run(False, report)
-            # What failed in some partitions only is reported, and the others are cleaned.
+            # Failures of single partitions are reported, and the others are cleaned.
             job.last_error = describe_failures(done.failed)
             job.last_pass_id, job.last_counts = done.pass_id, done.counts
             job.last_failed = done.failed

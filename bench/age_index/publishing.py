@@ -1,4 +1,4 @@
-"""What publishing pays for the index of ages: CPU time of client, broker and storage together.
+"""The cost of the index of ages for publishing: CPU time of client, broker and storage together.
 
 A cluster of processes, whose storage switches the index off and on between frames. A first message
 is published in two ways: by a client that opens a publisher for each queue, and in bare frames of a

@@ -4,7 +4,7 @@ The index costs a percent or two, and whatever disturbs a frame (another process
 a collection of garbage) adds several times that; CPU time never is less than it should be. So
 frames are small and many, variants take turns, and the lower quartile of a round is its figure: the
 CPU time of an undisturbed frame. The second variant without the index is the control: its ratio
-shows the difference that the measurement can tell apart from none.
+shows the difference that the measurement can distinguish from none.
 """
 
 import gc

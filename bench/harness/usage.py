@@ -16,7 +16,7 @@ from tidemark.service.memory import TRIM_SIGNAL
 
 def cpu_ns(pid: int) -> int:
     """CPU time of all its threads so far, finer than the 10 ms ticks of /proc/PID/stat."""
-    # What clock_getcpuclockid(3) computes: the id of another process's CPU clock.
+    # As clock_getcpuclockid(3) computes it: the id of another process's CPU clock.
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 

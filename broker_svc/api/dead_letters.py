@@ -147,7 +147,7 @@ class DeadLetters:
         )
         operation = exchange_pb2.Operation(drop_outbox=drop)
         removed = (await self._partitions.call(partition, operation)).removed
-        # What is dropped is gone: the next call begins at the first entry that is left.
+        # Dropped entries are gone: the next call begins at the first one that is left.
         token = "more" if removed.next_page_token else ""
         return topic_pb2.DropOutboxResponse(
             messages=removed.messages, next_page_token=_next_place(partition, token, partitions)

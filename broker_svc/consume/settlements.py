@@ -149,7 +149,7 @@ class Settlements:
         if span is not None:
             messaging.end(span, refusal_of(result))
         if result.HasField("error"):
-            # What storage has ended the client holds no longer, whatever it believes.
+            # The client no longer holds deliveries that storage has ended, whatever it believes.
             if held is not None and holder is not None:
                 drop_refused(holder, held, from_status(result.error))
             done(_failed(settlement, result.error))

@@ -108,7 +108,7 @@ class EngineClosed(RuntimeError):
 
 class EngineFailed(RuntimeError):
     """A write or a sync of the engine has failed: nothing can be committed until it is opened
-    again. What raises this has written nothing."""
+    again. A call that raises this has written nothing."""
 
 
 class EngineFenced(RuntimeError):

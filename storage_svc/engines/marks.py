@@ -14,7 +14,7 @@ class Mark(NamedTuple):
 
     epoch: int
     opening: bytes
-    """Tells openings apart also where a failover has lost one, and its epoch was given again."""
+    """Distinguishes openings also where a failover has lost one, and its epoch was given again."""
     sequence: int
     commit_id: bytes
 

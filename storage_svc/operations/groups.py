@@ -1,7 +1,7 @@
 """Groups: creating them, moving their progress, deleting them.
 
-A move revokes what consumers of the group hold. What only this group had kept is dropped once it
-has moved on or is gone (R2).
+A move revokes what consumers of the group hold. Messages that only this group had
+kept are dropped once it has moved on or is gone (R2).
 """
 
 from enum import Enum

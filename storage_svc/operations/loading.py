@@ -107,7 +107,7 @@ async def _unload(commit: CommitContext, lmq_name: str) -> UnloadOutcome:
         return UnloadOutcome.NOT_MATERIALIZED
     if handle.state.has_inflight:
         return UnloadOutcome.HAS_INFLIGHT
-    # What this commit changes is not in the engine yet: it could not be loaded again.
+    # The changes of this commit are not in the engine yet: they could not be loaded again.
     if handle.queue_id in commit.journal.changed_queues:
         return UnloadOutcome.RACE_LOST
     for group in handle.state.groups.values():

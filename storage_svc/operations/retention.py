@@ -1,7 +1,7 @@
 """Retention: deletes what a pass has planned, after checking each run again (R1-R6, R9).
 
-A row names runs by their queue, lane and offsets. What has changed since the plan was made is left
-alone; what is deleted is counted by the history row of its topic, type and pass, in the same
+A row names runs by their queue, lane and offsets. Rows that changed since the plan was made are
+left alone; deletions are counted by the history row of their topic, type and pass, in the same
 commit. A pass may repeat itself: rows that are gone already count as stale, not twice.
 """
 

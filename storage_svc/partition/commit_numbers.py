@@ -18,7 +18,7 @@ from storage_svc.engines.engine import Batch, Engine, EngineDataLost, Table
 from storage_svc.engines.keys import read_u64x2, u64x2
 
 SPANS_MAX: Final = 64
-"""Openings that are remembered. What a witness saw before them is compared with the oldest."""
+"""Openings that are remembered. Commits witnessed before them are compared with the oldest."""
 
 SKIP: Final = 1 << 32
 """Numbers that an opening leaves out."""

@@ -30,7 +30,7 @@ QueueGroup = tuple[str, str]
 NO_SET: Final = cast("set[Any]", frozenset())
 NO_DICT: Final = cast("dict[Any, Any]", MappingProxyType({}))
 NO_LIST: Final = cast("list[Any]", ())
-"""What a commit has of something that few commits need, until it needs it: a commit of one of many
+"""Stand for containers that few commits need, until one is needed: a commit of one of many
 partitions is mostly the cost of making and dropping containers. They refuse to be changed."""
 
 

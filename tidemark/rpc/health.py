@@ -2,8 +2,8 @@
 
 It differs from the library's implementation in two ways. On shutdown, watchers receive NOT_SERVING
 and their streams end, instead of delaying a graceful stop for its whole grace period. And it has
-two more names, `liveness` and `readiness`, so that supervisors can tell a hanging process from one
-that is temporarily not serving. It reports states that are set; it checks nothing itself.
+two more names, `liveness` and `readiness`, so that supervisors can distinguish a hanging process
+from one that is temporarily not serving. It reports states that are set; it checks nothing itself.
 """
 
 from __future__ import annotations

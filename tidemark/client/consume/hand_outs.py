@@ -6,7 +6,7 @@ sent anyway. A task that waits is reported ahead, so that a message is handed to
 trip; a handler that is quick is reported further ahead, as far as it gets in a moment. That window
 is only for messages at their first attempt: those that failed before, and those with one attempt
 left, are reported when a task takes them, so that a neighbour of a message that ends its consumer
-is not dead-lettered with it. What was reported ahead and is not used is taken back.
+is not dead-lettered with it. Hand-outs that were reported ahead and are not used are taken back.
 """
 
 from typing import TYPE_CHECKING, Final, NamedTuple

@@ -1,7 +1,7 @@
 """Renewals: reservations stay alive while their messages wait here or are worked on.
 
-All that are due leave in one part of a frame. What is in the hands of the application is renewed up
-to a limit; then it goes back as a failed attempt, message by message, while others of the same
+All that are due leave in one part of a frame. Messages that the application is handling are
+renewed up to a limit; then they go back as a failed attempt, one by one, while others of the same
 reservation stay. It never hands anything out.
 """
 

@@ -366,8 +366,8 @@ class TopicServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DropOutbox(self, request, context):
-        """Drops what waits in the outboxes for one destination, a bounded part per call. What is on its
-        way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+        """Drops the entries that wait in the outboxes for one destination, a bounded part per call. Entries
+        on their way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -98,8 +98,8 @@ class TopicServiceStub:
     INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
     """
     DropOutbox: _aio.UnaryUnaryMultiCallable[_topic_pb2.DropOutboxRequest, _topic_pb2.DropOutboxResponse]
-    """Drops what waits in the outboxes for one destination, a bounded part per call. What is on its
-    way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+    """Drops the entries that wait in the outboxes for one destination, a bounded part per call. Entries
+    on their way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
     """
     TryEvictInactiveQueue: _aio.UnaryUnaryMultiCallable[_topic_pb2.TryEvictInactiveQueueRequest, _topic_pb2.TryEvictInactiveQueueResponse]
     """Diagnostic: tries to unload one queue now. Applies the guards of automatic cleanup, but not its
@@ -330,8 +330,8 @@ class TopicServiceServicer:
         request: _topic_pb2.DropOutboxRequest,
         context: _aio.ServicerContext[_topic_pb2.DropOutboxRequest, _abc.Awaitable[_topic_pb2.DropOutboxResponse]],
     ) -> _abc.Awaitable[_topic_pb2.DropOutboxResponse]:
-        """Drops what waits in the outboxes for one destination, a bounded part per call. What is on its
-        way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
+        """Drops the entries that wait in the outboxes for one destination, a bounded part per call. Entries
+        on their way at that moment may still arrive. Fails with INVALID_NAME, INVALID_ARGUMENT, UNAVAILABLE.
         """
 
     def TryEvictInactiveQueue(
