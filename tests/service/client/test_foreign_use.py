@@ -33,7 +33,10 @@ async def test_calls_from_another_event_loop_are_refused(local: LocalBroker) -> 
     await local.create_topic()
     async with tidemark.connect(local.address) as client:
         publisher = await client.publisher(QUEUE)
+        await publisher.publish(b"here")
+        pulled = await client.pull(QUEUE, group="puller")
         async with client.subscribe([QUEUE]) as deliveries:
+            delivery = await in_time(anext(deliveries))
             calls: dict[str, Callable[[], Awaitable[object]]] = {
                 "publisher": lambda: client.publisher(QUEUE),
                 "publish": lambda: publisher.publish(b"x"),
@@ -44,6 +47,17 @@ async def test_calls_from_another_event_loop_are_refused(local: LocalBroker) -> 
                 "get_topic": lambda: client.admin.get_topic("orders"),
                 "anext": lambda: anext(deliveries),
                 "batches": lambda: anext(deliveries.batches()),
+                "ack": delivery.ack,
+                "ack and wait": lambda: delivery.ack(wait=True),
+                "nack": delivery.nack,
+                "dead_letter": lambda: delivery.dead_letter("no"),
+                "release": delivery.release,
+                "extend": lambda: delivery.extend(60_000),
+                "settle": lambda: client.settle(pulled),
+                "ack of a pulled message": lambda: next(iter(pulled)).ack(),
+                "extend of a pulled message": lambda: next(iter(pulled)).extend(60_000),
+                "flush": deliveries.flush,
+                "close of the publisher": publisher.close,
                 "close of the subscription": deliveries.close,
                 "close": client.close,
             }
@@ -52,10 +66,11 @@ async def test_calls_from_another_event_loop_are_refused(local: LocalBroker) -> 
             assert {name: type(each) for name, each in refusals.items()} == dict.fromkeys(
                 calls, InvalidArgument
             )
-            await in_time(publisher.publish(b"here"))
-            delivery = await in_time(anext(deliveries))
+            await in_time(publisher.publish(b"also here"))
             await in_time(delivery.ack(wait=True))
-    assert delivery.payload == b"here"
+            await in_time(client.settle(pulled))
+            groups = await client.admin.list_groups(QUEUE)
+            assert {each.name: each.inflight for each in groups} == {"puller": 0, "default": 1}
 
 
 async def test_nothing_is_called_before_a_client_is_entered(local: LocalBroker) -> None:

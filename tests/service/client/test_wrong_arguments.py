@@ -16,7 +16,6 @@ import tidemark
 import tidemark.sync
 from tests.support.local_broker import LocalBroker, in_time, local_broker
 from tests.support.sdk_calls import publish, take
-from tidemark.api.broker.v1.message_pb2 import Release
 from tidemark.client.publish.batching import RunOptions
 from tidemark.client.transport.connection import SessionPart
 from tidemark.client.transport.session import Session
@@ -358,7 +357,7 @@ async def test_a_settlement_that_cannot_be_encoded_fails_alone(client: tidemark.
         settlements = first._batch._settler
 
         with pytest.raises(InvalidArgument):
-            await in_time(settlements.settle(first._batch, Release(), [(wrong, wrong)]))
+            await in_time(settlements.settle(first._batch, wrong, ()))
         await second.ack()
         await first.ack()
         await in_time(deliveries.flush())

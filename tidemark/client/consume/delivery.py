@@ -6,7 +6,7 @@ a message before the application reads it, and neither knows how settlements are
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from opentelemetry.trace import Span, SpanContext
 
@@ -21,7 +21,8 @@ from tidemark.client.arguments import (
     check_visibility_ms,
 )
 from tidemark.client.consume.hand_outs import HandOuts
-from tidemark.client.consume.marks import MARKS, Mark, ranges_of, set_one, set_open
+from tidemark.client.consume.marks import MARKS, Mark, ranges_of, set_all, set_one, set_open
+from tidemark.client.consume.plain_delivery import PlainDelivery
 from tidemark.client.spans import process_span
 from tidemark.client.transport.codec import Action, Range
 from tidemark.errors import AlreadySettled, ReservationExpired
@@ -31,46 +32,21 @@ _WHY_BYTES_MAX: Final = 1024
 
 
 class Settler(Protocol):
-    """Sends settlements to the broker."""
+    """Sends settlements to the broker. Those that it raises for are marked as failed."""
+
+    def check_usable(self) -> None:
+        """Raise where nothing can be settled: it is closed, or belongs to another event loop."""
 
     async def ack(self, batch: "DeliveryBatch", ranges: Sequence[Range]) -> None: ...
-
-    async def ack_again(self, batch: "DeliveryBatch", ranges: Sequence[Range]) -> None: ...
 
     async def settle(
         self, batch: "DeliveryBatch", action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult: ...
 
-
-class _Columns(NamedTuple):
-    """The fields in which deliveries in columns differ."""
-
-    group: str
-    delivery_tag: int
-    receipt: bytes
-    lmq_name: str
-    first_offset: int
-    messages: int
-    body: bytes
-    visibility_ms: int
-    publish_time_ms: int
-    partition: int
-    epoch: int
-
-
-class PlainDelivery(_Columns):
-    """A delivery that came in columns. The other fields of a `Delivery` are the same for all."""
-
-    __slots__ = ()
-
-    attempt_count = 0
-    fairness_key = ""
-    traceparent = ""
-    last_attempt = False
-
-    @property
-    def batch(self) -> message_pb2.MessageBatch:
-        return message_pb2.MessageBatch.FromString(self.body)
+    async def settle_again(
+        self, batch: "DeliveryBatch", action: Action, ranges: Sequence[Range]
+    ) -> None:
+        """Wait for settlements that were handed over before; repeat those that have failed."""
 
 
 class DeliveryBatch:
@@ -242,15 +218,7 @@ class DeliveryBatch:
 
     async def ack(self, *, wait: bool = False) -> None:
         """Done. Returns once it is handed over, or waits for the answer, as `Delivery.ack` does."""
-        check_bool("wait", wait)
-        acked_before = ranges_of(self._marks, Mark.ACKED, self.first, self.end) if wait else []
-        ranges = self.mark(_ACK, self.first)
-        if ranges is not None and not wait:
-            await self._settler.ack(self, ranges)
-        elif ranges is not None:
-            await self._settler.settle(self, _ACK, ranges)
-        if wait and acked_before:
-            await self._settler.ack_again(self, acked_before)
+        await self._settle(_ACK, wait=check_bool("wait", wait))
 
     async def nack(self, delay_ms: Duration = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1."""
@@ -267,27 +235,34 @@ class DeliveryBatch:
     async def extend(self, visibility_ms: Duration) -> int:
         """More time: this many milliseconds from now. Returns the time left."""
         visibility_ms = check_visibility_ms(visibility_ms, optional=False)
+        self._settler.check_usable()
         result = await self._settler.settle(self, Extend(visibility_ms=visibility_ms), ())
         return result.visibility_ms
 
-    async def _settle(self, action: Action) -> None:
+    async def _settle(self, action: Action, *, wait: bool = True) -> None:
+        self._settler.check_usable()
+        again = ranges_of(self._marks, Mark.FAILED, self.first, self.end)
+        if wait and isinstance(action, Ack):
+            again += ranges_of(self._marks, Mark.ACKED, self.first, self.end)
         ranges = self.mark(action, self.first)
-        if ranges is not None:
+        if ranges is not None and wait:
             await self._settler.settle(self, action, ranges)
-
-    async def ack_one(self, index: int, *, wait: bool) -> None:
-        ranges = ((index, index + 1),)
-        if not self._mark_one(_ACK, index):
-            if wait:
-                await self._settler.ack_again(self, ranges)
-        elif wait:
-            await self._settler.settle(self, _ACK, ranges)
-        else:
+        elif ranges is not None:
             await self._settler.ack(self, ranges)
+        if again:
+            set_all(self._marks, MARKS[type(action)], again)
+            await self._settler.settle_again(self, action, again)
 
-    async def settle_one(self, action: Action, index: int) -> None:
-        if self._mark_one(action, index):
-            await self._settler.settle(self, action, ((index, index + 1),))
+    async def settle_one(self, action: Action, index: int, *, wait: bool = True) -> None:
+        self._settler.check_usable()
+        before = self._mark_one(action, index)
+        ranges = ((index, index + 1),)
+        if before is None and not wait:
+            await self._settler.ack(self, ranges)
+        elif before is None:
+            await self._settler.settle(self, action, ranges)
+        elif before is Mark.FAILED or (wait and before is Mark.ACKED):
+            await self._settler.settle_again(self, action, ranges)
 
     def mark(self, action: Action, start: int = 0) -> Sequence[Range] | None:
         """Note how what is left from `start` on is settled; returns it, or None if it is nothing.
@@ -299,21 +274,29 @@ class DeliveryBatch:
             return ()
         return ranges or None
 
+    def mark_rest(self, action: Action) -> Sequence[Range] | None:
+        """The same of all that is left, including messages whose settlement failed."""
+        set_all(self._marks, Mark.OPEN, ranges_of(self._marks, Mark.FAILED, 0, self.count))
+        return self.mark(action)
+
+    def mark_failed(self, action: Action, ranges: Sequence[Range]) -> None:
+        """Note that a settlement failed: settling its messages again asks storage again."""
+        if type(action) in MARKS:
+            set_all(self._marks, Mark.FAILED, ranges or ((0, self.count),))
+
     def lapse(self, end: int) -> Sequence[Range]:
         """The application holds the messages before `end` for too long; returns those."""
         return set_open(self._marks, Mark.LAPSED, 0, end)
 
-    def _mark_one(self, action: Action, index: int) -> bool:
-        """Note how one message is settled; False if it was settled in the same way before (V6).
+    def _mark_one(self, action: Action, index: int) -> Mark | None:
+        """Note how one message is settled; returns its mark before, the same if repeated (V6).
 
         Raises AlreadySettled if it was settled in another way.
         """
         mark = MARKS[type(action)]
         before = set_one(self._marks, index, mark)
-        if before is None:
-            return True
-        if before is mark:
-            return False
+        if before is None or before is mark or before is Mark.FAILED:
+            return before
         where = f"the message at offset {self.offset_of(index)}"
         if before is Mark.LAPSED:
             raise ReservationExpired(f"{where} was held for longer than `max_lease_ms`")
@@ -388,7 +371,7 @@ class Delivery:
         `deliveries.flush()` raises. With `wait`, it returns once the ack is on disk, and raises
         why it is not.
         """
-        await self._batch.ack_one(self._index, wait=check_bool("wait", wait))
+        await self._batch.settle_one(_ACK, self._index, wait=check_bool("wait", wait))
 
     async def nack(self, delay_ms: Duration = 0) -> None:
         """Failed: ready again after the delay, with `attempt` + 1. Raises why it could not be."""

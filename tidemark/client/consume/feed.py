@@ -13,11 +13,12 @@ from typing import Final, Protocol
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
 from tidemark.client.consume.buffer import Buffer
 from tidemark.client.consume.credit import Credit
-from tidemark.client.consume.delivery import DeliveryBatch, PlainDelivery
+from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.eviction import Eviction
 from tidemark.client.consume.failed_acks import FailedAcks
 from tidemark.client.consume.feed_queues import FeedQueues, QueuesHost
 from tidemark.client.consume.hand_outs import HandOuts, Totals
+from tidemark.client.consume.plain_delivery import PlainDelivery
 from tidemark.client.consume.renewals import Renewals
 from tidemark.client.consume.settlements import Settlements
 from tidemark.client.transport.codec import Action

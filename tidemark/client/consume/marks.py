@@ -24,6 +24,8 @@ class Mark(IntEnum):
     RELEASED = 4
     LAPSED = 5
     """Held for longer than `max_lease_ms`: it went back as a failed attempt."""
+    FAILED = 6
+    """Its settlement failed, or was cancelled: it may be settled again, in any way."""
 
 
 MARKS: Final[Mapping[type[Action], Mark]] = {
@@ -36,12 +38,14 @@ MARKS: Final[Mapping[type[Action], Mark]] = {
 
 
 def set_one(marks: bytearray, index: int, mark: Mark) -> Mark | None:
-    """Mark an open message; returns how it was settled before, if it was."""
+    """Mark a message that is open, or whose settlement failed; returns its mark if it had one."""
     before = marks[index]
-    if before:
-        return Mark(before)
-    marks[index] = mark
-    return None
+    if not before:
+        marks[index] = mark
+        return None
+    if before == Mark.FAILED:
+        marks[index] = mark
+    return Mark(before)
 
 
 def set_open(marks: bytearray, mark: Mark, start: int, end: int) -> list[Range]:
@@ -50,9 +54,14 @@ def set_open(marks: bytearray, mark: Mark, start: int, end: int) -> list[Range]:
         ranges = [(start, end)]  # the usual case
     else:
         ranges = ranges_of(marks, Mark.OPEN, start, end)
+    set_all(marks, mark, ranges)
+    return ranges
+
+
+def set_all(marks: bytearray, mark: Mark, ranges: Sequence[Range]) -> None:
+    """Mark messages, whatever became of them before."""
     for first, last in ranges:
         marks[first:last] = bytes((mark,)) * (last - first)
-    return ranges
 
 
 def ranges_of(marks: bytearray, number: int, start: int, end: int) -> list[Range]:

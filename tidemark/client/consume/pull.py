@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tidemark.api.broker.v1 import broker_pb2, message_pb2
 from tidemark.client.consume.delivery import Delivery, DeliveryBatch
 from tidemark.client.consume.failed_acks import explained
+from tidemark.client.home_loop import HomeLoop
 from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.client.transport.repeater import Repeater
 from tidemark.client.transport.unary import UnaryClient
@@ -47,6 +48,7 @@ class Puller:
         self, client: Callable[[int | None], UnaryClient], repeater: Repeater, clock: Clock
     ) -> None:
         """`client` makes a client whose calls may take that long, for every try."""
+        self._home_loop = HomeLoop()
         self._client = client
         self._repeater = repeater
         self._clock = clock
@@ -73,32 +75,41 @@ class Puller:
 
     async def settle_all(self, batches: Sequence[DeliveryBatch], action: Action) -> None:
         """Settle the rest of several batches in one call; raises the first failure."""
-        settlements = []
-        for batch in batches:
-            ranges = batch.mark(action)
-            if ranges is not None:
-                settlements.append(settlement_of(batch.receipt, action, ranges))
-        if settlements:
-            await self._settle(settlements)
+        marked = [(batch, batch.mark_rest(action)) for batch in batches]
+        settling = [(batch, ranges) for batch, ranges in marked if ranges is not None]
+        if settling:
+            await self._settle(action, settling)
+
+    def check_usable(self) -> None:
+        """Raise in another event loop than that of the client."""
+        self._home_loop.check()
 
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         await self.settle(batch, message_pb2.Ack(), ranges)
 
-    async def ack_again(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
-        await self.ack(batch, ranges)
+    async def settle_again(
+        self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
+    ) -> None:
+        await self.settle(batch, action, ranges)
 
     async def settle(
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult:
         try:
-            (result,) = await self._settle([settlement_of(batch.receipt, action, ranges)])
+            (result,) = await self._settle(action, [(batch, ranges)])
         except ReservationExpired as error:
             raise explained(batch, action, ranges, error) from None
         return result
 
     async def _settle(
-        self, settlements: Sequence[message_pb2.Settlement]
+        self, action: Action, settling: Sequence[tuple[DeliveryBatch, Sequence[Range]]]
     ) -> Sequence[message_pb2.SettleResult]:
-        return await self._repeater.repeat(
-            lambda left_ms: self._client(left_ms).settle(settlements)
-        )
+        settlements = [settlement_of(batch.receipt, action, ranges) for batch, ranges in settling]
+        try:
+            return await self._repeater.repeat(
+                lambda left_ms: self._client(left_ms).settle(settlements)
+            )
+        except BaseException:  # also cancelled: its outcome is not known here
+            for batch, ranges in settling:
+                batch.mark_failed(action, ranges)
+            raise

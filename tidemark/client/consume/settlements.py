@@ -19,6 +19,7 @@ from tidemark.client.arguments import not_encoded
 from tidemark.client.consume.delivery import DeliveryBatch
 from tidemark.client.consume.failed_acks import FailedAcks, explained
 from tidemark.client.consume.marks import merge
+from tidemark.client.home_loop import HomeLoop
 from tidemark.client.spans import begin_settle
 from tidemark.client.transport.backoff import Backoff, is_transient
 from tidemark.client.transport.codec import ACTION_NAMES, Action, Range
@@ -90,6 +91,7 @@ class Settlements:
         moved: "Callable[[int, str], Settlements | None]",
         failed_acks: FailedAcks,
     ) -> None:
+        self._home_loop = HomeLoop()
         self._connection = connection
         self._clock = identity.clock
         self._backoff = Backoff(identity.random, min_ms=20, may_move=True)
@@ -110,9 +112,14 @@ class Settlements:
 
     # --- requests of deliveries ----------------------------------------------------------------
 
+    def check_usable(self) -> None:
+        """Raise once it is closed, and in another event loop than its own."""
+        self._home_loop.check()
+        if self._closed:
+            raise ClientClosed("the subscription is closed: its messages went back")
+
     async def ack(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
         """Gather acks until the next frame; no ranges are the whole batch."""
-        self._check_open()
         acks = self._acks.get(batch)
         if acks is not None:
             if isinstance(acks, list):  # else the whole batch is acked already
@@ -127,7 +134,6 @@ class Settlements:
         self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
     ) -> message_pb2.SettleResult:
         """Settle, and wait for the answer; raises why it failed."""
-        self._check_open()
         result = await self._settle(batch, action, ranges)
         if isinstance(action, Extend):
             now_ms = self._clock.monotonic_ms()
@@ -135,16 +141,17 @@ class Settlements:
             self._extended(batch, now_ms)
         return result
 
-    async def ack_again(self, batch: DeliveryBatch, ranges: Sequence[Range]) -> None:
-        """Wait for acks that were handed over before; raises why they failed.
+    async def settle_again(
+        self, batch: DeliveryBatch, action: Action, ranges: Sequence[Range]
+    ) -> None:
+        """Wait for settlements that were handed over before, or have failed; raises why they fail.
 
         They are repeated, which changes nothing if they have succeeded (V6).
         """
-        self._check_open()
         handed_over = self._acks.pop(batch, None)
         if handed_over is not None:
             self._put(_Settling(batch, _ACK, handed_over))  # before the repetition
-        await self._settle(batch, _ACK, ranges, by_receipt=True)
+        await self._settle(batch, action, ranges, by_receipt=True)
 
     async def _settle(
         self,
@@ -158,7 +165,11 @@ class Settlements:
             asyncio.get_running_loop().create_future()
         )
         self._put(_Settling(batch, action, ranges, answer, by_receipt=by_receipt))
-        return await answer
+        try:
+            return await answer
+        except BaseException:  # also cancelled: its outcome is not known here
+            batch.mark_failed(action, ranges)
+            raise
 
     def give_back(self, batch: DeliveryBatch, action: Action, start: int) -> None:
         """Give back the messages from `start` on that are not settled; a failure is ignored."""
@@ -362,10 +373,6 @@ class Settlements:
                 settling.answer.set_exception(error)
         elif isinstance(settling.action, Ack):
             self._failed_acks.add(settling.batch, settling.ranges, error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed("the subscription is closed: its messages went back")
 
     def _check_quiet(self) -> None:
         if not (self._under_way or self._to_send or self._later or self._acks):

@@ -171,6 +171,7 @@ class Subscription:
         Raises the first ack that has failed since the last flush; `error.metadata["failed"]` is the
         number of messages whose acks failed. An ack that was waited for is not among them.
         """
+        self._home_loop.check()
         while busy := [each for each in self._feeds.values() if not each.settlements.quiet]:
             await busy[0].settlements.flush()  # it may pass some on to another
         self._failed_acks.raise_first()

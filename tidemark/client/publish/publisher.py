@@ -107,6 +107,7 @@ class Publisher:
 
         The broker's publisher is destroyed with the last handle of this client for the queue.
         """
+        self._publish_buffer.home_loop.check()
         if self._closed:
             return
         self._closed = True
