@@ -69,13 +69,15 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             LmqName.parse(request.lmq_name)
         partition = self._partitions.get(request.partition)
         batch_rows = request.batch_rows or BATCH_ROWS_DEFAULT
-        async with aclosing(
-            tables.scan(partition, _table(request.table), wanted, batch_rows, self._clock)
-        ) as batches:
+        async with (
+            partition.verified(),  # its end is an answer as well
+            aclosing(
+                tables.scan(partition, _table(request.table), wanted, batch_rows, self._clock)
+            ) as batches,
+        ):
             async for arrow, rows in batches:
                 await partition.verify()
                 yield retention_pb2.ScanTableResponse(arrow=arrow, rows=rows)
-        await partition.verify()  # its end is an answer as well
 
     async def ApplyRetention(
         self, request: retention_pb2.ApplyRetentionRequest, context: Context

@@ -103,7 +103,7 @@ class Identity:
 
 
 class EngineClosed(RuntimeError):
-    """The engine or the reader was used after it was closed: a programming error."""
+    """The engine or the reader was used after it was closed, or closed while it was read."""
 
 
 class EngineFailed(RuntimeError):
@@ -120,6 +120,10 @@ class EngineDataLost(RuntimeError):
     """The store no longer has commits that it had confirmed, or has others in their place: nothing
     was written. A server that failed over to a lagging replica does that."""
 
+
+READ_FAULTS = (EngineClosed, EngineFailed, EngineFenced, EngineDataLost)
+"""Errors of reads, beside DataCorrupt: the partition is being closed, or its store does not have
+what it had confirmed."""
 
 REFUSALS = (
     ClusterMismatch,

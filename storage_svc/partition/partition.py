@@ -15,6 +15,7 @@ from random import random
 from typing import TypeVar
 
 from storage_svc.engines.engine import (
+    READ_FAULTS,
     REFUSALS,
     Engine,
     EngineDataLost,
@@ -229,11 +230,27 @@ class Partition:
     async def verified(self) -> AsyncIterator[None]:
         """Verify what the block has read, or its refusal: that is an answer as well."""
         try:
-            yield
+            async with self.reading():
+                yield
         except TidemarkError:
             await self.verify()
             raise
         await self.verify()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Raise the fault of the partition for a read of the block that its engine refuses.
+
+        The fault may be new: verifying finds it. Where nothing is committed, nothing else notices
+        that the store has lost the data.
+        """
+        try:
+            yield
+        except READ_FAULTS as error:
+            await self.verify()
+            raise PartitionFaulty(
+                f"partition {self.number} could not be read: {error}", partition=str(self.number)
+            ) from error
 
     # --- state ---------------------------------------------------------------------------------
 

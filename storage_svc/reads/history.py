@@ -119,16 +119,18 @@ async def _places(
             start += newest_first(begin.time_ms - 1, _U64_MAX)
         else:
             return []
-    with partition.reader() as reader:
-        keys = await reader.scan(
-            Table.HISTORY_INDEX, start, prefix_end(prefix), limit=examined_max + 1
-        )
+    async with partition.reading():
+        with partition.reader() as reader:
+            keys = await reader.scan(
+                Table.HISTORY_INDEX, start, prefix_end(prefix), limit=examined_max + 1
+            )
     places = (read_u64x2(history_key(key)) for key, _ in keys)
     return [_Place(time_ms, partition.number, number) for time_ms, number in places]
 
 
 async def _row(partition: Partition, place: _Place) -> HistoryRow | None:
     key = u64x2(place.time_ms, place.number)
-    with partition.reader() as reader:
-        (value,) = await reader.load(Table.HISTORY, [key])
+    async with partition.reading():
+        with partition.reader() as reader:
+            (value,) = await reader.load(Table.HISTORY, [key])
     return None if value is None else history_rows.read_history(key, value)

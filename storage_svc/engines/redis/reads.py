@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from storage_svc.engines.engine import EngineFailed, Row, Table
+from storage_svc.engines.engine import EngineClosed, EngineFailed, Row, Table
 from storage_svc.engines.redis.layout import (
     KINDS,
     SCRIPT_US_MAX,
@@ -97,6 +97,7 @@ class Reads:
         return await request.answer
 
     async def _travel(self) -> None:
+        requests: list[_Request] = []
         try:
             while self._gathered:
                 requests, self._gathered = self._gathered, []
@@ -105,14 +106,11 @@ class Reads:
                     while left:
                         left = left[await self._answer(left[:_REQUESTS_PER_SCRIPT_MAX]) :]
                 except Exception as error:
-                    for each in requests:
-                        if not each.answer.done():
-                            each.answer.set_exception(error)
+                    _fail(requests, error)
         finally:
             self._travelling = None
-            for each in self._gathered:
-                each.answer.cancel()
-            self._gathered = []
+            left, self._gathered = [*requests, *self._gathered], []
+            _fail(left, EngineClosed("the partition was closed while it was read"))
 
     async def _answer(self, requests: list[_Request]) -> int:
         """Returns how many of them, from the first on, are answered."""
@@ -149,6 +147,13 @@ class Reads:
             if _CLOCK.monotonic_ms() >= began_ms + within_ms:
                 raise EngineFailed(f"the server does not answer: {why}")
             await _CLOCK.sleep_ms(_RETRY_MS)
+
+
+def _fail(requests: Sequence[_Request], error: Exception) -> None:
+    """Fail those that are not answered."""
+    for each in requests:
+        if not each.answer.done():
+            each.answer.set_exception(error)
 
 
 def translated(error: ResponseError) -> Exception:

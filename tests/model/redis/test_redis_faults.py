@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from storage_svc.engines.engine import Batch, EngineFailed, EngineFenced, Table
+from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, EngineFenced, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.redis import engine as engine_module
 from storage_svc.engines.redis import reads as reads_module
@@ -22,7 +22,7 @@ from storage_svc.engines.redis.layout import (
     mark_key,
     write_pieces,
 )
-from storage_svc.engines.redis.scripts import COMMIT, OPEN
+from storage_svc.engines.redis.scripts import COMMIT, OPEN, READ
 from tests.model.conftest import IDENTITY
 from tests.model.redis.conftest import MasterAndReplica, Servers, puts
 from tests.support.local_broker import in_time, until
@@ -69,6 +69,25 @@ async def test_an_opening_that_arrives_late_does_not_depose_the_node_that_sent_i
 
     await again.verify()
     await again.commit(puts(Table.GROUPS, b"c"))
+
+
+async def test_a_read_that_is_under_way_ends_with_its_engine(
+    servers: Servers, wire: LossyWire
+) -> None:
+    """S3: its caller must not wait for an answer that no longer comes."""
+    engine = await servers.open(url=wire.url)
+    await engine.load(Table.GROUPS, [b"a"])
+    wire.hold_request(READ.digest)
+    under_way = asyncio.ensure_future(engine.load(Table.GROUPS, [b"a"]))
+    await in_time(wire.held.wait())
+    gathered = asyncio.ensure_future(engine.load(Table.GROUPS, [b"b"]))
+    await asyncio.wait({gathered}, timeout=0)  # a turn, in which it asks
+
+    await engine.close()
+
+    for each in (under_way, gathered):
+        with pytest.raises(EngineClosed):
+            await in_time(each)
 
 
 async def test_a_commit_whose_answer_was_lost_is_no_lost_tail_to_what_verifies_beside_it(

