@@ -5,6 +5,7 @@ that arrive after the call has ended or was cancelled are released untried.
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 from broker_svc.api.unary_clients import UnaryClient
@@ -13,8 +14,9 @@ from broker_svc.consume.consumer import Consumer, Feed, Room, Slices
 from broker_svc.consume.deliveries import HeldDelivery, fill_delivery
 from broker_svc.exclusive.evictions import State
 from broker_svc.exclusive.subscriptions import ACTIVE
+from broker_svc.links.partition_link import PartitionLink
 from tidemark.api.broker.v1 import broker_pb2, message_pb2, subscription_pb2
-from tidemark.errors import TidemarkError
+from tidemark.errors import CommitOutcomeUnknown, TidemarkError, Unavailable
 from tidemark.limits import RUN_BYTES_MAX
 from tidemark.names import LmqName
 from tidemark.topics import partitions_of
@@ -42,7 +44,8 @@ class Pull:
         wait_ms: int,
         left_ms: int | None,
     ) -> tuple[list[message_pb2.Delivery], State]:
-        """Reserve messages; an empty answer means that none became ready within the wait.
+        """Reserve messages; an empty answer means that none became ready within the wait, in any
+        partition of the queue that this broker is to hold.
 
         The call ends after `left_ms` with the messages that were reserved by then. On an exclusive
         queue, a client that is not the owner gets the same empty answer after the same wait (E3).
@@ -50,8 +53,10 @@ class Pull:
         topic = await self._components.topics.get(LmqName.parse(request.lmq_name).topic)
         partitions = partitions_of(request.lmq_name, topic, self._components.settings.partitions)
         links = [self._components.links[partition] for partition in partitions]
-        if not any(link.connected.is_set() for link in links):
-            raise links[0].refusal()
+        # Other brokers are asked for the partitions that they hold (`forwarding.py`).
+        here = [link for link in links if not link.holder_address] or links
+        if not any(link.connected.is_set() for link in here):
+            raise here[0].refusal()
         lease = await self._components.leases.acquire(request.lmq_name, topic)
         key = (partitions[0], request.lmq_name, group)
         epoch = 0
@@ -74,6 +79,9 @@ class Pull:
             on_moved=self._answered.set,
         )
         consumer.credit = messages_max
+        for link in here:  # until it is up and the partition has replied
+            if not link.connected.is_set():
+                consumer.unanswered[(link.partition, request.lmq_name, group)] = link.refusal()
         self._components.dispatcher.subscribe(consumer, lease, epoch)
         try:
             await self._until_all_replied(consumer, left_ms)
@@ -84,10 +92,8 @@ class Pull:
             raise
         finally:
             self._components.dispatcher.close(consumer)
-        if not self._deliveries and self._refusal is not None:
-            raise self._refusal
-        if not self._deliveries and not any(link.connected.is_set() for link in links):
-            raise links[0].refusal()  # an empty answer requires every partition to reply
+        if not self._deliveries:
+            self._check_all_replied(consumer, here)
         if not topic.settings.exclusive:
             return self._deliveries, UNSPECIFIED
         return self._deliveries, self._components.subscriptions.access_state(
@@ -100,6 +106,22 @@ class Pull:
             await self._components.clock.wait_for(consumer.quiet.wait(), left_ms)
         if not self._deliveries:
             await consumer.quiet.wait()
+
+    def _check_all_replied(self, consumer: Consumer, links: Sequence[PartitionLink]) -> None:
+        """Raise why an empty answer might not be true."""
+        if self._refusal is not None:
+            raise self._refusal
+        for link in links:
+            if not link.connected.is_set():
+                raise link.refusal()
+        for (partition, *_), error in consumer.unanswered.items():
+            if isinstance(error, CommitOutcomeUnknown):
+                # Messages that it may have reserved go back when the partition is claimed again.
+                raise Unavailable(
+                    f"partition {partition} failed while messages were reserved",
+                    partition=str(partition),
+                )
+            raise error
 
     def _give_back(self) -> None:
         """The client is gone before it got the answer: the messages were not tried."""

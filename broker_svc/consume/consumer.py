@@ -158,6 +158,9 @@ class Consumer:
         """None: the client does not report them, so everything that it receives counts as given."""
         self.may_stand = may_stand
         """Whether its reserves may stand in storage: not for a consumer that takes one answer."""
+        self.unanswered: dict[FeedKey, TidemarkError] = {}
+        """Of a consumer that takes one answer: feeds whose state is not known, and why: their last
+        reserve has failed, or their partition was not connected."""
         self.on_moved = on_moved
         """Called when a partition of one of its queues has left this broker."""
         self.credit = 0

@@ -290,11 +290,15 @@ class Dispatcher:
         if isinstance(result, TidemarkError):  # the link broke; the feed asks again when it is up
             consumer.credit += asked.messages
             self.standing.end(asked.standing)
+            if not consumer.may_stand:
+                consumer.unanswered[feed.key] = result
         elif result.HasField("error"):
             consumer.credit += asked.messages
             self.standing.end(asked.standing)
             self._refused(consumer, feed, from_status(result.error))
         else:
+            if consumer.unanswered:
+                consumer.unanswered.pop(feed.key, None)
             reserved = result.reserve
             accepted = self._hand_over(consumer, feed, asked, reserved)
             self._ask_again(consumer, feed, asked, more=reserved.more, accepted=accepted)
@@ -426,6 +430,8 @@ class Dispatcher:
             feed.ready = False
             if isinstance(error, Fenced) and current and feed.owner_epoch:
                 self._on_fenced(feed.key, feed.owner_epoch)
+            elif not consumer.may_stand:
+                consumer.unanswered[feed.key] = error
         if isinstance(error, QuotaExceeded):
             consumer.refuse(error)
 

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import pytest
+from grpc import StatusCode
 
 from storage_svc.engines.engine import Table
 from tests.service.broker.conftest import Gated, StartBroker
@@ -23,7 +25,7 @@ from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.broker.v1.message_pb2 import Ack, Nack
 from tidemark.client.transport.codec import Action, Range, settlement_of
 from tidemark.clock import ManualClock
-from tidemark.errors import TidemarkError, Unavailable
+from tidemark.errors import PartitionFaulty, TidemarkError, Unavailable
 
 Held: TypeAlias = tuple[Session, int]
 
@@ -110,6 +112,32 @@ async def test_what_was_reserved_in_a_commit_of_unknown_outcome_is_released(
     await until(is_taken)
     (delivery,) = await taking
     assert (delivery.attempt_count, delivery.delivery_count) == (0, 2)
+
+
+async def test_a_pull_from_a_partition_that_fails_is_not_answered_as_if_it_were_empty(
+    start: StartBroker,
+) -> None:
+    """C4, S3: neither by the reserve whose commit fails, nor by those while it is not open."""
+    local = await start(partitions=1)
+    (disk,) = await with_faulty_disks(local)
+    await local.publish(run_of("orders/x", b"1"))
+    disk.next_openings += [OSError("no such device")] * 10_000
+    disk.is_meant = lambda batch: any(table is Table.DEADLINES for table, *_ in batch.operations)
+    disk.next_commit = Fault.BEFORE_WRITING
+
+    for _ in range(2):
+        with pytest.raises(TidemarkError) as refused:
+            await in_time(local.pull("orders/x"))
+        assert refused.value.code is StatusCode.UNAVAILABLE
+
+    disk.next_openings.clear()
+
+    async def is_delivered() -> bool:
+        with suppress(Unavailable, PartitionFaulty):  # the link is not up yet
+            return payloads_of(await local.pull("orders/x")) == [b"1"]
+        return False
+
+    await until(is_delivered)
 
 
 async def settled_unheard(gated: Gated, payloads: Sequence[bytes], ranges: Sequence[Range]) -> Held:

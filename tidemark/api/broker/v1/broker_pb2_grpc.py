@@ -101,9 +101,10 @@ class BrokerServiceServicer:
 
     def Pull(self, request, context):
         """Waits for messages of one queue and reserves them. "No message available" is an empty response
-        after the usual wait; `subscription_state` carries the reason, if there is one. Fails with
-        INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
-        NOT_OWNER, UNAVAILABLE.
+        after the usual wait; `subscription_state` carries the reason, if there is one. It requires
+        every partition of the queue to reply: without messages, a partition that cannot be read at the
+        end of the wait fails the call. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND,
+        QUOTA_EXCEEDED (groups), PARTITION_FAULTY, NOT_OWNER, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

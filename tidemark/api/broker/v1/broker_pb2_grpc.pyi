@@ -32,9 +32,10 @@ class BrokerServiceStub:
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Waits for messages of one queue and reserves them. "No message available" is an empty response
-    after the usual wait; `subscription_state` carries the reason, if there is one. Fails with
-    INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
-    NOT_OWNER, UNAVAILABLE.
+    after the usual wait; `subscription_state` carries the reason, if there is one. It requires
+    every partition of the queue to reply: without messages, a partition that cannot be read at the
+    end of the wait fails the call. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND,
+    QUOTA_EXCEEDED (groups), PARTITION_FAULTY, NOT_OWNER, UNAVAILABLE.
     """
     Settle: _aio.UnaryUnaryMultiCallable[_broker_pb2.SettleRequest, _broker_pb2.SettleResponse]
     """Settles reservations by receipt. Each settlement has its own result; see SettleResult for
@@ -86,9 +87,10 @@ class BrokerServiceServicer:
         context: _aio.ServicerContext[_broker_pb2.PullRequest, _abc.Awaitable[_broker_pb2.PullResponse]],
     ) -> _abc.Awaitable[_broker_pb2.PullResponse]:
         """Waits for messages of one queue and reserves them. "No message available" is an empty response
-        after the usual wait; `subscription_state` carries the reason, if there is one. Fails with
-        INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND, QUOTA_EXCEEDED (groups), PARTITION_FAULTY,
-        NOT_OWNER, UNAVAILABLE.
+        after the usual wait; `subscription_state` carries the reason, if there is one. It requires
+        every partition of the queue to reply: without messages, a partition that cannot be read at the
+        end of the wait fails the call. Fails with INVALID_NAME, INVALID_ARGUMENT, TOPIC_NOT_FOUND,
+        QUOTA_EXCEEDED (groups), PARTITION_FAULTY, NOT_OWNER, UNAVAILABLE.
         """
 
     def Settle(
