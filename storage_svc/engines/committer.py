@@ -7,12 +7,14 @@ order and the bound of what gathers; the log that it writes to is behind a proto
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from storage_svc.engines.disk_thread import WorkEnded
 from storage_svc.engines.engine import Batch, CommitEnded
 from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown
@@ -28,6 +30,9 @@ _CLOCK = SystemClock()  # waits for a real disk, also where a test moves time by
 _sync_commits = histogram("tidemark.storage.sync.commits", "Commits of partitions per sync", COUNTS)
 _sync_seconds = seconds("tidemark.storage.sync.duration", "From writing commits to durable")
 _sync_bytes = histogram("tidemark.storage.sync.size", "Bytes that a sync covers", BYTES, unit="By")
+
+_ENDED_RAISED: Final = "a partition cannot take the outcome of its commit; the others go on"
+_log = logging.getLogger(__name__)
 
 Encoded = TypeVar("Encoded")
 
@@ -52,8 +57,8 @@ class Log(Protocol[Encoded]):
         `encoded` is spent either way."""
         ...
 
-    def sync(self) -> Awaitable[None]:
-        """Make durable what was written."""
+    def begin_sync(self, ended: WorkEnded) -> None:
+        """Make durable what was written; `ended` is called in a later turn of the event loop."""
         ...
 
 
@@ -86,11 +91,17 @@ class Gather(Generic[Encoded]):
 
     def complete(self) -> None:
         for commit in self.commits:
-            commit.ended(None)
+            try:
+                commit.ended(None)
+            except Exception:
+                _log.exception(_ENDED_RAISED)
 
     def fail(self, error: Callable[[], CommitOutcomeUnknown]) -> None:
         for commit in self.commits:
-            commit.ended(error())
+            try:
+                commit.ended(error())
+            except Exception:
+                _log.exception(_ENDED_RAISED)
 
 
 class Committer(Generic[Encoded]):
@@ -104,8 +115,15 @@ class Committer(Generic[Encoded]):
         self._log = log
         self._name = name
         self._gathers: deque[Gather[Encoded]] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: Gather[Encoded] | None = None
+        """The gather that is written, or whose sync is under way."""
+        self._sync_started_ns = 0
+        self._idle = asyncio.Event()
+        """Set while nothing is to be made durable."""
+        self._idle.set()
         self._closing = False
+        self._context = Context()  # of no partition: it works for all of them
+        self._on_synced: WorkEnded = self._synced
 
     async def commit(self, prefix: bytes, batch: Batch) -> None:
         """Returns once the batch is durable. After an unknown outcome every commit fails."""
@@ -115,48 +133,59 @@ class Committer(Generic[Encoded]):
 
     def begin(self, prefix: bytes, batch: Batch, ended: CommitEnded) -> None:
         """The same without a coroutine. All commits of one sync end in one turn of the event loop,
-        one call after the other: `ended` must not raise."""
+        one call after the other. An `ended` that raises is logged and holds up no other."""
         if self.fault is not None:
             raise self._outcome_unknown()
         if not self._gathers or not self._gathers[-1].has_room(batch):
             self._gathers.append(Gather())
         self._gathers[-1].add(Commit(prefix, batch, ended), self._log)
-        if self._writing is None:
-            # In a context of its own: it works for all partitions, not for the one that came first.
-            loop = asyncio.get_running_loop()
-            self._writing = loop.create_task(self._write_gathers(), context=Context())
+        if self._idle.is_set():
+            # In the next turn: other partitions hand over theirs in this one.
+            self._idle.clear()
+            asyncio.get_running_loop().call_soon(self._write_next, context=self._context)
 
     async def close(self) -> None:
         """Finish what was handed over; a write that would have to wait fails instead."""
         self._closing = True
-        if self._writing is not None:
-            await asyncio.wait({self._writing})
+        await self._idle.wait()
 
-    async def _write_gathers(self) -> None:
-        try:
-            while self._gathers:
-                gather = self._gathers.popleft()
-                try:
-                    await self._make_durable(gather)
-                except BaseException as error:
-                    self._fail(error, gather)
-                    if not isinstance(error, Exception):
-                        raise
-                else:
-                    gather.complete()
-        finally:
+    def _write_next(self) -> None:
+        """Write what has gathered, and have it synced."""
+        while self._gathers and not self._gathers[0].commits:
+            self._gathers.popleft()  # its only commit could not be encoded
+        if self._gathers:
+            self._writing = self._gathers.popleft()
+            self._write()
+        else:
             self._writing = None
+            self._idle.set()
 
-    async def _make_durable(self, gather: Gather[Encoded]) -> None:
-        if not gather.commits:  # its only commit could not be encoded
-            return
-        while not self._log.write(gather.take_encoded(self._log)):
+    def _write(self) -> None:
+        gather = self._writing
+        assert gather is not None, "it was taken"
+        try:
+            if self._log.write(gather.take_encoded(self._log)):
+                self._sync_started_ns = _CLOCK.monotonic_ns()
+                self._log.begin_sync(self._on_synced)
+                return
             if self._closing:
                 raise RuntimeError("closed while the log refused writes")
-            await _CLOCK.sleep_ms(_STALL_RETRY_MS)
-        started_ns = _CLOCK.monotonic_ns()
-        await self._log.sync()
-        _sync_seconds.record((_CLOCK.monotonic_ns() - started_ns) / 1e9)
+        except Exception as error:
+            self._fail(error, gather)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_STALL_RETRY_MS / 1000, self._write, context=self._context)
+
+    def _synced(self, error: BaseException | None) -> None:
+        gather = self._writing
+        assert gather is not None, "its sync was begun"
+        if error is not None:
+            self._fail(error, gather)
+            return
+        took_ns = _CLOCK.monotonic_ns() - self._sync_started_ns
+        gather.complete()
+        self._write_next()  # at once: the disk has been idle since the sync ended
+        _sync_seconds.record(took_ns / 1e9)
         _sync_commits.record(len(gather.commits))
         _sync_bytes.record(gather.bytes_approx)
 
@@ -167,6 +196,8 @@ class Committer(Generic[Encoded]):
         for each in (gather, *self._gathers):
             each.fail(self._outcome_unknown)
         self._gathers.clear()
+        self._writing = None
+        self._idle.set()
 
     def _outcome_unknown(self) -> CommitOutcomeUnknown:
         return CommitOutcomeUnknown(f"{self._name} must be opened again: {self.fault}")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from rocksdict import Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from storage_svc.engines.committer import Commit, Committer
+from storage_svc.engines.disk_thread import Disk, WorkEnded
 from storage_svc.engines.engine import (
     Batch,
     CommitEnded,
@@ -41,11 +42,11 @@ class NodeDatabase:
     """One opening of the database. Reads and writes run on the event loop and never suspend; only
     waiting for the disk happens in threads."""
 
-    def __init__(self, directory: Path, db: Rdict) -> None:
+    def __init__(self, directory: Path, db: Rdict, disk: Disk) -> None:
         self.directory = directory
         self._db: Rdict | None = db
         self._families = {table: db.get_column_family(table) for table in Table}
-        self._log = _RocksLog(db)
+        self._log = _RocksLog(db, disk)
         self._committer = Committer(self._log, str(directory))
         # Apart from the syncs: RocksDB may keep a flush waiting.
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="tidemark-flush")
@@ -229,12 +230,12 @@ class NodeDatabase:
 class _RocksLog:
     """The write-ahead log of the database, which all tables share."""
 
-    def __init__(self, db: Rdict) -> None:
+    def __init__(self, db: Rdict, disk: Disk) -> None:
         self._db: Rdict | None = db
         self._handles = {table: db.get_column_family_handle(table) for table in Table}
         self._unstalled = WriteOptions()
         self._unstalled.no_slowdown = True
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="tidemark-sync")
+        self._disk = disk
 
     def encode(self, commits: Sequence[Commit], onto: WriteBatch | None) -> WriteBatch:
         encoded = WriteBatch(raw_mode=True) if onto is None else onto
@@ -259,18 +260,18 @@ class _RocksLog:
             return False
         return True
 
-    def sync(self) -> Awaitable[None]:
+    def begin_sync(self, ended: WorkEnded) -> None:
         assert self._db is not None, "the committer ends before the log is closed"
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._disk, self._db.flush_wal, True)
+        self._disk.begin(partial(self._db.flush_wal, True), ended)
 
     async def close(self, release: Callable[[], None]) -> None:
         """Drop the handles and call `release` after the last sync."""
         self._handles.clear()
         self._db = None
-        released = asyncio.get_running_loop().run_in_executor(self._disk, release)
-        self._disk.shutdown(wait=False)
-        await asyncio.shield(released)
+        released = asyncio.Event()
+        self._disk.begin(release, lambda _: released.set())
+        self._disk.close()
+        await released.wait()
 
 
 def _release(flusher: ThreadPoolExecutor, parts: list[Rdict]) -> None:

@@ -21,9 +21,9 @@ node of several adds its `node_id`, and `placed` + u16 partition for each partit
 has created: text id of that node (`node_record.py`).
 
 *Durability.* A gather of commits is one WriteBatch written without sync on the event loop
-(microseconds), and `flush_wal(True)` in a thread: `write(sync=True)` would hold the interpreter
-lock for as long as the disk takes, `flush_wal` gives it up. A busy event loop returns the lock only
-after the switch interval, 5 ms by default: a service calls
+(microseconds), and `flush_wal(True)` in a thread (`disk_thread.py`): `write(sync=True)` would hold
+the interpreter lock for as long as the disk takes, `flush_wal` gives it up. A busy event loop
+returns the lock only after the switch interval, 5 ms by default: a service calls
 `sys.setswitchinterval(SWITCH_INTERVAL_S)`. All writes go through the one log, so tables need no
 atomic flush to agree after a crash. A write that RocksDB would stall is refused instead
 (`no_slowdown`) and tried again: stalled, it would hold the interpreter lock as well.
@@ -44,7 +44,7 @@ indexes and filters, one set of write buffers, and at most `OPEN_FILES_MAX` open
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import Context
 from pathlib import Path
@@ -52,6 +52,7 @@ from typing import Final, Self
 
 from rocksdict import Cache
 
+from storage_svc.engines.disk_thread import Disk, DiskThread
 from storage_svc.engines.engine import (
     FORMAT_VERSION,
     Batch,
@@ -93,10 +94,12 @@ class RocksEngines:
         *,
         block_cache_bytes: int = BLOCK_CACHE_BYTES,
         write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+        disk: Callable[[], Disk] = DiskThread,
     ) -> None:
         self.directory = data_directory / "node"
         self._data_directory = data_directory
         self._memory = Memory(Cache(block_cache_bytes), write_buffer_bytes)
+        self._disk = disk
         self._held: set[int] = set()
         """The partitions that are open or being opened."""
         self._database: NodeDatabase | None = None
@@ -157,7 +160,7 @@ class RocksEngines:
             db = await asyncio.to_thread(
                 open_database, self.directory, self._memory, uncompacted=self._uncompacted
             )
-            self._database = NodeDatabase(self.directory, db)
+            self._database = NodeDatabase(self.directory, db, self._disk())
         finally:
             self._change = None
 

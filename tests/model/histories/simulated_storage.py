@@ -11,7 +11,7 @@ from storage_svc.engines.engine import Engine, Engines, Identity
 from storage_svc.engines.rocksdb import RocksEngines
 from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
-from tests.model.histories.simulated_time import Process
+from tests.model.histories.simulated_time import Process, SimulatedDisk
 from tests.model.histories.stores import Answered
 from tests.support.faulty_engine import FaultyEngines
 from tests.support.shared_engine import SharedStore
@@ -24,7 +24,10 @@ class RememberedEngines:
 
     def __init__(self, data_dir: Path) -> None:
         self._engines = RocksEngines(
-            data_dir, block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20
+            data_dir,
+            block_cache_bytes=1 << 20,
+            write_buffer_bytes=1 << 20,
+            disk=SimulatedDisk,
         )
         self._opened: list[Engine] = []
 

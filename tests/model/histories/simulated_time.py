@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, TypeVar
 
+from storage_svc.engines.disk_thread import WorkEnded
 from tidemark.clock import ManualClock
 
 DISK_MS_MAX: Final = 4
@@ -99,6 +100,36 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             raise Stuck("nothing is left to happen")
         if self.clock.monotonic_ms() > LASTS_MS_MAX:
             raise Stuck("it does not come to an end")
+
+
+class SimulatedDisk:
+    """The disk of a storage node: work on it takes some time of the clock, and no thread."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        self._loop = loop
+        self._before: asyncio.Task[None] | None = None
+
+    def begin(self, work: Callable[[], object], ended: WorkEnded) -> None:
+        # A sync goes on when the process that began it is killed.
+        doing = self._do(self._before, work, ended)
+        self._before = self._loop.create_task(doing, context=Context())
+
+    def close(self) -> None:
+        self._before = None
+
+    async def _do(
+        self, before: "asyncio.Task[None] | None", work: Callable[[], object], ended: WorkEnded
+    ) -> None:
+        if before is not None:
+            await before
+        outcome: Exception | None = None
+        try:
+            await self._loop.run_in_executor(None, work)
+        except Exception as error:
+            outcome = error
+        ended(outcome)
 
 
 class _Impatient(selectors.SelectSelector):

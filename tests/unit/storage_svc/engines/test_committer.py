@@ -2,11 +2,12 @@
 no real disk fails or waits on request."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from storage_svc.engines.committer import GATHER_BYTES_MAX, Commit, Committer
+from storage_svc.engines.disk_thread import WorkEnded
 from storage_svc.engines.engine import Batch, Table
 from tidemark.clock import SystemClock
 from tidemark.errors import CommitOutcomeUnknown
@@ -43,10 +44,10 @@ class ScriptedLog:
         self.writes.append(encoded)
         return True
 
-    def sync(self) -> Awaitable[None]:
+    def begin_sync(self, ended: WorkEnded) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda synced: ended(synced.exception()))
         self._syncs.put_nowait(done)
-        return done
 
     async def next_sync(self) -> asyncio.Future[None]:
         """The sync that is under way, or the next one."""
@@ -222,3 +223,125 @@ async def test_a_write_is_bounded_and_the_rest_follows_in_order(
     await asyncio.gather(*commits, larger)
 
     assert log.writes == [[b"0a"], [b"1a"], [b"2a"], [b"9a"]]
+
+
+async def test_an_outcome_that_cannot_be_taken_holds_up_no_other_commit(
+    committer: Committer[list[bytes]], log: ScriptedLog
+) -> None:
+    """S2, L1: neither those of the same sync, nor those that follow, nor closing."""
+
+    def refuse(_: Exception | None) -> None:
+        raise RuntimeError("cannot be taken")
+
+    committer.begin(b"1", row(b"a"), refuse)
+    beside = start(committer, b"2", row(b"a"))
+    sync = await log.next_sync()
+    behind = start(committer, b"3", row(b"a"))
+    await SystemClock().sleep_ms(0)
+    sync.set_result(None)
+    (await log.next_sync()).set_result(None)
+    await asyncio.gather(beside, behind)
+
+    committer.begin(b"1", row(b"b"), refuse)
+    failed = start(committer, b"2", row(b"b"))
+    sync = await log.next_sync()
+    committer.begin(b"1", row(b"c"), refuse)
+    sync.set_exception(OSError("Input/output error"))
+    with pytest.raises(CommitOutcomeUnknown):
+        await failed
+    async with asyncio.timeout(60):
+        await committer.close()
+
+
+async def test_a_commit_that_begins_as_another_ends_is_written_at_once(
+    committer: Committer[list[bytes]], log: ScriptedLog
+) -> None:
+    """The turn that ends a sync begins the next one, also with what its outcome has led to."""
+    second: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def go_on(error: Exception | None) -> None:
+        assert error is None
+        committer.begin(b"1", row(b"b"), second.set_result)
+
+    committer.begin(b"1", row(b"a"), go_on)
+    (await log.next_sync()).set_result(None)
+    (await log.next_sync()).set_result(None)
+
+    assert await second is None
+    assert log.writes == [[b"1a"], [b"1b"]]
+
+
+async def test_closing_waits_for_everything_that_gathered_behind_a_sync_that_hangs(
+    committer: Committer[list[bytes]], log: ScriptedLog
+) -> None:
+    """S2: what was handed over is made durable, however long the disk takes."""
+    first = start(committer, b"1", row(b"a"))
+    hanging = await log.next_sync()
+    behind = [start(committer, b"%d" % number, row(b"a")) for number in range(2, 5)]
+    await SystemClock().sleep_ms(0)
+    closing = asyncio.ensure_future(committer.close())
+    for _ in range(100):
+        await SystemClock().sleep_ms(0)
+    assert not closing.done()
+    assert not first.done()
+
+    hanging.set_result(None)
+    last = await log.next_sync()
+    assert not closing.done()
+    last.set_result(None)
+    await closing
+
+    await asyncio.gather(first, *behind)
+    assert log.writes == [[b"1a"], [b"2a", b"3a", b"4a"]]
+
+
+async def test_a_sync_that_fails_while_the_committer_closes_ends_both(
+    committer: Committer[list[bytes]], log: ScriptedLog
+) -> None:
+    """S2."""
+    within = start(committer, b"1", row(b"a"))
+    sync = await log.next_sync()
+    behind = start(committer, b"2", row(b"a"))
+    await SystemClock().sleep_ms(0)
+    closing = asyncio.ensure_future(committer.close())
+    await SystemClock().sleep_ms(0)
+
+    sync.set_exception(OSError("Input/output error"))
+
+    async with asyncio.timeout(60):
+        await closing
+    outcomes = await asyncio.gather(within, behind, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [CommitOutcomeUnknown] * 2
+
+
+async def test_what_arrives_while_the_log_refuses_writes_follows_in_its_order(
+    committer: Committer[list[bytes]], log: ScriptedLog
+) -> None:
+    """S3: the commits that wait are written first, and each once."""
+    log.stalls = 2
+    first = start(committer, b"1", row(b"a"))
+    while log.stalls == 2:
+        await SystemClock().sleep_ms(0)
+    second = start(committer, b"2", row(b"a"))
+
+    (await log.next_sync()).set_result(None)
+    (await log.next_sync()).set_result(None)
+    await asyncio.gather(first, second)
+
+    assert log.writes == [[b"1a"], [b"2a"]]
+
+
+async def test_a_sync_that_the_log_cannot_begin_is_an_unknown_outcome(
+    committer: Committer[list[bytes]], log: ScriptedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2."""
+
+    def refuse(_: WorkEnded) -> None:
+        raise RuntimeError("no thread")
+
+    monkeypatch.setattr(log, "begin_sync", refuse)
+
+    with pytest.raises(CommitOutcomeUnknown, match="no thread"):
+        await committer.commit(b"1", row(b"a"))
+    async with asyncio.timeout(60):
+        await committer.close()
