@@ -3,8 +3,8 @@
 Pure. A body is a MessageBatch. `MessageBatch.messages` and `Message.payload` are both field 1, so a
 plain payload follows its tag and length inside a message that follows its own. Most bodies are one
 such payload, or several of one size: neither making nor checking those needs an object for each.
-What is made here is the same to the byte as what an encoder makes of it: the repeat of a run must
-be (S11).
+The bytes made here are identical to those of an encoder, because the repeat of a run must be
+identical (S11).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _EMPTY: Final = b"\x0a\x00"
 
 _PREFIX_BYTES: Final = range(len(_EMPTY), 12)
 _SIZES_MAX: Final = 4096
-"""Sizes whose prefixes are kept: small messages have few of them."""
+"""Number of sizes that have cached prefixes: small messages have few sizes."""
 
 
 def body_of(payloads: Sequence[bytes]) -> bytes:

@@ -1,7 +1,7 @@
 """Every limit of the service in one place, as plain numbers; `docs/CONFIG.md` shows them.
 
-Units are part of the names. The string under a constant is its documentation: what it bounds, and
-why it has that value. Limits are enforced where input enters, not here.
+Units are part of the names. The string under a constant is its documentation: its subject, and the
+reason for its value. Limits are enforced where input enters, not here.
 """
 
 from typing import Final
@@ -23,7 +23,8 @@ HEADERS_COUNT_MAX: Final = 64
 """Headers of one message."""
 
 RUN_MESSAGES_MAX: Final = 10_000
-"""Messages in one run: ten times what saturates the hot path. Bounds the cost of slicing a run."""
+"""Messages in one run: ten times as many as saturate the hot path. Bounds the cost of slicing
+it."""
 
 RUN_BYTES_MAX: Final = 4 * _MIB
 """One run as stored, headers included. A message of the largest size always fits."""

@@ -1,8 +1,8 @@
 """Names that users choose: validation, the parts of an lmq_name, and the partition of a queue.
 
 Pure. Names are compared character by character, without case folding, trimming or normalization, so
-listings show exactly what the user wrote. An invalid name raises `InvalidName` with the metadata
-`field`.
+listings show names exactly as the user wrote them. An invalid name raises `InvalidName` with the
+metadata `field`.
 """
 
 import hashlib

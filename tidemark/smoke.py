@@ -1,6 +1,6 @@
 """The smoke test: `python -m tidemark.smoke ADDRESS` publishes a message and consumes it.
 
-`helm test` runs it. The message goes through the broker to disk and back, in a queue of its own,
+`helm test` runs it. The message goes through the broker to disk and back, in a separate queue,
 which is deleted afterwards. A cluster that is still starting is given time. On failure it prints
 one line to stderr and exits with 1.
 """

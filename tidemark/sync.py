@@ -1,6 +1,6 @@
 """The blocking client: the same surface for scripts, notebooks and threads.
 
-Runs the asynchronous client on a thread of its own and waits for its results. May be used from
+Runs the asynchronous client on a separate thread and waits for its results. May be used from
 several threads at once. It adds no behaviour: `tidemark.Client` documents each call.
 
     import tidemark.sync
@@ -231,7 +231,7 @@ class Subscription:
             yield DeliveryBatch(batch, self._loop)
 
     def _take(self, items: AsyncIterator[Taken]) -> Taken | None:
-        """The next item, or None at the end. An interrupted call releases what it took."""
+        """The next item, or None at the end. An interrupted call releases the item that it took."""
         taken: list[Taken] = []
 
         async def take() -> None:

@@ -28,7 +28,7 @@ class MaxWaitAction(StrEnum):
 
 
 class RetryPlace(StrEnum):
-    """Where a message goes whose delivery failed."""
+    """Where a message goes after a failed delivery."""
 
     DEFAULT = "default"
     """First in exclusive topics, behind in shared ones."""
@@ -80,7 +80,7 @@ class TopicSettings:
 
     @property
     def retries_first(self) -> bool:
-        """Whether a message whose delivery failed goes before ready messages (V9)."""
+        """Whether a message goes before ready messages after a failed delivery (V9)."""
         if self.retry_place is RetryPlace.DEFAULT:
             return self.exclusive
         return self.retry_place is RetryPlace.FIRST

@@ -191,7 +191,7 @@ def _flush_stdout() -> None:
 
 
 def _forget_stdout() -> None:
-    """The reader is gone: discard what is still buffered, without an error."""
+    """The reader is gone: discard buffered output, without an error."""
     import os
     import sys
 

@@ -1,6 +1,6 @@
 """Exit codes and error lines of commands.
 
-Pure. Scripts can rely on the codes; the line has the reason and what to do about it.
+Pure. Scripts can rely on the codes; the line has the reason and a remedy.
 """
 
 from enum import IntEnum

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first lets a command release what it holds; one a second later ends it at once.
+"""Ctrl-C: the first lets a command release its messages; one a second later ends it at once.
 
 asyncio's own handling lets a second signal interrupt the clean-up with a traceback, and some
 senders, such as `timeout`, deliver every signal twice.

@@ -1,7 +1,7 @@
 """The client library, for programs that publish and consume.
 
 `tidemark.connect` is the entry point; everything else is reached through the client it returns.
-Submodules are imported on first use, so that a short command loads only what it needs.
+Submodules are imported on first use, so that a short command loads only the modules that it needs.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
 """Arguments of public calls: checked before anything is sent, each under its name.
 
-A value of the wrong type or beyond its range raises InvalidArgument whose `field` is the name of
-the argument; an illegal name raises InvalidName. Pure: it never calls a service. Rules that need
-the state of the cluster are checked there.
+A value of the wrong type or beyond its range raises InvalidArgument with `field` as the name of the
+argument; an illegal name raises InvalidName. Pure: it never calls a service. Rules that need the
+state of the cluster are checked there.
 
 Whole numbers are `int`, or anything with `__index__`; a bool is not a number here. Durations are
 whole milliseconds or a `timedelta`, which is rounded up. A float is refused even where it is whole:
@@ -311,7 +311,7 @@ def check_instance(field: str, value: Any, *kinds: type[T]) -> T:
 
 
 def not_encoded(error: Exception) -> InvalidArgument:
-    """The error of a call whose arguments passed the checks but cannot be encoded."""
+    """The error of a call with arguments that passed the checks but cannot be encoded."""
     return InvalidArgument(f"it cannot be encoded: {error!r:.200}")
 
 

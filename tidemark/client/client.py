@@ -1,4 +1,4 @@
-"""The client: what `tidemark.connect` returns.
+"""The client that `tidemark.connect` returns.
 
 Assembles the parts of the client and checks arguments. One client serves a whole program:
 publishers and subscriptions share its connection.
@@ -86,7 +86,7 @@ def connect(
     queue is served. Without it, the client picks a random id.
     `producer_id` is for programs that number their publishes themselves, with `sequence`, so that
     they can repeat them after their own restart; without it the client numbers them, and repeats
-    only what it sent itself. `publish_timeout_ms` bounds how long a publish is retried,
+    only publishes that it sent itself. `publish_timeout_ms` bounds how long a publish is retried,
     `buffer_bytes_max` how much may be in flight before `publish` waits, `connect_timeout_ms` how
     long the first connection, and a subscription, may take, `call_timeout_ms` how long any other
     call may take, including retries where those are safe.
@@ -134,7 +134,7 @@ class Client:
     ) -> None:
         self.client_id = client_id
         self._numbered = producer_id is not None
-        # Sequences start at 1 in each client, so each client is a producer of its own.
+        # Sequences start at 1 in each client, so each client is a separate producer.
         own_producer = f"{client_id[:64]}-{secrets.token_hex(8)}"
         self._identity = Identity(
             client_id, producer_id or own_producer, clock, random, credentials

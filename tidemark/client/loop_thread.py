@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, on which other threads run coroutines.
+"""An event loop in a separate thread, on which other threads run coroutines.
 
-The blocking client runs on it. It has no part in what the coroutines do.
+The blocking client runs on it. It is independent of the coroutines that it runs.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

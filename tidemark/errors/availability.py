@@ -54,7 +54,7 @@ class LifecycleUnavailable(ServiceError):
 
 
 class RegistryUnavailable(ServiceError):
-    """The registry of members does not answer; members keep serving what they hold.
+    """The registry of members does not answer; members keep serving their partitions.
 
     What to do: repeat the call after the given time; check the server at TIDEMARK_REGISTRY_URL.
     """

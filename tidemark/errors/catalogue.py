@@ -29,7 +29,7 @@ BY_REASON: Final[Mapping[str, type[TidemarkError]]] = MappingProxyType(
 
 
 def meaning_and_action(error: type[TidemarkError]) -> tuple[str, str]:
-    """The two halves of the docstring, each on one line: what the error means, and what to do."""
+    """The two halves of the docstring, each on one line: meaning and remedy."""
     meaning, found, action = inspect.cleandoc(error.__doc__ or "").partition(_ACTION)
     if not (found and meaning.strip() and action.strip()):
         raise ValueError(f"the docstring of {error.__name__} has no sentence '{_ACTION}'")

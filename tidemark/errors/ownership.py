@@ -1,4 +1,4 @@
-"""The caller no longer holds what it acts on: a reservation, a queue, a partition, a cluster.
+"""The caller does not hold the subject of its call: a reservation, a queue, a partition, a cluster.
 
 The caller must drop it before it continues.
 """
@@ -91,7 +91,7 @@ class ClusterMismatch(ClientError):
 class MemberReplaced(ClientError):
     """A later process with the same id has joined the cluster.
 
-    What to do: give every member an id of its own; the earlier process has to end.
+    What to do: give every member its own id; the earlier process has to end.
     """
 
     reason = "MEMBER_REPLACED"

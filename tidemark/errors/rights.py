@@ -32,7 +32,7 @@ class PermissionDenied(ClientError):
 class QuotaExceeded(ClientError):
     """A quota of the topic, the client or the connection is exceeded.
 
-    What to do: free some of what the quota named by `quota` counts, or raise the quota.
+    What to do: use less of the quota named by `quota`, or raise it.
     """
 
     reason = "QUOTA_EXCEEDED"

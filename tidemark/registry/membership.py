@@ -107,13 +107,13 @@ class Membership:
                 self._lost(error)
 
     def saw_version(self, version: int) -> None:
-        """Storage knows an assignment of this version: the next one must be newer."""
+        """Storage has seen an assignment of this version: the next one must be newer."""
         if self._seen_version < version <= VERSION_MAX:
             self._seen_version = version
             self._wake.set()
 
     def hold(self, partitions: Collection[int]) -> None:
-        """This member has these open. Others wait until it has closed what moves to them."""
+        """This member has these open. Others wait until it has closed those that move to them."""
         if self._held != (held := frozenset(partitions)):
             self._held = held
             self._wake.set()
@@ -221,7 +221,7 @@ class Membership:
         return seen
 
     def _follow(self, seen: View, now_ms: int) -> None:
-        """Take over what the registry answers, except for what would go back."""
+        """Update the view from the answer of the registry, but never to an older assignment."""
         own = self.member
         members, held = {**seen.members, own.member_id: own}, seen.held
         if not seen.settled:
@@ -249,7 +249,7 @@ class Membership:
         return version if 0 <= version < VERSION_MAX else 0
 
     def _sound(self, given: Assignment) -> Assignment:
-        """Without what cannot be true."""
+        """The assignment without impossible versions and partitions."""
         version = self._sane(given.version)
         if not version:
             return Assignment()
@@ -270,7 +270,7 @@ class Membership:
         if not known.holders and now_ms < self._first_due_ms():
             return None
         holders = place(self._partitions, self._takers(), known.holders)
-        # The registry has lost the assignment, or storage knows a newer one than the registry.
+        # The registry has lost the assignment, or storage has seen a newer one than the registry.
         went_back = self._sound(seen.assignment) != known or self._seen_version > known.version
         if holders != known.holders or went_back:
             pinned = [each for each in known.pinned if holders[each] == known.holders.get(each)]

@@ -34,5 +34,5 @@ def drainable(view: View, member_id: str) -> Member:
 
 
 def gone(member_id: str) -> InvalidArgument:
-    """The registry does not know the member that was to be drained."""
+    """The member that was to be drained is not in the registry."""
     return InvalidArgument(f"{member_id} is gone, or has started again")

@@ -1,6 +1,6 @@
 """Values and timers that members and registries exchange, and the protocol of a registry.
 
-Knows no implementation, and no kind of member.
+Independent of implementations, and of kinds of members.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -57,7 +57,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members and the assignment, as one member knows them."""
+    """The members and the assignment, as seen by one member."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
     assignment: Assignment = Assignment()

@@ -29,7 +29,7 @@ _COMMIT_DIGITS: Final = 20
 """Of a commit number: scripts, which compute with doubles, compare them as texts."""
 _KEYS: Final = ("members", "beats", "suspected", "assignment", "progress", "commits")
 _FAULTS: Final = (RedisError, OSError, TimeoutError, AttributeError, TypeError, ValueError)
-"""The last three: an answer that is not what the script returns."""
+"""The last three: an answer that the script cannot have returned."""
 
 
 class RedisRegistry:

@@ -1,7 +1,7 @@
 """gRPC as Tidemark uses it: servers, channels, and errors that keep their class over the wire.
 
-Only `topic_codec` knows protos of Tidemark. Modules are imported on first use, so that a client
-does not load the server.
+Only `topic_codec` uses protos of Tidemark. Modules are imported on first use, so that a client does
+not load the server.
 """
 
 from importlib import import_module

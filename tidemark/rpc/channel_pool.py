@@ -1,4 +1,4 @@
-"""A pool of channels by address, for processes that learn the addresses of peers while they run.
+"""A pool of channels by address, for processes that get the addresses of peers while they run.
 
 The pool opens a channel on first use and keeps a bounded number, closing the least recently used
 first. It makes no calls itself.

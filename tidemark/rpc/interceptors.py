@@ -37,8 +37,8 @@ _BEGIN_NO_TRACE: Final = (
     "tidemark.api.lifecycle.",
     "tidemark.api.broker.v1.BrokerService/Heartbeat",
 )
-"""Probes, heartbeats, and what the services of a cluster ask each other: part of a trace only where
-the caller has one, or an idle cluster would trace itself (O3)."""
+"""Probes, heartbeats, and calls between the services of a cluster: part of a trace only where the
+caller has one, or an idle cluster would trace itself (O3)."""
 
 
 class CallsInProgress:

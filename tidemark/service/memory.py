@@ -1,7 +1,7 @@
 """Memory of a service process: garbage collector settings, and trimming on request.
 
-For measuring what a service really holds: `kill -USR1 PID` makes it return unused memory to the
-system. It happens only on request, because trimming a large heap pauses the process.
+For measuring the memory that a service really uses: `kill -USR1 PID` makes it return unused memory
+to the system. It happens only on request, because trimming a large heap pauses the process.
 """
 
 import ctypes

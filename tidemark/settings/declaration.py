@@ -1,6 +1,6 @@
 """How settings are declared: a field of a frozen dataclass is an environment variable.
 
-Fills and lists such classes; knows no particular setting.
+Fills and lists such classes; contains no particular setting.
 """
 
 import sys

@@ -95,8 +95,8 @@ class StorageSettings(ServiceSettings):
         Choice(("local", "replicated", "as-is")),
         default="local",
         doc="What a commit to the engine `redis` waits for: `local` for the synced append-only "
-        "file of the master, `replicated` also for that of a replica, `as-is` for nothing that "
-        "the server does not do by itself. The first two are checked when a partition is opened.",
+        "file of the master, `replicated` also for that of a replica, `as-is` only for the answer "
+        "of the server. The first two are checked when a partition is opened.",
     )
     registry_url: str = url_of_registry()
     block_cache_bytes: int = setting(

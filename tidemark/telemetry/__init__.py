@@ -82,7 +82,7 @@ class Telemetry:
 def setup(service_name: str, settings: TelemetrySettings) -> Telemetry:
     """Start logs, and traces and metrics if the settings name a destination.
 
-    They name this process as an instance of its own, unless the settings do. Once per process:
+    They name this process as a separate instance, unless the settings do. Once per process:
     OpenTelemetry keeps the first destination for good. Raises OSError when the Prometheus address
     cannot be listened on.
     """

@@ -51,9 +51,9 @@ _CHANNEL_OPTIONS: Final[Any] = (("grpc.enable_retries", 0),)
 class _WholeTraces(TraceIdRatioBased):
     """Samples a share of all traces by their ids, and every span that belongs to a sampled trace.
 
-    A commit begins a trace of its own with links to those of the publishers. If it was drawn at
-    random, sampled traces would end without their commit. A trace that the broker has drawn is not
-    drawn again. A sampled caller is followed also without `parentbased_`.
+    A commit begins its own trace, with links to those of the publishers. If it was drawn at random,
+    sampled traces would end without their commit. A trace that the broker has drawn is not drawn
+    again. A sampled caller is followed also without `parentbased_`.
     """
 
     def should_sample(

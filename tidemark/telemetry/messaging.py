@@ -128,5 +128,5 @@ def end(span: Span | None, error: str = "") -> None:
 
 
 def moment(tracer: Tracer, step: Step, messages: Messages, publisher: str) -> None:
-    """A span without duration, for what happens to messages in the middle of other work."""
+    """A span without duration, for a step of messages in the middle of other work."""
     end(begin(tracer, step, messages, publisher, kind=SpanKind.INTERNAL))

@@ -39,7 +39,7 @@ _NO_ATTRIBUTES: Final[Sequence[Attributes]] = ({},)
 _zeros: list[tuple[Counter, Sequence[Attributes]]] = []
 _exported = False
 _faulty: set[str] = set()
-"""Metrics whose reading failed; logged once each, because they are read at every interval."""
+"""Metrics that could not be read; logged once each, because they are read at every interval."""
 
 
 def meter(name: str) -> Meter:

@@ -43,8 +43,8 @@ _SAMPLED: Final = frozenset("13579bdf")
 _NO_SPAN: Final = nullcontext(INVALID_SPAN)
 
 NOT_SAMPLED: Final = f"00-{'f' * 32}-{'f' * 16}-00"
-"""The traceparent of publishes whose trace is not sampled. The same for all, so that such runs can
-be batched together."""
+"""The traceparent of publishes in a trace that is not sampled. The same for all, so that such runs
+can be batched together."""
 
 _DRAWN: Final = create_key("tidemark-drawn")
 _DRAWN_CONTEXT: Final = Context({_DRAWN: True})
@@ -140,7 +140,7 @@ class LateSpan:
             self._span = self._begun.enter_context(begun)
 
     def failed(self, error: BaseException) -> None:
-        """Record a failure, with a span of its own if no work was found before it."""
+        """Record a failure; begins a span if no work was found before it."""
         self.begin()
         assert self._span is not None
         note_failure(self._span, reason_of(error))

@@ -124,7 +124,7 @@ class Received:
 
 
 async def _look(call: Call, queue: str, group: str, limit: int, wait_ms: int) -> None:
-    """Print what the group has not settled, once there is something or the wait is over."""
+    """Print messages that the group has not settled, once there are any or the wait is over."""
     from tidemark.clock import SystemClock
 
     clock = SystemClock()

@@ -1,4 +1,4 @@
-"""`tidemark retention ...`: run a pass, show the state of the jobs and what was removed."""
+"""`tidemark retention ...`: run a pass, show the state of the jobs and the history."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final

@@ -1,4 +1,4 @@
-"""Tables as lines of text: which columns fit, their widths, and what is truncated.
+"""Tables as lines of text: which columns fit, their widths, and which are truncated.
 
 Pure. A table that is too wide first drops its least important columns, then truncates the widest
 ones that allow it. Numbers are never truncated and lines never wrap. Without a width, as in a pipe,

@@ -1,4 +1,4 @@
-"""Calls of the APIs whose work is cut into pages."""
+"""Calls of the APIs that work page by page."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar

@@ -43,7 +43,7 @@ async def list_jobs(scheduler: grpc.aio.Channel, *, timeout_ms: int | None = Non
 async def run_job(
     scheduler: grpc.aio.Channel, name: str, *, dry_run: bool = False, timeout_ms: int | None = None
 ) -> Pass:
-    """Run a pass now and wait for its end; with `dry_run`, only report what it would do."""
+    """Run a pass now and wait for its end; with `dry_run`, only report the planned deletions."""
     if name not in JOBS:
         raise InvalidArgument(f"there is no job {name!r}", field="name")
     job = jobs_pb2.JobName.Value(f"JOB_NAME_{name.upper()}")

@@ -212,7 +212,7 @@ class Partition:
     paused_queues: int
     """Queues that are paused themselves."""
     paused_topics: int
-    """Paused topics, as the partition knows them: all of the cluster."""
+    """Paused topics in the view of the partition: all of the cluster."""
     storage_epoch: int = 0
     """Raised by each opening on a store that storage nodes share; 0 where a node has the data."""
 
@@ -253,7 +253,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class PassProgress:
-    """How far a pass is: what it does, its Spark tasks so far, and the rows of its plan."""
+    """The progress of a pass: its phase, its Spark tasks so far, and the rows of its plan."""
 
     phase: str
     running_for_ms: int

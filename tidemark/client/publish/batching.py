@@ -14,7 +14,7 @@ from tidemark import limits
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch, PublishRun
 from tidemark.bodies import body_of
 
-# Upper bound of what a message costs on the wire besides its payload and headers.
+# Upper bound of the bytes of a message on the wire besides its payload and headers.
 MESSAGE_OVERHEAD_BYTES: Final = 16
 _HEADER_OVERHEAD_BYTES: Final = 16
 
@@ -30,7 +30,7 @@ class RunOptions(NamedTuple):
     sequence: int = 0
     """Chosen by the user; 0 lets the publish buffer assign one."""
     alone: bool = False
-    """Whether the call is a run of its own."""
+    """Whether the call is a separate run."""
 
 
 class Done(Protocol):
@@ -167,12 +167,12 @@ class Lane(Generic[D]):
         return self.runs
 
     def split(self, run: Run[D]) -> None:
-        """A whole run was refused: each of its calls becomes a run of its own."""
+        """A whole run was refused: each of its calls becomes a separate run."""
         self.runs.remove(run)
         self._put_back(run.calls)
 
     def _put_back(self, calls: list[Call[D]]) -> None:
-        """Each of these calls becomes a run of its own."""
+        """Each of these calls becomes a separate run."""
         for call in calls:
             call.options = call.options._replace(alone=True)
         self.waiting[:0] = calls

@@ -45,7 +45,7 @@ class LanePart(SessionPart):
         self._publish_buffer = publish_buffer
 
     def add(self, lane: Lane) -> None:
-        """Send what a lane has with the next frame."""
+        """Send the waiting calls of a lane with the next frame."""
         if not self.lanes:
             self.connection.wake()
         self.lanes.append(lane)

@@ -1,7 +1,7 @@
 """The publish buffer: calls and runs that wait, are in flight or are to be repeated.
 
-Bounded in bytes and in time. A run whose result was lost is repeated unchanged, with the same
-sequence, so that it is stored once (S11). Runs of one lane never overtake each other.
+Bounded in bytes and in time. If the result of a run is lost, the run is repeated unchanged, with
+the same sequence, so that it is stored once (S11). Runs of one lane never overtake each other.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class PublishBuffer:
         timeout_ms: int,
         buffer_bytes_max: int,
     ) -> None:
-        """`publish` is for runs whose holder cannot be reached from here."""
+        """`publish` is for runs of partitions with a holder that cannot be reached from here."""
         self.error: TidemarkError | None = None
         """Why nothing can be published; None while it can."""
         self.traced = tracing_enabled()
@@ -220,7 +220,7 @@ class PublishBuffer:
         route = self._routes.to_partition(partition)
         stale = route is not lane_part.connection and route.session is not None
         if stale or not holder or route.address == holder:
-            return  # the broker that serves it knows better
+            return  # the connected broker serves it
         if not any(lane.partition == partition for lane in self._lanes.values()):
             self._routes.follow(partition, "")  # connected to the holder once it is needed
             return

@@ -131,9 +131,9 @@ class Publisher:
         """Store one message; returns once it is on disk.
 
         The message is delivered after `delay_ms` at the earliest, and not after `ttl_ms`.
-        `sequence` is for clients with a `producer_id` of their own.
-        Raises DeadlineExceeded after `publish_timeout_ms`; its text states whether the message was
-        not sent or the outcome is unknown.
+        `sequence` is for clients that set a `producer_id`. Raises DeadlineExceeded after
+        `publish_timeout_ms`; its text states whether the message was not sent or the outcome is
+        unknown.
         """
         check_message(payload, headers)
         if headers is not None:

@@ -1,1 +1,1 @@
-"""Connections, sessions and unary calls to brokers, and the encoding of what they carry."""
+"""Connections, sessions and unary calls to brokers, and their encoding."""

@@ -1,7 +1,7 @@
 """A connection to a broker: a session that is opened again whenever it ends.
 
-Owns reconnecting and heartbeats. Its parts (the publish buffer, the feeds of subscriptions) own
-what is sent: they are notified when a session begins and ends, and add to each frame before it is
+Owns reconnecting and heartbeats. Its parts (the publish buffer, the feeds of subscriptions) own the
+requests: they are notified when a session begins and ends, and add to each frame before it is
 written. The connection never repeats a request for them.
 """
 
@@ -62,7 +62,7 @@ class SessionPart:
     """A part of a client that sends over a connection. By default it sends and does nothing."""
 
     def prepare(self, session: Session) -> bool:
-        """Submit what belongs in the next frame; returns whether more is left than fits."""
+        """Submit requests for the next frame; returns whether some did not fit."""
         return False
 
     def connected(self, session: Session) -> None:
@@ -88,7 +88,7 @@ class SessionPart:
         """The broker, or a partition, is going away."""
 
     def session_error(self, error: broker_pb2.SessionError) -> None:
-        """A request without a result of its own failed."""
+        """A request that has no result in the protocol failed."""
 
 
 class Connection:
@@ -261,7 +261,7 @@ class Connection:
                 session.heartbeat([each for each in held if each is not None])
 
     def _forward_notices(self, session: Session) -> None:
-        """Pass on what the broker sent unasked."""
+        """Pass on notices and errors that the broker sent unasked."""
         session.failed_settlements.clear()
         for notice in _drain(session.unsubscribed):
             for part in list(self._parts):

@@ -1,4 +1,4 @@
-"""Frames to the broker: what accumulates while one is being written, and how much fits the next.
+"""Frames to the broker: requests that accumulate while one is written, and how many fit the next.
 
 Pure: it sends nothing and waits for nothing.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 FRAME_RUNS: Final = 500
 FRAME_BYTES: Final = 1024 * 1024
-"""The share of a burst that goes into one frame, far below what the broker accepts: while the
+"""The share of a burst that goes into one frame, far below the limit of the broker: while the
 client writes one frame, the broker works on another and storage on a third."""
 _PARTS_BYTES: Final = limits.FRAME_BYTES_MAX - limits.RUN_BYTES_MAX
 """Bytes of a frame besides runs: every frame has room for at least one run."""

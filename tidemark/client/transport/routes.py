@@ -40,7 +40,7 @@ class Routes:
             connection.end()
 
     def carry(self, part_of: Callable[[Connection], SessionPart]) -> None:
-        """Attach a part of its own to every connection, now and later."""
+        """Attach a separate part to every connection, now and later."""
         self._carried = part_of
         self.home.attach(part_of(self.home))
 

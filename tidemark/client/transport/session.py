@@ -71,9 +71,9 @@ class Session:
     ) -> None:
         self.welcome = first.welcome
         self.errors: list[broker_pb2.SessionError] = []
-        """Failures of requests that have no result of their own."""
+        """Failures of requests that have no result in the protocol."""
         self.failed_settlements: list[SettleResult] = []
-        """Failed settlements whose result no call awaits."""
+        """Failed settlements that no call waits for."""
         self.unsubscribed: list[subscription_pb2.UnsubscribeNotice] = []
         self.go_aways: list[broker_pb2.GoAway] = []
         self.notified = Notifier()
@@ -138,7 +138,7 @@ class Session:
         return self._ended
 
     async def close(self) -> None:
-        """Send what waits to be sent, wait for the results, and end the session.
+        """Send waiting requests, wait for the results, and end the session.
 
         When cancelled, it ends at once.
         """
@@ -230,7 +230,7 @@ class Session:
         self._outgoing.parts.credits.add(consumer_id=consumer_id, stop=True)
 
     def report_hand_outs(self, report: broker_pb2.HandOuts) -> None:
-        """Report what may be handed out; the confirmation goes to the taker of the consumer."""
+        """Report permitted hand-outs; the confirmation goes to the taker of the consumer."""
         self._check_open()
         self._outgoing.parts.hand_outs.append(report)
 
@@ -390,7 +390,7 @@ class Session:
             self.notified.notify_all()
 
     def _release(self, tags: Iterable[int]) -> None:
-        """Give back what came for a consumer that is closed."""
+        """Release deliveries for a consumer that is closed."""
         if not self._closing and self._ended is None:
             for tag in tags:
                 self.settle_nowait(tag, Release())
