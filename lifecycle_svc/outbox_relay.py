@@ -90,7 +90,7 @@ class OutboxRelay:
         self._tasks.pop(destination, None)
 
     async def _carry_page(self, destination: int) -> bool:
-        """Append one page at its destinations and clear what arrived; false if nothing waits."""
+        """Append one page at its destinations and clear arrived entries; false if none waits."""
         request = ScanPartitionRequest(
             partition=self._partition, kind=SCAN_KIND_OUTBOX, destination_partition=destination
         )
@@ -140,7 +140,7 @@ class OutboxRelay:
 
 
 def _conclusions(arrived: Sequence[OutboxEntry], refused: Iterable[str]) -> list[Action]:
-    """Actions at the source after a page: clear what arrived, postpone refusing destinations."""
+    """Actions at the source after a page: clear arrived entries, postpone refusing destinations."""
     cleared = [
         Action(
             clear_outbox=ClearOutbox(

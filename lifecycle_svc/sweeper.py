@@ -1,7 +1,7 @@
 """The sweeper of one partition: takes the sweep lease, reads due work, plans and delegates it.
 
-A sweeper knows no other partition, so a slow or broken partition delays no other (L1). Every
-failure is reported, shown in the status and retried; it never ends the sweeper.
+A sweeper uses no other partition, so a slow or broken partition delays no other (L1). Every failure
+is reported, shown in the status and retried; it never ends the sweeper.
 """
 
 import asyncio

@@ -119,7 +119,7 @@ class Sweepers:
             await self.look_for_moved()
 
     async def look_for_moved(self) -> None:
-        """Ask all nodes for the partitions whose last sweep has failed."""
+        """Ask all nodes for the partitions with a failed last sweep."""
         lost = {each.partition for each in self if each.state is SweeperState.BACKING_OFF}
         for address in sorted(self._nodes) if lost else ():
             try:
