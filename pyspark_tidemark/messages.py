@@ -1,6 +1,6 @@
 """The few messages of Tidemark's contract that a reader exchanges with storage.
 
-They are declared here, in a pool of their own, instead of being imported from generated code, which
+They are declared here, in a separate pool, instead of being imported from generated code, which
 only runs with a protobuf and a grpcio that are at least as new as its generator. So the package
 installs into environments that pin older ones. A test compares this with `proto/`.
 """

@@ -1,4 +1,4 @@
-"""The tables of the data source: their columns, and by what storage can narrow them.
+"""The tables of the data source: their columns, and the filters that storage can apply.
 
 This is the only place where Spark's side of a schema is written. Storage encodes the same columns
 in `storage_svc/reads/arrow.py`; a test compares the two.

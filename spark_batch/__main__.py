@@ -89,7 +89,7 @@ def _report(settings: RetentionSettings, output: Path) -> int:
 
 
 def show(findings: Sequence[Finding], dry_run: bool, console: Console) -> None:
-    """Print what a pass removed or would remove, per topic and rule."""
+    """Print removals or planned removals of a pass, per topic and rule."""
     table = Table(title="Dry run: nothing was changed" if dry_run else None)
     table.add_column("topic")
     table.add_column("rule")

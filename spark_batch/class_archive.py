@@ -1,6 +1,6 @@
 """The class archive: Spark's classes as Java has parsed and checked them, in one file.
 
-To load its classes is half of what Java does when Spark starts. The program `python -m
+Loading classes is half of the work of Java when Spark starts. The program `python -m
 spark_batch.class_archive` writes them once, for the environment that it runs in (class data
 sharing); sessions that `session.py` starts then map them from the file. Another Java, or another
 Spark, starts as without it.
@@ -44,7 +44,7 @@ def _size_of(archive: Path) -> Path:
 
 
 def write(settings: RetentionSettings, archive: Path = ARCHIVE) -> None:
-    """Start Spark, have it do what a pass does, and write the classes that it has loaded."""
+    """Start Spark, run the steps of a pass, and write the classes that it has loaded."""
     from spark_batch.session import JAVA_OPTIONS, start_session
 
     archive.parent.mkdir(parents=True, exist_ok=True)

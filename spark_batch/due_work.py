@@ -49,7 +49,7 @@ class DueWork:
 
 
 def find_due_work(settings: RetentionSettings, types: Iterable[str]) -> DueWork:
-    """Ask storage what is due for retention types; raises if no storage service answers."""
+    """Ask storage for due work of retention types; raises if no storage service answers."""
     request = NextDueRequest(
         types=[RetentionType.Value(_TYPE_PREFIX + each.upper()) for each in types],
         inactive_queue_age_ms=DAY_MS * settings.partition_cleanup_days,

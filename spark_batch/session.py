@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Spark runs for minutes at a time, and tasks work in Python: half of the processor time of a start
-is what Java spends on optimizing its own classes otherwise (docs/adr/0020)."""
+"""Spark runs for minutes at a time, and tasks work in Python: otherwise Java spends half of the
+processor time of a start on optimizing its own classes (docs/adr/0020)."""
 
 DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -111,6 +111,6 @@ def _submitted(explicit: Mapping[str, str]) -> "SparkSession":
 
 
 def _import_early() -> None:
-    """Import what PySpark imports on its first call to Java, while Java starts: pandas with it."""
+    """While Java starts, import modules that PySpark needs on its first call, such as pandas."""
     with suppress(ImportError):  # where another version has no use for it
         import pyspark.testing.utils  # noqa: F401

@@ -49,7 +49,7 @@ class StorageClient:
         """Calls belong to the trace of `traceparent`, or else to the current one."""
         self._traceparent = traceparent
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        # The generated types only know asynchronous channels.
+        # The generated types only allow asynchronous channels.
         self._storage: Any = StorageServiceStub(self._channel)  # type: ignore[arg-type]
         self._retention: Any = RetentionServiceStub(self._channel)  # type: ignore[arg-type]
 
@@ -98,7 +98,7 @@ class StorageClient:
         return wait
 
     def pass_rows(self, pass_id: str) -> tuple[int, int]:
-        """Planned rows of a pass that this service knows of, and those that it has applied."""
+        """Planned rows of a pass as reported to this service, and those that it has applied."""
         request = retention_pb2.GetPassProgressRequest(pass_id=pass_id)
         found = self._call(self._retention.GetPassProgress, request)
         return found.planned_rows, found.rows
@@ -126,7 +126,7 @@ def find_partitions(storage: str) -> list[PartitionAddress]:
 def find_nodes(storage: Iterable[str]) -> list[str]:
     """The addresses of the storage nodes that answer, the holder of the lowest partition first.
 
-    Raises if none answers, or the jobs do not know the format of one.
+    Raises if none answers, or the jobs do not support the format of one.
     """
     described, faults = describe_answering(storage, _describe, Unavailable)
     if not described:
@@ -142,7 +142,7 @@ def _describe(address: str) -> Described:
 
 
 def describe_service(client: StorageClient, address: str) -> Described:
-    """The partitions that a storage service holds; raises if the jobs do not know its format."""
+    """The partitions that a storage service holds; raises if the jobs do not support its format."""
     described = client.describe()
     if described.format_version != FORMAT_VERSION:
         raise FormatNotSupported(
@@ -154,7 +154,7 @@ def describe_service(client: StorageClient, address: str) -> Described:
 
 
 def located(storage: str, services: Iterable[Described]) -> list[PartitionAddress]:
-    """The address of every partition, from what services hold; raises if one is missing."""
+    """The address of every partition of the services; raises if a partition is missing."""
     found, missing = locate(services)
     if missing or not found:
         raise PartitionNotFound(f"no storage service at {storage} holds partitions {missing}")

@@ -1,8 +1,8 @@
 """The applier: executors send a plan to storage, call by call.
 
 A plan arrives in the order in which it was read, one storage partition after the other, and is not
-shuffled between machines. A call carries what is due in several partitions of a service. A task
-that dies can be run again: storage ignores what is already gone.
+shuffled between machines. A call carries rows of several partitions of a service. A task that dies
+can be run again: storage ignores rows that are already gone.
 """
 
 from collections import deque
@@ -142,7 +142,7 @@ class _ReadAhead:
 def _finish(
     call: Call, client: StorageClient, pending: PendingApply, totals: _Totals
 ) -> Iterator[tuple[int, str]]:
-    """Wait for a call and add what it removed to the totals; returns partitions that refused it."""
+    """Wait for a call and add its removals to the totals; returns partitions that refused it."""
     for subject in call.subjects:
         totals.setdefault(subject, [0, 0, 0, 0])
     parts = list(zip(call.subjects, call.request.parts, strict=True))

@@ -1,4 +1,4 @@
-"""Findings: what a pass removed or would remove per topic and rule, and why nothing was due (R11).
+"""Findings: removals or planned removals of a pass by topic and rule, and why none was due (R11).
 
 Pure.
 """

@@ -1,7 +1,7 @@
 """The jobs: read, plan by the rules, apply from the executors (R1-R9).
 
-A job is thin: `rules` decides what is due, `calls` forms the requests, and storage checks each row
-again. A pass that fails is not resumed: the next one finds what is left.
+A job is thin: `rules` selects due rows, `calls` forms the requests, and storage checks each row
+again. A pass that fails is not resumed: the next one finds the rest.
 """
 
 import logging
@@ -100,7 +100,7 @@ class Jobs:
     # --- plans ---------------------------------------------------------------------------------
 
     def find_due(self, name: JobName) -> DueWork:
-        """Ask storage what is due for a job; needs no Spark."""
+        """Ask storage for due work of a job; needs no Spark."""
         return find_due_work(self._settings, TYPES[name])
 
     def plan_retention(
@@ -257,7 +257,7 @@ class Jobs:
         batch_size: int,
         failures: Failures,
     ) -> Counts:
-        """Have the executors apply a plan; returns what was removed. Safe to repeat."""
+        """Have the executors apply a plan; returns the counts of removals. Safe to repeat."""
         addresses = {each.partition: each.address for each in cluster}
         apply = applier(addresses, pass_id, batch_size, failures, current_traceparent())
         outcomes = plan.select(*COLUMNS).mapInArrow(apply, OUTCOME).collect()

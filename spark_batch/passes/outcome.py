@@ -1,4 +1,4 @@
-"""The outcome of a pass: what it removed or would remove, and its log line (R8).
+"""The outcome of a pass: its removals or planned removals, and its log line (R8).
 
 Importing it needs no PySpark: the scheduler reports passes without it.
 """

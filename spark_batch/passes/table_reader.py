@@ -1,9 +1,9 @@
 """The table reader of the jobs: reads tables of the data source without Spark's planning.
 
 Spark starts a new Python process for each planning step of a Python data source, several per table,
-which takes longer than a small pass. The jobs know what they need from which partition, so they run
-the same reader inside ordinary tasks. A task reads several partitions, usually of one storage
-service, over one channel.
+which takes longer than a small pass. The jobs select rows by partition themselves, so they run the
+same reader inside ordinary tasks. A task reads several partitions, usually of one storage service,
+over one channel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -29,7 +29,7 @@ from tidemark.settings import RetentionSettings, load_or_exit
 
 SERVICE: Final = "tidemark-retention"
 LOST: Final = 1
-"""Exit status of a planner whose Spark did not start or was lost."""
+"""Exit status of a planner if its Spark did not start or was lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ async def _main(settings: RetentionSettings, replies: int) -> int:
 
 def main() -> None:
     settings = load_or_exit(RetentionSettings)
-    # What Spark and its Java print must not appear among the replies.
+    # Output of Spark and its Java must not appear among the replies.
     replies = os.dup(1)
     os.dup2(2, 1)
     # The scheduler reports the metrics; its address for them is taken.

@@ -164,7 +164,7 @@ class _Child:
 
     @classmethod
     async def spawn(cls, command: Sequence[str]) -> "_Child":
-        """Start the process, in a session of its own, so that it is killed with its Java."""
+        """Start the process in a separate session, so that it is killed with its Java."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), *command),
             stdin=PIPE,
