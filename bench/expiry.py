@@ -84,7 +84,7 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Seen:
-    """The fate of the messages whose first delivery is not settled."""
+    """The outcome of the messages with an unsettled first delivery."""
 
     published: int = 0
     first_ms: dict[Place, float] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class Load:
                 consumer.give_credit(delivery.count)
                 self._traffic_messages += delivery.count
 
-    # --- what expires --------------------------------------------------------------------------
+    # --- expiry --------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _expiring(self) -> AsyncIterator[None]:

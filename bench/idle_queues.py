@@ -139,7 +139,7 @@ class Used:
     after: Memory
 
     def then(self, other: "Used") -> "Used":
-        """Both, one after the other; what was done in between is included."""
+        """Both, one after the other; work in between is included."""
         peak = {name: max(self.peak[name], other.peak[name]) for name in SERVICES}
         return Used(
             self.queues + other.queues,

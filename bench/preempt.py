@@ -148,7 +148,7 @@ def _rate(queues: int, elapsed_s: float, cpu_ns: int) -> dict[str, float]:
 
 
 def _marker_memory(name: str, markers: int, *, clients: int) -> Result:
-    """The size of the broker's record for each, ids included, and what remains afterwards."""
+    """The size of the broker's record for each, ids included, and the memory left afterwards."""
     gc.collect()
     tracemalloc.start()
     try:

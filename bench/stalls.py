@@ -128,7 +128,7 @@ async def _opened(directory: Path, **settings: Any) -> AsyncIterator[Storage]:
 
 
 async def _measured(storage: Storage, runs: int, step: Step) -> dict[str, float]:
-    gc.collect()  # what the step before has left is not part of this one
+    gc.collect()  # garbage of the step before is not part of this one
     turns = Turns()
     longest_wait_ns = 0
     done = asyncio.Event()
@@ -166,7 +166,7 @@ async def _steps(directory: Path, runs: int) -> dict[str, dict[str, float]]:
         await storage.fill(runs, ttl_ms=_HOUR_MS)
         receipts = await storage.reserve()
         assert len(receipts) == runs
-        await storage.scan()  # the first one imports what it encodes with
+        await storage.scan()  # the first one imports its encoder
         found["scan, all reserved"] = await _measured(storage, runs, Storage.scan)
         await storage.close()
         found["open and load, all reserved"] = await _measured(storage, runs, _open)

@@ -1,1 +1,1 @@
-"""A part of benchmark `retention-cost`: what publishing pays for the index of ages."""
+"""A part of benchmark `retention-cost`: the cost of the index of ages for publishing."""

@@ -1,7 +1,7 @@
 """The cost of the index of ages for a commit: partitions with and without it, in this process.
 
-Measures the CPU time of the thread that applies, encodes and writes a frame: a fraction of what a
-publish takes, so that it has no bar, and shows a microsecond that `publishing` cannot.
+Measures the CPU time of the thread that applies, encodes and writes a frame: a fraction of the time
+of a publish, so that it has no bar, and shows a microsecond that `publishing` cannot.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """The cost of the index of ages for publishing: CPU time of client, broker and storage together.
 
-A cluster of processes, whose storage switches the index off and on between frames. A first message
-is published in two ways: by a client that opens a publisher for each queue, and in bare frames of a
-session, which cost less beside the index. Further messages go through open publishers.
+A cluster of processes in which storage switches the index off and on between frames. A first
+message is published in two ways: by a client that opens a publisher for each queue, and in bare
+frames of a session, which cost less beside the index. Further messages go through open publishers.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _PAYLOAD: Final = bytes(100)
 
 
 class _Publishing:
-    """A cluster and its clients. Each variant has a topic of its own."""
+    """A cluster and its clients. Each variant has its own topic."""
 
     def __init__(self, cluster: LocalCluster, client: tidemark.Client, session: Session) -> None:
         self.queues: dict[str, int] = dict.fromkeys(VARIANTS, 0)

@@ -1,4 +1,4 @@
-"""A storage service whose index of ages is switched off and on by signals.
+"""A storage service with an index of ages that signals switch off and on.
 
 `python -m bench.age_index.switched_storage` is the real service. One process for all variants:
 processes of the same program differ by more than the index costs.

@@ -22,7 +22,7 @@ INDEXED, PLAIN, CONTROL = VARIANTS = ("indexed", "plain-1", "plain-2")
 """Names of the same length, for topics: they are a part of all keys."""
 
 FRAME: Final = 100
-"""Messages of one turn, each to a queue of its own."""
+"""Messages of one turn, each to a separate queue."""
 
 _WARM_TURNS: Final = 5
 _LOWER_PERCENT: Final = 25

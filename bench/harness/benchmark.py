@@ -77,7 +77,7 @@ class Bench:
     against: Path | None = None
     """Another checkout to compare with, if given."""
     progress: Callable[[str], None] = lambda _: None
-    """Called with what the run does next, for those who wait for it."""
+    """Called with the next step of the run, to show it."""
     settings: dict[str, object] = field(default_factory=dict)
     """The settings of the run; the benchmark adds its sizes and counts."""
     tables: list[list[Result]] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Bench:
 
     @property
     def many_queues(self) -> int:
-        """The number of queues for measurements whose cost must not depend on it."""
+        """The number of queues for measurements with a cost that must not depend on it."""
         return self.queues or self.size(full=1_000_000, quick=10_000)
 
     async def measure(self, variants: Mapping[str, Round]) -> dict[str, Result]:

@@ -1,6 +1,6 @@
 """The sides of benchmark `many-queues`: clusters of Tidemark, and Valkey Streams.
 
-Each side has its client in a process of its own, so that the CPU time of every process is known,
+Each side has its client in a separate process, so that the CPU time of every process is measured,
 and so that client and services can come from another checkout.
 """
 

@@ -1,5 +1,5 @@
 """Benchmark `storage`: appends and their floors, and millions of idle queues; with `--engine redis`
-what the engine redis costs.
+the costs of that engine.
 
 Each of its parts is a module, and can be run alone.
 """

@@ -52,7 +52,7 @@ async def measure_idle(bench: Bench) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdleQueues:
-    """A partition whose queues are all idle between two rounds."""
+    """A partition with queues that are all idle between two rounds."""
 
     partition: Partition
     queues: int

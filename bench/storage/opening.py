@@ -1,4 +1,4 @@
-"""Opening a partition with very many open reservations: it must not cost what is open."""
+"""Opening a partition with very many open reservations: its cost must not grow with them."""
 
 import time
 from typing import Final

@@ -1,9 +1,9 @@
 """A purge of very many messages, and how long it holds up another queue of its partition.
 
-Each message is a run of its own, which is the most rows that they can be. While the rows are
-erased, single messages are appended to another queue. Waits and turns are CPU times of the event
-loop's thread, and `script_cpu_ms` is the CPU time of the server per script. The other times of
-scripts are wall times as the server logs them, so that other work on the machine counts.
+Each message is a separate run, which makes as many rows as possible. While the rows are erased,
+single messages are appended to another queue. Waits and turns are CPU times of the event loop's
+thread, and `script_cpu_ms` is the CPU time of the server per script. The other times of scripts are
+wall times as the server logs them, so that other work on the machine counts.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _OTHER: Final = f"{TOPIC}/other"
 _FRAME: Final = 500
 _LOGGED_US: Final = 500
 _LOOK_S: Final = 0.05
-"""Between looks at what is left: their CPU time counts as wait of the other queue."""
+"""Between looks at the remaining rows: their CPU time counts as wait of the other queue."""
 
 
 async def measure_purge(bench: Bench) -> None:

@@ -1,7 +1,7 @@
 """The engine `redis` beside RocksDB, and beside bare pipelined commands of the same bytes.
 
 One Valkey on this machine, synced after every commit, and one partition in this process. CPU is
-that of the process and that of the server, apart. Memory is what the server reports as used.
+that of the process and that of the server, apart. Memory is the use that the server reports.
 """
 
 import asyncio
