@@ -138,6 +138,9 @@ ADMIN = [
     Call("cancel_scheduled", {"lmq_name": QUEUE, "partition": 0, "schedule_id": 1}),
     Call("redrive", {"lmq_name": "other", "reason": "", "source_lmq_name": "", "limit": 0}),
     Call("redrive", {"lmq_name": "other", "after_time_ms": 0, "before_time_ms": 0}),
+    Call("list_dead_letters", {"lmq_name": "other", "reason": "", "page_size": 10}),
+    Call("delete_dead_letters", {"lmq_name": "other", "limit": 0, "on_progress": None}),
+    Call("drop_outbox", {"destination_lmq_name": "other", "partition": 0, "on_progress": None}),
     Call("list_groups", {"lmq_name": QUEUE}),
     Call("reset_group", {"lmq_name": "other", "group": "g", "position": "offset", "number": 0}),
     Call("reset_group", {"lmq_name": "other", "group": "g", "position": "time", "number": 0}),
@@ -363,6 +366,17 @@ async def test_a_settlement_that_cannot_be_encoded_fails_alone(client: tidemark.
         await in_time(deliveries.flush())
 
     await goes_on(client)
+
+
+@pytest.mark.parametrize("call", ["delete_dead_letters", "drop_outbox"])
+async def test_a_wrong_callback_is_refused_before_anything_is_deleted(
+    client: tidemark.Client, call: str
+) -> None:
+    """The first part was deleted, and then the callback failed with a TypeError."""
+    with pytest.raises(InvalidArgument, match="on_progress"):
+        await getattr(client.admin, call)("other", on_progress="text")
+    with pytest.raises(InvalidArgument, match="on_progress"):
+        await getattr(client.admin, call)("other", on_progress=no_callback)
 
 
 class Broken(SessionPart):

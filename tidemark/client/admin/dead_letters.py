@@ -15,6 +15,7 @@ from tidemark.client.admin.values import DeadLetterCount, DeadLetters, OutboxEnt
 from tidemark.client.arguments import (
     TIMESTAMP_MS_MAX,
     check_bool,
+    check_callback,
     check_int,
     check_lmq_name,
     check_str,
@@ -119,6 +120,7 @@ class DeadLetterCalls(Calls):
         on_progress: Progress | None = None,
     ) -> int:
         """Delete dead letters for good; returns how many. Works in bounded calls."""
+        check_callback("on_progress", on_progress)
         request = topic_pb2.DeleteDeadLettersRequest(
             lmq_name=check_lmq_name(lmq_name),
             filter=_filter(reason, source_lmq_name, after_time_ms, before_time_ms),
@@ -166,6 +168,7 @@ class DeadLetterCalls(Calls):
 
         An entry that is on its way at that moment may still arrive.
         """
+        check_callback("on_progress", on_progress)
         request = topic_pb2.DropOutboxRequest(
             destination_lmq_name=check_lmq_name(destination_lmq_name, "destination_lmq_name"),
             sequence=check_int("sequence", sequence, 0),
