@@ -43,7 +43,8 @@ SIDE_BY_SIDE = --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 .PHONY: test
 test: .venv/.dev .venv/.spark ## Run the tests (ARGS: pytest's, or --random-order-seed N)
-	@exec $(PYTEST) $(SIDE_BY_SIDE) --ignore tests/bench --ignore tests/foreign $(ARGS)
+	@exec $(PYTEST) $(SIDE_BY_SIDE) --ignore tests/bench --ignore tests/foreign \
+		--ignore tests/spark/test_installed_alone.py $(ARGS)
 
 .PHONY: test-fast
 test-fast: .venv/.dev ## Run in a minute what most changes break: rules, storage, broker, client
@@ -78,6 +79,10 @@ $(NODE_EXAMPLE)/node_modules/.package-lock.json: $(NODE_EXAMPLE)/package-lock.js
 .PHONY: test-foreign
 test-foreign: .venv/.dev $(NODE_EXAMPLE)/node_modules/.package-lock.json ## Run a client in Node.js (needs node 20 and npm)
 	@exec $(PYTEST) tests/foreign $(ARGS)
+
+.PHONY: test-installed
+test-installed: .venv/.dev .venv/.spark ## Install the package for Spark users alone, and run its query
+	@exec $(PYTEST) tests/spark/test_installed_alone.py $(ARGS)
 
 # What does not depend on where the storage service keeps its data.
 REDIS_SUITES = $(addprefix tests/service/,broker client exclusive idle lifecycle storage) tests/spark \

@@ -35,6 +35,7 @@ end. One that is not named here goes first."""
 
 _WITHOUT_SESSION = (
     "test_connect.py",
+    "test_installed_alone.py",
     "test_planner.py",
     "test_retention_crash.py",
     "test_scheduler.py",
