@@ -80,7 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--redis-rounds", type=int, default=0, help="rounds of faults on a cluster of Valkeys"
     )
-    parser.addoption("--seed", type=int, help="the one simulated history to repeat")
+    parser.addoption("--seed", type=int, help="the one simulated history, or crash test, to repeat")
     parser.addoption("--histories", type=int, help="how many histories to simulate")
     parser.addoption(
         "--random-order-seed",
