@@ -4,6 +4,7 @@ Pure. An option that is unknown or cannot be applied to the table is refused wit
 misspelt one would read everything.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,6 +16,8 @@ from pyspark_tidemark.tables import TABLES, TableShape
 
 _QUEUE_OPTIONS: Final = ("topic", "prefix", "queue")
 OPTIONS: Final = ("storage", "table", "columns", "partition", *_QUEUE_OPTIONS, "after", "before")
+
+_ADDRESS: Final = re.compile(r"(?!https?:)\S*[^\s:]:[0-9]{1,5}|unix:\S+")
 
 
 class ReadOptions(NamedTuple):
@@ -41,7 +44,17 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if not given.get("storage"):
         raise ValueError('option "storage" is missing: the address of the storage service')
     columns = _listed(given.get("columns", ""))
-    return ReadOptions(given["storage"], table, columns, _filter(given, TABLES[table]))
+    if len(set(columns)) < len(columns):
+        raise ValueError(f'option "columns" names a column twice: {given["columns"]!r}')
+    return ReadOptions(_addresses(given["storage"]), table, columns, _filter(given, TABLES[table]))
+
+
+def _addresses(text: str) -> str:
+    """gRPC would take another port where none is given, and look up a URL as the name of a host."""
+    found = _some("storage", text)
+    if not found or not all(_ADDRESS.fullmatch(each) for each in found):
+        raise ValueError(f'option "storage" is host:port, or several with commas, not {text!r}')
+    return ",".join(found)
 
 
 def _filter(given: Mapping[str, str], table: TableShape) -> ScanFilter:
@@ -50,7 +63,7 @@ def _filter(given: Mapping[str, str], table: TableShape) -> ScanFilter:
             raise ValueError(f'option "{name}" cannot narrow this table')
     scan_filter = NO_FILTER
     if "topic" in given:
-        scan_filter = replace(scan_filter, topics=tuple(_some("topic", given["topic"])))
+        scan_filter = replace(scan_filter, topics=tuple(_topics(given["topic"])))
     if "queue" in given:
         # A name may contain a comma, so that this option takes one queue.
         scan_filter = replace(scan_filter, queues=(_text("queue", given["queue"]),))
@@ -71,6 +84,13 @@ def _listed(text: str) -> list[str]:
 
 def _some(name: str, text: str) -> list[str]:
     return _listed(_text(name, text.strip()))
+
+
+def _topics(text: str) -> list[str]:
+    found = _some("topic", text)
+    if any("/" in each for each in found):
+        raise ValueError(f'option "topic" is not {text!r}: a queue is chosen by option "queue"')
+    return found
 
 
 def _text(name: str, text: str) -> str:

@@ -41,6 +41,8 @@ class TidemarkReader(DataSourceReader):
         self._table = table
         self._columns = list(columns)
         self._filter = scan_filter
+        self._chosen = frozenset(scan_filter.partitions or ())
+        """Partitions that an option names, not a condition of the query."""
         self._batch_rows = batch_rows
         self._timeout_s = timeout_s
 
@@ -48,6 +50,10 @@ class TidemarkReader(DataSourceReader):
         from pyspark_tidemark.storage import find_partitions
 
         found = find_partitions(self._storage)
+        held = {target.partition for target in found}
+        absent = sorted(self._chosen.difference(held))
+        if absent:
+            raise ValueError(f'option "partition": there is no {absent}, only 0 to {max(held)}')
         return [
             StoragePartition(target)
             for target in found

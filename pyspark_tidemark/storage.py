@@ -98,6 +98,8 @@ class TableClient:
             yield
         except grpc.RpcError as error:
             code, detail = error.code().name, error.details()
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                detail = f"{detail} Is this the address of a storage service, and of this version?"
             raise StorageError(f"storage at {self._address}: {code}: {detail}") from None
 
 

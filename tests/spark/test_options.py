@@ -44,6 +44,11 @@ def test_an_option_narrows_what_storage_reads(given: dict[str, str], expected: S
         ({"partition": "-1"}, '"partition" is a number'),
         ({"after": "yesterday"}, '"after" is a time'),
         ({"storage": ""}, '"storage" is missing'),
+        ({"storage": " , "}, '"storage" is host:port'),
+        ({"storage": "a:1,b"}, '"storage" is host:port, .* not .a:1,b.'),
+        ({"storage": "http://a:1"}, '"storage" is host:port'),
+        ({"topic": "a/x"}, 'by option "queue"'),
+        ({"columns": "topic,topic"}, '"columns" names a column twice'),
         ({"table": "system_metrics", "topic": "a"}, '"topic" cannot narrow'),
         ({"table": "nonsense"}, "is one of runs, groups"),
     ],
@@ -52,3 +57,9 @@ def test_an_option_that_cannot_be_applied_is_refused(given: dict[str, str], why:
     """S3: ignored, it would read everything."""
     with pytest.raises(ValueError, match=why):
         read(**given)
+
+
+@pytest.mark.parametrize("address", ["a:1", "[::1]:1", "a.b-c:65535", "dns:///a:1", "unix:/a"])
+def test_storage_is_one_address_or_several(address: str) -> None:
+    """P1: all that gRPC takes."""
+    assert read(storage=f"{address}, b:2").storage == f"{address},b:2"

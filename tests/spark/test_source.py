@@ -218,6 +218,7 @@ async def test_conditions_of_a_query_narrow_at_storage_where_spark_pushes_them(
 
     assert sorted(row["first_offset"] for row in found) == [0, 1]
     assert (reads[Table.CATALOG], reads[Table.RUN_HEADERS]) == (1, 2)
+    assert await rows(read("runs").where("partition = 7")) == []
 
 
 async def test_each_partition_is_read_by_a_task_of_its_own(storage: RunningStorage) -> None:
@@ -237,6 +238,7 @@ async def test_each_partition_is_read_by_a_task_of_its_own(storage: RunningStora
         ({"table": "nonsense"}, "is one of runs, groups"),
         ({"table": "runs", "columns": "partition,nonsense"}, "has no columns"),
         ({"table": "runs", "storage": ""}, '"storage" is missing'),
+        ({"table": "runs", "partition": "0,7"}, r'"partition": there is no \[7\], only 0 to 1'),
     ],
 )
 async def test_options_that_cannot_be_are_refused(

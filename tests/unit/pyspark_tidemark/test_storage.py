@@ -1,8 +1,11 @@
 """Which storage services a reader asks for partitions (S9, C1)."""
 
+import asyncio
+
 import pytest
 
-from pyspark_tidemark.storage import Described, StorageError, describe_all
+from pyspark_tidemark.storage import Described, StorageError, describe_all, find_partitions
+from tests.support.echo_service import serving
 
 NODES = ["a:1", "b:1"]
 
@@ -47,3 +50,10 @@ def test_a_node_that_is_away_matters_only_if_partitions_are_missing_without_it()
     with_data_of_their_own = Cluster(Described("a:1", 2, [0]))
     with pytest.raises(StorageError, match="b:1 does not answer"):
         held(with_data_of_their_own, "a:1", "b:1")
+
+
+async def test_the_address_of_another_service_is_refused_as_such() -> None:
+    """S3."""
+    async with serving({}) as broker:
+        with pytest.raises(StorageError, match="Is this the address of a storage service"):
+            await asyncio.to_thread(find_partitions, f"127.0.0.1:{broker.server.port}")
