@@ -5,19 +5,23 @@ all. Storage names each refused ack with its reason, and the client no longer ho
 have ended. Acks here have no span; only the long form is traced.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from google.rpc.status_pb2 import Status
 
 from broker_svc.consume.deliveries import Deliveries, HeldDelivery, drop_refused
+from broker_svc.links.frame_columns import OperationColumns, PlainOperation, Source
 from broker_svc.links.partition_link import PartitionLink
 from tidemark import limits
 from tidemark.api.broker.v1 import broker_pb2
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import TidemarkError
 from tidemark.rpc.statuses import from_status, to_status
-from tidemark.telemetry import Tally
+from tidemark.telemetry import Tally, current_traceparent
+
+_ENTRY_BYTES: Final = 32
+"""A generous size of what an ack has beside its receipt."""
 
 Done = Callable[[broker_pb2.AcksResult], None]
 """Called exactly once for each."""
@@ -41,6 +45,70 @@ class _Waiting:
         self.operations -= 1
         if not self.operations:
             self.done(self.result)
+
+
+class _Acked(PlainOperation):
+    """Acks of one client in one partition."""
+
+    __slots__ = ("_held", "_settled", "_waiting")
+
+    def __init__(
+        self, waiting: _Waiting, held: Sequence[HeldDelivery], source: Source, settled: Tally
+    ) -> None:
+        self.request_id = 0
+        self.source = source
+        self._waiting = waiting
+        self._held = held
+        self._settled = settled
+        self.size = sum([len(each.receipt) for each in held]) + _ENTRY_BYTES * len(held)
+
+    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+        columns.receipts += [each.receipt for each in self._held]
+        return 0, len(self._held)
+
+    def long_form(self) -> exchange_pb2.Operation:
+        operation = exchange_pb2.Operation()
+        operation.acks.client_id = self.source.client_id
+        operation.acks.receipts.extend([each.receipt for each in self._held])
+        return operation
+
+    def acked(self, messages: Sequence[int]) -> None:
+        settled, drop = self._settled.add, self._waiting.deliveries.drop
+        for held, count in zip(self._held, messages, strict=True):
+            held.queue.pending_settlements -= 1
+            settled(count, held.queue.lmq_name, "ack")
+            held.open_messages = 0
+            drop(held.key)
+        self._waiting.answered()
+
+    def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
+        waiting, acked = self._waiting, self._held
+        if (
+            not isinstance(result, TidemarkError)
+            and not result.HasField("error")
+            and not result.acks.refused
+        ):
+            self.acked(result.acks.messages)
+            return
+        for held in acked:
+            held.queue.pending_settlements -= 1
+        if isinstance(result, TidemarkError) or result.HasField("error"):
+            error = to_status(result) if isinstance(result, TidemarkError) else result.error
+            for held in acked:
+                waiting.refuse(held.tag, error)
+            waiting.answered()
+            return
+        refused = {each.index: each.error for each in result.acks.refused}
+        settled, drop = self._settled.add, waiting.deliveries.drop
+        for index, (held, messages) in enumerate(zip(acked, result.acks.messages, strict=True)):
+            if index in refused:
+                waiting.refuse(held.tag, refused[index])
+                drop_refused(waiting.deliveries, held, from_status(refused[index]))
+                continue
+            settled(messages, held.queue.lmq_name, "ack")
+            held.open_messages = 0
+            drop(held.key)
+        waiting.answered()
 
 
 class Acks:
@@ -68,39 +136,15 @@ class Acks:
                 by_partition[held.key[0]] = [held]
             else:
                 of_partition.append(held)
+        source, traced = Source(client_id=client_id), current_traceparent()
         for partition, of_partition in by_partition.items():
+            link = self._links[partition]
             for start in range(0, len(of_partition), limits.ACKS_PER_OPERATION_MAX):
                 some = of_partition[start : start + limits.ACKS_PER_OPERATION_MAX]
-                operation = exchange_pb2.Operation()
-                operation.acks.client_id = client_id
-                operation.acks.receipts.extend([each.receipt for each in some])
                 waiting.operations += 1
-                self._links[partition].ask(operation, partial(self._answered, waiting, some))
-        waiting.answered()
-
-    def _answered(
-        self,
-        waiting: _Waiting,
-        acked: list[HeldDelivery],
-        result: exchange_pb2.OperationResult | TidemarkError,
-    ) -> None:
-        for held in acked:
-            held.queue.pending_settlements -= 1
-        if isinstance(result, TidemarkError) or result.HasField("error"):
-            error = to_status(result) if isinstance(result, TidemarkError) else result.error
-            for held in acked:
-                waiting.refuse(held.tag, error)
-            waiting.answered()
-            return
-        refusals = result.acks.refused
-        refused = {each.index: each.error for each in refusals} if refusals else {}
-        settled, drop = self._settled.add, waiting.deliveries.drop
-        for index, (held, messages) in enumerate(zip(acked, result.acks.messages, strict=True)):
-            if index in refused:
-                waiting.refuse(held.tag, refused[index])
-                drop_refused(waiting.deliveries, held, from_status(refused[index]))
-                continue
-            settled(messages, held.queue.lmq_name, "ack")
-            held.open_messages = 0
-            drop(held.key)
+                operation = _Acked(waiting, some, source, self._settled)
+                if traced:
+                    link.ask(operation.long_form(), operation)
+                else:
+                    link.ask_plain(operation)
         waiting.answered()

@@ -10,7 +10,7 @@ Nothing here waits on a timer.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from broker_svc.consume.consumer import (
@@ -26,6 +26,7 @@ from broker_svc.consume.reserve import Asked, has_lost, is_lost, long_form, rese
 from broker_svc.consume.standing import StandingReserve, StandingReserves
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import QueueKey
+from broker_svc.links.frame_columns import HandOutRow
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.unanswered_operations import Answer
 from tidemark.api.storage.v1 import exchange_pb2
@@ -350,24 +351,12 @@ class Dispatcher:
         elif consumer.room.is_unread:
             self.standing.recall_all(consumer)  # its client must read first
 
-    def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None:
+    def handed_out_many(self, hand_outs: Iterable[HandOutRow]) -> None:
         """Standing reserves have handed out one plain slice each, and stand on.
 
         What all partitions of a frame hand out is delivered together, by `deliver_handed_out`.
         """
-        for standing_id, left, *columns in zip(
-            hand_outs.standing_ids,
-            hand_outs.standing_messages,
-            hand_outs.reservation_ids,
-            hand_outs.receipts,
-            hand_outs.first_offsets,
-            hand_outs.counts,
-            hand_outs.bodies,
-            hand_outs.visibility_ms,
-            hand_outs.publish_times_ms,
-            hand_outs.owner_epochs,
-            strict=True,
-        ):
+        for partition, standing_id, left, *columns in hand_outs:
             standing = self.standing.find(standing_id)
             handed = None if standing is None else HandedOut(standing.feed, *columns)
             if standing is None or handed is None or not self._takes(standing, handed):

@@ -11,6 +11,7 @@ from broker_svc.exclusive.subscriptions import Subscriptions
 from broker_svc.idle.activity_leases import ActivityLeases
 from broker_svc.idle.tracking import Tracking
 from broker_svc.links.expiry_timer import ExpiryTimer
+from broker_svc.links.frame_columns import HandOutRow
 from broker_svc.links.link_state import LinkState
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
@@ -20,7 +21,7 @@ from tidemark.api.storage.v1 import exchange_pb2
 
 @dataclass(frozen=True, slots=True)
 class LinkEvents:
-    """Implements `partition_link.Listener`."""
+    """Implements `LinkListener`."""
 
     leases: ActivityLeases
     dispatcher: Dispatcher
@@ -43,8 +44,8 @@ class LinkEvents:
     def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None:
         self.dispatcher.handed_out(partition, reserved)
 
-    def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None:
-        self.dispatcher.handed_out_many(partition, hand_outs)
+    def handed_out_many(self, hand_outs: Iterable[HandOutRow]) -> None:
+        self.dispatcher.handed_out_many(hand_outs)
 
     def frame_taken(self) -> None:
         self.dispatcher.deliver_handed_out()

@@ -8,11 +8,19 @@ fail with NOT_OWNER, and the listener drops what the broker held of it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
+from broker_svc.links.frame_columns import (
+    AnyOperation,
+    HandOutRow,
+    PlainOperation,
+    PlainResult,
+    hand_outs_of,
+)
+from broker_svc.links.link_listener import LinkListener
 from broker_svc.links.link_state import Assigned, Holding, LinkState
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
 from broker_svc.links.unanswered_operations import Answer, UnansweredOperations
@@ -60,23 +68,6 @@ def _is_of_fenced_broker(result: exchange_pb2.OperationResult) -> bool:
     return isinstance(error, Fenced) and "owner" in error.metadata
 
 
-class Listener(Protocol):
-    """Receives the events of a link."""
-
-    def before_frame_sent(self, partition: int) -> None: ...
-    def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
-    def handed_out(self, partition: int, reserved: exchange_pb2.ReserveResult) -> None: ...
-    def handed_out_many(self, partition: int, hand_outs: exchange_pb2.HandOuts) -> None: ...
-    def frame_taken(self) -> None: ...
-    def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
-    def expired(self, partition: int, reservation_ids: Iterable[int]) -> None: ...
-    def link_up(self, partition: int) -> None: ...
-    def link_down(self, partition: int) -> None: ...
-    def partition_left(self, partition: int) -> None: ...
-    def commits_lost(self, partition: int) -> None: ...
-    def held_receipts(self, partition: int) -> Iterable[bytes]: ...
-
-
 class PartitionLink:
     """One partition as this broker sees it. `run` follows its assignment until cancelled."""
 
@@ -114,7 +105,7 @@ class PartitionLink:
         self.is_unreachable = False
         """Whether the last claim did not reach the node: it may be gone for long."""
         self._clock = clock
-        self._listener: Listener | None = None
+        self._listener: LinkListener | None = None
         self._away = asyncio.Event()
         self._away.set()
         self._health = partition_pb2.PartitionHealth()
@@ -127,7 +118,7 @@ class PartitionLink:
         self._ended: asyncio.Future[None] | None = None
         """The end of the part that is bound, which is always an error."""
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: LinkListener) -> None:
         self._listener = listener
 
     def follow(self, assigned: Assigned) -> None:
@@ -218,6 +209,16 @@ class PartitionLink:
             operation.traceparent = caller
         self._unanswered.put(operation, done, steps)
         if not self._leaves:  # one more does not keep the others
+            self._let_leave()
+
+    def ask_plain(self, operation: PlainOperation, steps: int = 1) -> None:
+        """The same for an operation that may travel in columns, and gets its answer itself. It is
+        not traced."""
+        if not self._is_connected:
+            operation(self.refusal())
+            return
+        self._unanswered.put(operation, operation, steps)
+        if not self._leaves:
             self._let_leave()
 
     async def call(self, operation: exchange_pb2.Operation) -> exchange_pb2.OperationResult:
@@ -386,13 +387,11 @@ class PartitionLink:
         if self._listener is not None:
             self._listener.before_frame_sent(self.partition)
 
-    def move_to(
-        self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
-    ) -> int:
+    def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
         """All waiting operations, as far as they fit and storage may owe answers."""
-        moved_bytes = self._unanswered.move_to(part, share_bytes, room_bytes)
+        moved = self._unanswered.move(share_bytes, room_bytes)
         self._let_leave()
-        return moved_bytes
+        return moved
 
     def _let_leave(self) -> None:
         left, self._leaves = self._leaves, self._unanswered.may_leave
@@ -431,6 +430,19 @@ class PartitionLink:
             in_ms = deadline.in_ms if deadline.HasField("in_ms") else None
             listener.next_deadline(self.partition, in_ms)
 
+    def take_plain(self, commit: int, results: Sequence[PlainResult]) -> None:
+        if commit > self._witnessed_commit:
+            self._witnessed_commit = commit
+        unanswered = self._unanswered
+        for result in results:
+            unanswered.take_plain(result)
+        if self._leaves or unanswered.gathered:
+            self._let_leave()
+
+    def handed_out_many(self, hand_outs: Sequence[HandOutRow]) -> None:
+        if self._listener is not None:
+            self._listener.handed_out_many(hand_outs)
+
     def _take_health(self, health: partition_pb2.PartitionHealth) -> None:
         was_serving, openings = self.serving, self._health.openings
         self._health = health
@@ -461,7 +473,7 @@ class PartitionLink:
             return
         try:
             if result.HasField("hand_outs"):
-                self._listener.handed_out_many(self.partition, result.hand_outs)
+                self._listener.handed_out_many(hand_outs_of(self.partition, result.hand_outs))
             else:
                 self._listener.handed_out(self.partition, result.reserve)
         except Exception:  # as `pass_on` does

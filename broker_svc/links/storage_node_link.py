@@ -9,11 +9,19 @@ answer means is in `partition_link`.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import grpc
 
+from broker_svc.links.frame_columns import (
+    AnyOperation,
+    HandOutRow,
+    OperationColumns,
+    PlainResult,
+    as_operation,
+    read_results,
+)
 from tidemark.api.storage.v1 import exchange_pb2, storage_pb2_grpc
 from tidemark.errors import TidemarkError, Unavailable
 from tidemark.limits import FRAME_BYTES_MAX
@@ -36,16 +44,18 @@ class LinkPart(Protocol):
     def before_frame_sent(self) -> None:
         """Operations that must be in the next frame are added now."""
 
-    def move_to(
-        self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
-    ) -> int:
-        """Move operations into a frame: at most `share_bytes`, or one that fits `room_bytes`.
-
-        Returns their size.
-        """
+    def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
+        """Operations for a frame, and their size: at most `share_bytes`, or one that fits
+        `room_bytes`."""
 
     def take(self, response: exchange_pb2.PartitionResponse) -> None:
         """Results and events have arrived. Raises why the part must end."""
+
+    def take_plain(self, commit: int, results: Sequence[PlainResult]) -> None:
+        """Results have arrived in columns."""
+
+    def handed_out_many(self, hand_outs: Sequence[HandOutRow]) -> None:
+        """Hand-outs of this and of other partitions have arrived in columns."""
 
     def frame_taken(self) -> None:
         """All parts of a frame were taken."""
@@ -152,12 +162,37 @@ class StorageNodeLink:
                 self._take(link, response)
                 last = link
             # else of an earlier bind, whose link has dropped its callers
+        if frame.HasField("columns"):
+            last = self._take_columns(frame.columns) or last
         if last is None:
             return
         try:
             last.frame_taken()  # once: what all of them bring is delivered together
         except Exception:
             _log.exception("a frame was not taken")
+
+    def _take_columns(self, columns: exchange_pb2.ResultColumns) -> LinkPart | None:
+        """Returns one of the links that took something. The hand-outs of all of them are passed on
+        together, after all results."""
+        last: LinkPart | None = None
+        handed_out: list[HandOutRow] = []
+        try:
+            taken = list(read_results(columns))
+        except ValueError as error:  # nothing of the stream is to be relied on
+            raise Unavailable(f"storage has sent columns that cannot be read: {error}") from None
+        for partition, epoch, commit, results, hand_outs in taken:
+            link, broker_epoch = self._bound.get(partition, (None, 0))
+            if link is None or broker_epoch != epoch:
+                continue  # of an earlier bind, whose link has dropped its callers
+            link.take_plain(commit, results)
+            handed_out += hand_outs
+            last = link
+        if last is not None and handed_out:
+            try:
+                last.handed_out_many(handed_out)
+            except Exception:  # as `pass_on` does
+                _log.exception("hand-outs were not taken")
+        return last
 
     def _take(self, link: LinkPart, response: exchange_pb2.PartitionResponse) -> None:
         try:
@@ -212,14 +247,20 @@ class StorageNodeLink:
         leaving, self._leaving = self._leaving, {}  # links that have more come back first
         share_bytes = _OPERATIONS_BYTES_MAX // max(1, len(leaving))
         frame_bytes = 0
+        columns = OperationColumns()
         for partition, link in leaving.items():
             # A frame without operations takes any one of them, whatever its size.
             room_bytes = _OPERATIONS_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
-            part = frame.parts.add(partition=partition, broker_epoch=self._bound[partition][1])
-            frame_bytes += link.move_to(part, share_bytes, room_bytes)
-            if not part.operations:
-                del frame.parts[-1]
-        return frame if frame.unbinds or frame.binds or frame.parts else None
+            moved, moved_bytes = link.move(share_bytes, room_bytes)
+            if not moved:
+                continue
+            frame_bytes += moved_bytes
+            epoch = self._bound[partition][1]
+            if not columns.add(partition, epoch, moved):
+                part = frame.parts.add(partition=partition, broker_epoch=epoch)
+                part.operations.extend(map(as_operation, moved))
+        columns.write_to(frame)
+        return frame if columns or frame.parts or frame.binds or frame.unbinds else None
 
     def _prepare(self) -> None:
         """Let every link that sends add to the frame, which may let other links send as well."""

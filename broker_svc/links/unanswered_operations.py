@@ -6,10 +6,12 @@ answer.
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from broker_svc.links.frame_columns import AnyOperation, PlainOperation, PlainResult
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.limits import UNANSWERED_BYTES_MAX, UNANSWERED_OPERATIONS_MAX
 from tidemark.rpc.callbacks import Done, pass_on
@@ -18,6 +20,8 @@ FRAMES_IN_FLIGHT_MAX: Final = 8
 WORTHWHILE_BYTES: Final = 64 * 1024
 WORTHWHILE_OPERATIONS: Final = 32
 """Above either, a frame is sent without waiting for the previous one: its overhead is small."""
+
+_log = logging.getLogger(__name__)
 
 Answer = asyncio.Future[exchange_pb2.OperationResult]
 
@@ -32,7 +36,7 @@ class UnansweredOperations:
 
     def __init__(self) -> None:
         self._request_ids = 0
-        self.gathered: deque[tuple[exchange_pb2.Operation, _Size]] = deque()
+        self.gathered: deque[tuple[AnyOperation, _Size]] = deque()
         """Operations for the next frames, with their sizes."""
         self._gathered_bytes = self._gathered_steps = 0
         self._frame_ends: set[int] = set()
@@ -50,7 +54,7 @@ class UnansweredOperations:
 
     def put(
         self,
-        operation: exchange_pb2.Operation,
+        operation: AnyOperation,
         done: Done[exchange_pb2.OperationResult],
         steps: int,
     ) -> None:
@@ -58,16 +62,15 @@ class UnansweredOperations:
         self._request_ids += 1
         request_id = operation.request_id = self._request_ids
         self._callers[request_id] = done
-        size = operation.ByteSize()
+        size = operation.size if isinstance(operation, PlainOperation) else operation.ByteSize()
         self.gathered.append((operation, (size, steps)))
         self._gathered_bytes += size
         self._gathered_steps += steps
 
-    def move_to(
-        self, part: exchange_pb2.PartitionOperations, share_bytes: int, room_bytes: int
-    ) -> int:
-        """All waiting operations, as far as they fit and storage may owe answers."""
-        frame: list[exchange_pb2.Operation] = []
+    def move(self, share_bytes: int, room_bytes: int) -> tuple[Sequence[AnyOperation], int]:
+        """All waiting operations, as far as they fit and storage may owe answers; and their size.
+        They are under way from now on."""
+        frame: list[AnyOperation] = []
         frame_bytes = 0
         while self.gathered and self._may_owe():
             operation, (size, steps) = self.gathered[0]
@@ -83,8 +86,7 @@ class UnansweredOperations:
             self._gathered_bytes -= frame_bytes
             self._unanswered_bytes += frame_bytes
             self._frame_ends.add(frame[-1].request_id)
-            part.operations.extend(frame)
-        return frame_bytes
+        return frame, frame_bytes
 
     @property
     def may_leave(self) -> bool:
@@ -105,15 +107,29 @@ class UnansweredOperations:
 
     def take(self, request_id: int, result: exchange_pb2.OperationResult) -> None:
         """Storage has answered an operation."""
-        self._frame_ends.discard(request_id)
-        size, steps = self._sent.pop(request_id, _NOTHING)
-        self._unanswered_bytes -= size
-        self._unanswered_steps -= steps
-        done = self._callers.pop(request_id, None)
+        done = self._pop(request_id)
         if done is not None:
             pass_on(done, result)
             if self._is_awaited and not self._callers:
                 self._none_left.set()
+
+    def take_plain(self, result: PlainResult) -> None:
+        """The same in columns."""
+        operation = self._pop(result.request_id)
+        if isinstance(operation, PlainOperation):
+            try:
+                result.pass_to(operation)
+            except Exception:  # as `pass_on` does
+                _log.exception("a result was not taken")
+            if self._is_awaited and not self._callers:
+                self._none_left.set()
+
+    def _pop(self, request_id: int) -> Done[exchange_pb2.OperationResult] | None:
+        self._frame_ends.discard(request_id)
+        size, steps = self._sent.pop(request_id, _NOTHING)
+        self._unanswered_bytes -= size
+        self._unanswered_steps -= steps
+        return self._callers.pop(request_id, None)
 
     async def until_none(self) -> None:
         """Return once everything is answered, including what callers ask for with an answer."""

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from broker_svc.consume.dispatcher import Dispatcher
+from broker_svc.links.frame_columns import OperationColumns, PlainOperation, Source
 from broker_svc.links.partition_link import PartitionLink
 from broker_svc.links.topic_cache import TopicCache
 from broker_svc.publish.publish_path import (
@@ -41,6 +42,9 @@ from tidemark.topics import Topic
 OPERATION_BYTES_MAX: Final = 512 * 1024
 """Bodies in one operation, unless one alone is larger: frames and commits take whole operations."""
 
+_RUN_BYTES: Final = 64
+"""A generous size of what a run has in a frame beside its name and body."""
+
 _Run = tuple[int, str, bytes, int, int, int]
 """Request id, lmq_name, body, count, sequence and partition, as they come from the columns."""
 
@@ -63,10 +67,12 @@ class Results(Protocol):
     ) -> None: ...
 
 
-class _Runs:
+class _Runs(PlainOperation):
     """Runs of one array for one partition and topic, until storage has answered. In columns."""
 
     __slots__ = (
+        "_arrays",
+        "array",
         "bodies",
         "body_bytes",
         "counts",
@@ -78,9 +84,14 @@ class _Runs:
         "topic",
     )
 
-    def __init__(self, link: PartitionLink, topic: Topic) -> None:
+    def __init__(
+        self, arrays: "RunArrays", array: "_Array", link: PartitionLink, topic: Topic
+    ) -> None:
+        self.request_id = 0
+        self.array = array
         self.link = link
         self.topic = topic
+        self._arrays = arrays
         self.request_ids: list[int] = []
         self.lmq_names: list[str] = []
         self.bodies: list[bytes] = []
@@ -88,9 +99,6 @@ class _Runs:
         self.sequences: list[int] = []
         self.publishers: list[Publisher] = []
         self.body_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self.request_ids)
 
     def has_room(self, body_bytes: int) -> bool:
         fits = self.body_bytes + body_bytes <= OPERATION_BYTES_MAX
@@ -105,6 +113,41 @@ class _Runs:
         self.sequences.append(sequence)
         self.publishers.append(publisher)
         self.body_bytes += len(body)
+
+    def finish(self) -> None:
+        """No more runs are added."""
+        producer_id = self.array.producer_id if any(self.sequences) else ""
+        self.source = Source(producer_id, self.topic.version)
+        names_bytes = sum(map(len, self.lmq_names))
+        self.size = self.body_bytes + 4 * names_bytes + _RUN_BYTES * len(self.request_ids)
+
+    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+        columns.lmq_names += self.lmq_names
+        columns.bodies += self.bodies
+        columns.counts += self.counts
+        columns.sequences += self.sequences
+        return len(self.request_ids), 0
+
+    def long_form(self) -> exchange_pb2.Operation:
+        operation = exchange_pb2.Operation()
+        appends = operation.appends
+        appends.lmq_names.extend(self.lmq_names)
+        appends.bodies.extend(self.bodies)
+        appends.counts.extend(self.counts)
+        appends.sequences.extend(self.sequences)
+        appends.producer_id = self.source.producer_id
+        appends.topic_version = self.source.topic_version
+        return operation
+
+    def stored(self, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
+        for publisher in self.publishers:
+            publisher.unanswered -= 1
+        self._arrays.stored(self, queue_ids, first_offsets)
+
+    def __call__(self, result: exchange_pb2.OperationResult | TidemarkError) -> None:
+        for publisher in self.publishers:
+            publisher.unanswered -= 1
+        self._arrays.answered(self, result)
 
     def __getitem__(self, index: int) -> _Run:
         return (
@@ -242,7 +285,7 @@ class RunArrays:
         if link is None or topic is None:
             return None
         link.check_serving()
-        runs = array.gathered[key] = _Runs(link, topic)
+        runs = array.gathered[key] = _Runs(self, array, link, topic)
         return runs
 
     def _publish_alone(self, array: _Array, run: _Run) -> None:
@@ -258,27 +301,17 @@ class RunArrays:
 
     def _send(self, array: _Array, key: _Key) -> None:
         runs = array.gathered.pop(key, None)
-        if not runs:
+        if runs is None:
             return
-        operation = exchange_pb2.Operation()
-        appends = operation.appends
-        appends.lmq_names.extend(runs.lmq_names)
-        appends.bodies.extend(runs.bodies)
-        appends.counts.extend(runs.counts)
-        appends.sequences.extend(runs.sequences)
-        if any(runs.sequences):
-            appends.producer_id = array.producer_id
-        appends.topic_version = runs.topic.version
+        runs.finish()
         for publisher in runs.publishers:
             publisher.unanswered += 1
-        runs.link.ask(operation, partial(self._answered, array, runs), len(runs))
+        runs.link.ask_plain(runs, len(runs.request_ids))
         self._dispatcher.on_appends_queued(key[0], runs.lmq_names, runs.counts, runs.bodies)
 
-    def _answered(
-        self, array: _Array, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError
-    ) -> None:
-        for publisher in runs.publishers:
-            publisher.unanswered -= 1
+    def answered(self, runs: _Runs, result: exchange_pb2.OperationResult | TidemarkError) -> None:
+        """Storage has answered in the long form, or will not answer."""
+        array = runs.array
         if isinstance(result, TidemarkError) or result.HasField("error"):
             _drop_failed(array.cache, runs.publishers)
             error = result if isinstance(result, TidemarkError) else from_status(result.error)
@@ -290,13 +323,18 @@ class RunArrays:
             _drop_failed(array.cache, runs.publishers)
             self._answer_each(array, runs, appends)
             return
+        self.stored(runs, appends.queue_ids, appends.first_offsets)
+
+    def stored(self, runs: _Runs, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
+        """All runs of an operation are stored now."""
         self._publish_path.published.add(sum(runs.counts), runs.topic.name)
+        array = runs.array
         array.results.stored(
             runs.request_ids,
-            appends.queue_ids,
-            appends.first_offsets,
+            queue_ids,
+            first_offsets,
             [publisher.publisher_id for publisher in runs.publishers],
-            array.share_bytes * len(runs),
+            array.share_bytes * len(runs.request_ids),
         )
 
     def _answer_each(

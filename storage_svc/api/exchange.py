@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
 from storage_svc.api.exchange_part import Asked, ExchangePart, Unsent, write_end
+from storage_svc.api.operation_columns import decode_columns
+from storage_svc.api.result_columns import ResultColumns
 from storage_svc.partition.partitions import Partitions
 from tidemark.api.storage.v1 import exchange_pb2
 from tidemark.errors import InvalidArgument, ShuttingDown, TidemarkError
@@ -119,13 +121,12 @@ class Exchange:
             for bind in request.binds:
                 self._bind(bind)
             # First all are decoded, then all are submitted: see `CommonTurns`.
-            for asked in [self._decode(operations) for operations in request.parts]:
-                if asked is not None:
-                    self._under_way += 1
-                    part = asked.part
-                    part.submit(asked)
-                    if part.crowded:
-                        self._crowded.add(part)
+            for asked in self._decode(request):
+                self._under_way += 1
+                part = asked.part
+                part.submit(asked)
+                if part.crowded:
+                    self._crowded.add(part)
             self._make_room()
             await self._room.wait()
         await self._answered_all.wait()
@@ -150,17 +151,25 @@ class Exchange:
             del self._parts[part.number]
             self._close(part)
 
-    def _decode(self, request: exchange_pb2.PartitionOperations) -> Asked | None:
+    def _decode(self, request: exchange_pb2.ExchangeRequest) -> list[Asked]:
+        """What is asked of partitions that the stream carries."""
+        asked = []
+        for operations in request.parts:
+            part = self._bound(operations.partition, operations.broker_epoch)
+            if part is not None:
+                asked.append(part.decode(operations, self._answered))
+        if request.HasField("columns"):
+            asked += decode_columns(request.columns, self._bound, self._answered)
+        return asked
+
+    def _bound(self, partition: int, broker_epoch: int) -> ExchangePart | None:
         """None if the stream does not carry the partition, which is reported."""
-        part = self._parts.get(request.partition)
-        if part is None or part.broker_epoch != request.broker_epoch:
-            error = InvalidArgument(
-                f"partition {request.partition} is not bound under epoch {request.broker_epoch}",
-                field="parts",
-            )
-            self._refuse(request.partition, request.broker_epoch, error)
+        part = self._parts.get(partition)
+        if part is None or part.broker_epoch != broker_epoch:
+            detail = f"partition {partition} is not bound under epoch {broker_epoch}"
+            self._refuse(partition, broker_epoch, InvalidArgument(detail, field="parts"))
             return None
-        return part.decode(request, self._answered)
+        return part
 
     def _answered(self, part: ExchangePart) -> None:
         self._under_way -= 1
@@ -210,12 +219,18 @@ class Exchange:
         changed, self._changed = self._changed, {}
         share_bytes = RESPONSE_BYTES_MAX // max(1, len(changed))
         frame_bytes = 0
+        columns = ResultColumns()
         for part in changed:
             failure = part.failure()
-            if failure is None and not part.has_news:
-                continue
             # A frame without results takes any one of them, whatever its size.
             room_bytes = RESPONSE_BYTES_MAX - frame_bytes if frame_bytes else sys.maxsize
+            if failure is None:
+                moved_bytes = part.move_to(columns, min(share_bytes, room_bytes))
+                if moved_bytes:
+                    frame_bytes += moved_bytes
+                    continue
+                if not part.has_news:
+                    continue
             response = frame.parts.add(partition=part.number, broker_epoch=part.broker_epoch)
             frame_bytes += part.write_to(response, share_bytes, room_bytes)
             if part.has_news:
@@ -225,7 +240,9 @@ class Exchange:
                 del self._parts[part.number]
                 part.close()
         self._make_room()
-        return frame if frame.parts else None
+        if columns:
+            columns.write_to(frame.columns)
+        return frame if columns or frame.parts else None
 
 
 def _set_if(event: asyncio.Event, condition: bool) -> None:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final
 
 from storage_svc.api import codec
+from storage_svc.api.result_columns import ResultColumns
 from storage_svc.operations.acks import Acked
 from storage_svc.operations.operation import ExchangeResult, Operation
 from storage_svc.operations.publish import AppendedRuns, AppendRuns
@@ -69,6 +70,9 @@ class ExchangePart:
         self._all_unsent = unsent
         self._unsent: deque[tuple[int, ExchangeResult | TidemarkError, int]] = deque()
         """Request ids, results, and about how many bytes each takes in a frame."""
+        self._unsent_bytes = 0
+        self._is_plain = True
+        """Whether all that is unsent fits in columns."""
         self._commit = partition.last_commit
         """One that contains all that is kept, or follows it. Not the present one of the partition:
         that may have been opened again without commits that are lost."""
@@ -84,6 +88,7 @@ class ExchangePart:
         self._all_unsent.results -= len(self._unsent)
         self._all_unsent.result_bytes -= sum(result_bytes for _, _, result_bytes in self._unsent)
         self._unsent.clear()
+        self._unsent_bytes = 0
 
     @property
     def holder(self) -> Claim | None:
@@ -137,7 +142,8 @@ class ExchangePart:
     ) -> "Asked":
         """The valid operations of a request, and why the others are refused; `answered` is called
         once all have a result."""
-        asked = Asked(self, request, answered)
+        asked = Asked(self, answered)
+        asked.size, asked.unanswered = request.ByteSize(), len(request.operations)
         for each in request.operations:
             try:
                 operation = codec.decode_operation(each)
@@ -166,10 +172,14 @@ class ExchangePart:
         kept = result_bytes = 0
         self._commit = self._partition.last_commit
         for request_id, result in results:
-            size = _bytes_of(result)
+            size = _plain_bytes_of(result)
+            if not size:
+                self._is_plain = False
+                size = _bytes_of(result)
             self._unsent.append((request_id, result, size))
             kept += 1
             result_bytes += size
+        self._unsent_bytes += result_bytes
         self._all_unsent.results += kept
         self._all_unsent.result_bytes += result_bytes
         self._changed()
@@ -184,6 +194,26 @@ class ExchangePart:
         self.take_results([(0, each) for each in in_columns(results)])
 
     # --- frames --------------------------------------------------------------------------------
+
+    def move_to(self, columns: ResultColumns, bytes_max: int) -> int:
+        """Move all that there is into columns, and return about how many bytes that takes; 0 if it
+        does not fit in them, and nothing was moved."""
+        events, used_bytes = self._events, self._unsent_bytes
+        if (
+            not self._is_plain
+            or not 0 < used_bytes <= bytes_max
+            or events.health_changed
+            or events.next_deadline_changed
+            or events.ready
+            or events.expired
+        ):
+            return 0
+        columns.add(self.number, self.broker_epoch, self._commit, self._unsent)
+        self._all_unsent.results -= len(self._unsent)
+        self._all_unsent.result_bytes -= used_bytes
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        return used_bytes
 
     def write_to(
         self, response: exchange_pb2.PartitionResponse, share_bytes: int, room_bytes: int
@@ -232,6 +262,9 @@ class ExchangePart:
             moved += 1
             # Written in place: a result that is appended is copied, bodies and all.
             codec.write_result(response.results.add(request_id=request_id), result)
+        self._unsent_bytes -= used_bytes
+        if not self._unsent:
+            self._is_plain = True
         self._all_unsent.results -= moved
         self._all_unsent.result_bytes -= used_bytes
         return used_bytes
@@ -255,11 +288,11 @@ class Asked:
     def __init__(
         self,
         part: ExchangePart,
-        request: exchange_pb2.PartitionOperations,
         answered: Callable[[ExchangePart], None],
     ) -> None:
-        self.size = request.ByteSize()
-        self.unanswered = len(request.operations)
+        self.size = 0
+        """In bytes, as the broker counts it or less."""
+        self.unanswered = 0
         """How many operations it counts for: some are for many runs."""
         self.operations: list[Operation[ExchangeResult]] = []
         self.request_ids: list[int] = []
@@ -270,6 +303,22 @@ class Asked:
         self.part = part
         self._answered = answered
         self._results = 0
+
+    def add(
+        self,
+        request_id: int,
+        operation: Operation[ExchangeResult] | TidemarkError,
+        unanswered: int,
+        size: int,
+    ) -> None:
+        """One more operation, or why it is refused."""
+        self.unanswered += unanswered
+        self.size += size
+        if isinstance(operation, TidemarkError):
+            self.refused.append((request_id, operation))
+        else:
+            self.operations.append(operation)
+            self.request_ids.append(request_id)
 
     def answer(self, results: Sequence[ExchangeResult | TidemarkError]) -> None:
         """The commit of the next operations is durable: their results go into the next frame."""
@@ -304,6 +353,22 @@ def _fitting(count: int, each_bytes: int, room_bytes: int) -> int:
     return min(count, max(1, room_bytes // each_bytes))
 
 
+def _plain_bytes_of(result: ExchangeResult | TidemarkError) -> int:
+    """A quick estimate of its size in columns; 0 if it does not fit in them."""
+    size = RESULT_BYTES
+    if isinstance(result, AppendedRuns):
+        for run in result.runs:
+            if isinstance(run, TidemarkError) or run.duplicate or run.schedule_id:
+                return 0
+            size += RUN_BYTES
+        return size
+    if isinstance(result, HandedOut):
+        for reserved in result.results:
+            size += HAND_OUT_BYTES + len(reserved.slices[0].body)
+        return size
+    return size if isinstance(result, Acked) and not result.refused else 0
+
+
 def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
     """A quick estimate of its size in a frame."""
     size = RESULT_BYTES
@@ -313,10 +378,6 @@ def _bytes_of(result: ExchangeResult | TidemarkError) -> int:
         return size
     if isinstance(result, Acked | Renewed):
         return size + ERROR_BYTES * len(result.refused) if result.refused else size
-    if isinstance(result, HandedOut):
-        for reserved in result.results:
-            size += HAND_OUT_BYTES + len(reserved.slices[0].body)
-        return size
     if isinstance(result, Reserved):
         for each in result.slices:
             size += SLICE_BYTES + len(each.body)

@@ -39,9 +39,13 @@ class AckReservations(NamedTuple):
 
     @classmethod
     def from_proto(cls, proto: exchange_pb2.AckReservations) -> "AckReservations":
-        receipts = tuple(proto.receipts)
+        return cls.of(tuple(proto.receipts), proto.client_id)
+
+    @classmethod
+    def of(cls, receipts: tuple[bytes, ...], client_id: str) -> "AckReservations":
+        """Raises InvalidArgument for too many or none."""
         check_range("receipts", len(receipts), 1, limits.ACKS_PER_OPERATION_MAX)
-        return cls(receipts, proto.client_id)
+        return cls(receipts, client_id)
 
     async def apply(self, commit: CommitContext) -> Acked:
         """Each is acknowledged, or answered as before (V6), or refused without any change."""

@@ -4,6 +4,7 @@ Most runs come in columns, with one operation and one result for many queues. Ow
 publish: topic version, repeats, a full disk and, with `runs.py`, quotas.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from storage_svc.operations.fields import check_body, queue_name
@@ -174,17 +175,26 @@ class AppendRuns(NamedTuple):
         # As lists: every look at a column of a proto costs as much as one of these.
         names, counts = list(proto.lmq_names), list(proto.counts)
         bodies, sequences = list(proto.bodies), list(proto.sequences)
-        check_range("lmq_names", len(names), 1, limits.APPENDS_PER_OPERATION_MAX)
         if not len(names) == len(counts) == len(bodies) == len(sequences):
             raise InvalidArgument("columns of different lengths", field="appends")
-        producer_id, version = proto.producer_id, proto.topic_version
-        if any(sequences):
-            validate_producer_id(producer_id)
+        runs = [*zip(names, counts, bodies, sequences, strict=True)]
+        return cls.from_rows(runs, proto.producer_id, proto.topic_version)
+
+    @classmethod
+    def from_rows(
+        cls, runs: Sequence[tuple[str, int, bytes, int]], producer_id: str, topic_version: int
+    ) -> "AppendRuns":
+        """Each run as its queue, count, body and sequence. Raises for one that is malformed."""
+        check_range("lmq_names", len(runs), 1, limits.APPENDS_PER_OPERATION_MAX)
         appends = []
-        for name, count, body, sequence in zip(names, counts, bodies, sequences, strict=True):
+        validated = False
+        for name, count, body, sequence in runs:
+            if sequence and not validated:
+                validate_producer_id(producer_id)
+                validated = True
             check_body(count, body, limits.RUN_BYTES_MAX)
             plain = (queue_name(name), count, body, "", 0, 0, "")
-            appends.append(Append(*plain, producer_id, sequence, version))
+            appends.append(Append(*plain, producer_id, sequence, topic_version))
         return cls(tuple(appends))
 
     async def apply(self, commit: CommitContext) -> AppendedRuns:

@@ -24,33 +24,37 @@ class HandedOut(NamedTuple):
     results: tuple[Reserved, ...]
 
     def write_to(self, proto: exchange_pb2.OperationResult) -> None:
-        hand_outs = proto.hand_outs
-        # As columns of the tuples: most commits of one of many partitions hand out a single slice.
-        _, _, standing_messages, standing_ids = zip(*self.results, strict=True)
-        (
-            reservation_ids,
-            receipts,
-            _queue_ids,
-            first_offsets,
-            counts,
-            bodies,
-            _attempt_counts,
-            _delivery_counts,
-            owner_epochs,
-            visibility_ms,
-            publish_times_ms,
-            *_,
-        ) = zip(*[each.slices[0] for each in self.results], strict=True)
-        hand_outs.standing_ids.extend(standing_ids)
-        hand_outs.standing_messages.extend(standing_messages)
-        hand_outs.reservation_ids.extend(reservation_ids)
-        hand_outs.receipts.extend(receipts)
-        hand_outs.first_offsets.extend(first_offsets)
-        hand_outs.counts.extend(counts)
-        hand_outs.bodies.extend(bodies)
-        hand_outs.visibility_ms.extend(visibility_ms)
-        hand_outs.publish_times_ms.extend(publish_times_ms)
-        hand_outs.owner_epochs.extend(owner_epochs)
+        write_hand_outs(proto.hand_outs, self.results)
+
+
+def write_hand_outs(hand_outs: exchange_pb2.HandOuts, results: Sequence[Reserved]) -> None:
+    """Results of standing reserves with nothing but a plain slice, at least one."""
+    # As columns of the tuples: most commits of one of many partitions hand out a single slice.
+    _, _, standing_messages, standing_ids = zip(*results, strict=True)
+    (
+        reservation_ids,
+        receipts,
+        _queue_ids,
+        first_offsets,
+        counts,
+        bodies,
+        _attempt_counts,
+        _delivery_counts,
+        owner_epochs,
+        visibility_ms,
+        publish_times_ms,
+        *_,
+    ) = zip(*[each.slices[0] for each in results], strict=True)
+    hand_outs.standing_ids.extend(standing_ids)
+    hand_outs.standing_messages.extend(standing_messages)
+    hand_outs.reservation_ids.extend(reservation_ids)
+    hand_outs.receipts.extend(receipts)
+    hand_outs.first_offsets.extend(first_offsets)
+    hand_outs.counts.extend(counts)
+    hand_outs.bodies.extend(bodies)
+    hand_outs.visibility_ms.extend(visibility_ms)
+    hand_outs.publish_times_ms.extend(publish_times_ms)
+    hand_outs.owner_epochs.extend(owner_epochs)
 
 
 class Recalled(NamedTuple):

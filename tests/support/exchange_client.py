@@ -7,6 +7,7 @@ knows what a right answer is.
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from tidemark.api.broker.v1.message_pb2 import Message, MessageBatch
@@ -20,12 +21,14 @@ from tidemark.api.storage.v1.exchange_pb2 import (
     ExchangeRequest,
     HandOuts,
     Operation,
+    OperationColumns,
     OperationResult,
     PartitionOperations,
     PartitionResponse,
     Reserve,
     ReservedSlice,
     ReserveResult,
+    ResultColumns,
     SettleAction,
     SettleReservation,
     Unbind,
@@ -107,6 +110,8 @@ class ExchangeStream:
         """Frames that have arrived."""
         self.frame_bytes_max = 0
         """The size of the largest."""
+        self.in_columns: set[int] = set()
+        """Partitions of which results have arrived in columns."""
 
     async def bind(self, partition: int, broker_epoch: int) -> "ExchangeClient":
         (part,) = await self.bind_all((partition, broker_epoch))
@@ -137,6 +142,18 @@ class ExchangeStream:
         await self.write(frame)
         return [[outcome_of(await each) for each in results] for results in waiting]
 
+    async def ask_in_columns(
+        self, asked: "dict[ExchangeClient, list[Operation]]"
+    ) -> list[list[Any]]:
+        """The same for appends and acks in arrays, sent in columns."""
+        frame = ExchangeRequest()
+        waiting = [
+            [part.add_to_columns(frame.columns, each) for each in operations]
+            for part, operations in asked.items()
+        ]
+        await self.write(frame)
+        return [[outcome_of(await each) for each in results] for results in waiting]
+
     async def done_writing(self) -> None:
         await self._call.done_writing()
 
@@ -151,7 +168,8 @@ class ExchangeStream:
             async for frame in self._call:
                 self.frames += 1
                 self.frame_bytes_max = max(self.frame_bytes_max, frame.ByteSize())
-                for response in frame.parts:
+                self.in_columns.update(frame.columns.partitions)
+                for response in [*frame.parts, *_single_responses(frame.columns)]:
                     part = self._parts.get((response.partition, response.broker_epoch))
                     if part is not None:
                         part.take(response)
@@ -205,6 +223,30 @@ class ExchangeClient:
         part = frame.parts.add(partition=self.partition, broker_epoch=self.broker_epoch)
         part.operations.extend(operations)
         return [self._expect(each) for each in part.operations]
+
+    def add_to_columns(
+        self, columns: OperationColumns, operation: Operation
+    ) -> asyncio.Future[OperationResult]:
+        """Add appends or acks in an array to the columns of a frame."""
+        result = self._expect(operation)
+        appends, acks = operation.appends, operation.acks
+        columns.partitions.append(self.partition)
+        columns.broker_epochs.append(self.broker_epoch)
+        columns.request_ids.append(operation.request_id)
+        columns.source_indexes.append(len(columns.sources))
+        columns.sources.add(
+            producer_id=appends.producer_id,
+            topic_version=appends.topic_version,
+            client_id=acks.client_id,
+        )
+        columns.run_counts.append(len(appends.lmq_names))
+        columns.receipt_counts.append(len(acks.receipts))
+        columns.lmq_names.extend(appends.lmq_names)
+        columns.counts.extend(appends.counts)
+        columns.bodies.extend(appends.bodies)
+        columns.sequences.extend(appends.sequences)
+        columns.receipts.extend(acks.receipts)
+        return result
 
     async def ask_all(self, *operations: Operation) -> list[Any]:
         """The outcomes of one frame: each a result, or the error itself."""
@@ -265,6 +307,34 @@ class ExchangeClient:
                 waiting.set_exception(reason)
                 waiting.exception()  # looked at: it need not be awaited
         self._waiting.clear()
+
+
+def _single_responses(columns: ResultColumns) -> Iterator[PartitionResponse]:
+    """Results that came in columns, as responses of single partitions."""
+    queue_ids, first_offsets = iter(columns.queue_ids), iter(columns.first_offsets)
+    messages, handed_out = iter(columns.messages), _single_results(columns.hand_outs)
+    results = iter(
+        zip(columns.request_ids, columns.run_counts, columns.receipt_counts, strict=True)
+    )
+    for partition, epoch, commit, count, hand_outs in zip(
+        columns.partitions,
+        columns.broker_epochs,
+        columns.commits,
+        columns.result_counts,
+        columns.hand_out_counts,
+        strict=True,
+    ):
+        response = PartitionResponse(partition=partition, broker_epoch=epoch, commit=commit)
+        for request_id, runs, receipts in islice(results, count):
+            result = response.results.add(request_id=request_id)
+            if runs:
+                result.appends.queue_ids.extend(islice(queue_ids, runs))
+                result.appends.first_offsets.extend(islice(first_offsets, runs))
+            else:
+                result.acks.messages.extend(islice(messages, receipts))
+        for reserve in islice(handed_out, hand_outs):
+            response.results.add(reserve=reserve)
+        yield response
 
 
 def _single_results(hand_outs: HandOuts) -> Iterator[ReserveResult]:

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import grpc
 
+from tests.support.split_columns import split_operations, split_results
 from tidemark.api.storage.v1.exchange_pb2 import (
     ExchangeRequest,
     ExchangeResponse,
-    PartitionOperations,
     PartitionResponse,
     Unbind,
 )
@@ -140,10 +140,11 @@ class _Parts:
         asking = asyncio.create_task(self._ask(requests))
         try:
             async for answer in self._call:
-                for part in ExchangeResponse.FromString(answer).parts:
-                    self._way(self._answers, part.partition).put(
-                        ExchangeResponse(parts=[part]).SerializeToString()
-                    )
+                response = ExchangeResponse.FromString(answer)
+                for part in response.parts:
+                    self._put_answer(part.partition, ExchangeResponse(parts=[part]))
+                for partition, columns in split_results(response.columns):
+                    self._put_answer(partition, ExchangeResponse(columns=columns))
         finally:
             asking.cancel()
             for way in [*self._requests.values(), *self._answers.values()]:
@@ -165,22 +166,28 @@ class _Parts:
         async for frame in requests:
             request = ExchangeRequest.FromString(frame)
             for unbind in request.unbinds:
-                if not self._is_lost(unbind):
+                if not self._is_lost(unbind.partition, unbind.broker_epoch):
                     self._put(unbind.partition, ExchangeRequest(unbinds=[unbind]))
             for bind in request.binds:
                 self._epochs[bind.partition] = bind.broker_epoch
                 self._links[bind.partition].carry(self, bind.partition)
                 self._put(bind.partition, ExchangeRequest(binds=[bind]))
             for part in request.parts:
-                if not self._is_lost(part):
+                if not self._is_lost(part.partition, part.broker_epoch):
                     self._put(part.partition, ExchangeRequest(parts=[part]))
+            for partition, epoch, columns in split_operations(request.columns):
+                if not self._is_lost(partition, epoch):
+                    self._put(partition, ExchangeRequest(columns=columns))
         await self._call.done_writing()
 
-    def _is_lost(self, sent: Unbind | PartitionOperations) -> bool:
-        return self._broken.get(sent.partition) == sent.broker_epoch
+    def _is_lost(self, partition: int, broker_epoch: int) -> bool:
+        return self._broken.get(partition) == broker_epoch
 
     def _put(self, partition: int, request: ExchangeRequest) -> None:
         self._way(self._requests, partition).put(request.SerializeToString())
+
+    def _put_answer(self, partition: int, response: ExchangeResponse) -> None:
+        self._way(self._answers, partition).put(response.SerializeToString())
 
     def _way(self, ways: dict[int, _Way], partition: int) -> _Way:
         if partition not in ways:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker_svc.links.frame_columns import HandOutRow
 from broker_svc.links.link_state import Assigned
 from broker_svc.links.partition_link import CLAIM_MS_MAX, PartitionLink
 from broker_svc.links.storage_nodes import StorageNode, StorageNodes
@@ -18,7 +19,6 @@ from tests.support.local_broker import in_time
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
     Append,
-    HandOuts,
     Operation,
     OperationResult,
     PartitionResponse,
@@ -52,7 +52,7 @@ class Offers:
     def before_frame_sent(self, partition: int) -> None: ...
     def queue_ready(self, partition: int, lmq_name: str, group: str) -> None: ...
     def handed_out(self, partition: int, reserved: ReserveResult) -> None: ...
-    def handed_out_many(self, partition: int, hand_outs: HandOuts) -> None: ...
+    def handed_out_many(self, hand_outs: Iterable[HandOutRow]) -> None: ...
     def frame_taken(self) -> None: ...
     def next_deadline(self, partition: int, in_ms: int | None) -> None: ...
     def expired(self, partition: int, reservation_ids: Iterable[int]) -> None:

@@ -1,6 +1,7 @@
 """Standing reserves as the broker keeps them: when they are recalled, and what they hold."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,14 +10,13 @@ from broker_svc.consume.consumer import RESERVE_BYTES_MIN, Consumer, Feed, Room,
 from broker_svc.consume.dispatcher import Dispatcher
 from broker_svc.idle.activity_leases import Lease
 from broker_svc.idle.tracking import TrackedQueue
+from broker_svc.links.frame_columns import HandOutRow, as_operation
 from broker_svc.links.partition_link import PartitionLink
 from tests.unit.broker_svc.test_partition_link import Offers, health, link
 from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1.exchange_pb2 import (
-    HandOuts,
     Operation,
     OperationResult,
-    PartitionOperations,
     PartitionResponse,
     ReservedSlice,
     ReserveResult,
@@ -38,8 +38,8 @@ class Passed(Offers):
     def handed_out(self, partition: int, reserved: ReserveResult) -> None:
         self._dispatcher.handed_out(partition, reserved)
 
-    def handed_out_many(self, partition: int, hand_outs: HandOuts) -> None:
-        self._dispatcher.handed_out_many(partition, hand_outs)
+    def handed_out_many(self, hand_outs: Iterable[HandOutRow]) -> None:
+        self._dispatcher.handed_out_many(hand_outs)
 
 
 class Waiting(NamedTuple):
@@ -57,9 +57,8 @@ class Waiting(NamedTuple):
 
     def asked(self) -> list[Operation]:
         """The operations since the last time, which are under way now."""
-        part = PartitionOperations()
-        self.link.move_to(part, MANY_BYTES, MANY_BYTES)
-        return list(part.operations)
+        moved, _ = self.link.move(MANY_BYTES, MANY_BYTES)
+        return [as_operation(each) for each in moved]
 
     async def answer(self, *results: OperationResult) -> None:
         self.link.take(PartitionResponse(results=results))

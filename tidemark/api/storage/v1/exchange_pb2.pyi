@@ -75,6 +75,7 @@ class ExchangeRequest(_message.Message):
     UNBINDS_FIELD_NUMBER: _builtins.int
     BINDS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def unbinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unbind]:
         """Partitions that the stream carries no longer."""
@@ -87,16 +88,21 @@ class ExchangeRequest(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionOperations]:
         """Operations, at most one entry per partition."""
 
+    @_builtins.property
+    def columns(self) -> Global___OperationColumns:
+        """Operations of partitions that have no entry in `parts`, in columns."""
+
     def __init__(
         self,
         *,
         unbinds: _abc.Iterable[Global___Unbind] | None = ...,
         binds: _abc.Iterable[Global___Bind] | None = ...,
         parts: _abc.Iterable[Global___PartitionOperations] | None = ...,
+        columns: Global___OperationColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binds", b"binds", "parts", b"parts", "unbinds", b"unbinds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binds", b"binds", "columns", b"columns", "parts", b"parts", "unbinds", b"unbinds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,18 +210,24 @@ class ExchangeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionResponse]:
         """At most one entry per partition and epoch."""
+
+    @_builtins.property
+    def columns(self) -> Global___ResultColumns:
+        """Results of partitions that have no entry in `parts`, in columns."""
 
     def __init__(
         self,
         *,
         parts: _abc.Iterable[Global___PartitionResponse] | None = ...,
+        columns: Global___ResultColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -297,6 +309,223 @@ class PartitionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartitionResponse: _TypeAlias = PartitionResponse  # noqa: Y015
+
+@_typing.final
+class OperationColumns(_message.Message):
+    """AppendRuns and AckReservations of many partitions: the short form of PartitionOperations for
+    partitions that have nothing else in a frame, and no trace context. The first six columns have an
+    entry for each operation. Operations of one partition are carried out in order; each is answered, or
+    ends the part of its partition, as in the long form. Columns of lengths that disagree end the stream.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCHS_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    SOURCE_INDEXES_FIELD_NUMBER: _builtins.int
+    RUN_COUNTS_FIELD_NUMBER: _builtins.int
+    RECEIPT_COUNTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    LMQ_NAMES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    BODIES_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The partitions."""
+
+    @_builtins.property
+    def broker_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As PartitionOperations.broker_epoch."""
+
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As Operation.request_id."""
+
+    @_builtins.property
+    def source_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The index of its source in `sources`."""
+
+    @_builtins.property
+    def run_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the next runs it stores. 0: it acknowledges."""
+
+    @_builtins.property
+    def receipt_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the next receipts it acknowledges. 0: it stores."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperationSource]:
+        """The producers and clients, each with all its operations."""
+
+    @_builtins.property
+    def lmq_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As AppendRuns.lmq_names, with an entry for each run, as in the next three."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As AppendRuns.counts."""
+
+    @_builtins.property
+    def bodies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As AppendRuns.bodies."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As AppendRuns.sequences."""
+
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """As AckReservations.receipts."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        broker_epochs: _abc.Iterable[_builtins.int] | None = ...,
+        request_ids: _abc.Iterable[_builtins.int] | None = ...,
+        source_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        run_counts: _abc.Iterable[_builtins.int] | None = ...,
+        receipt_counts: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[Global___OperationSource] | None = ...,
+        lmq_names: _abc.Iterable[_builtins.str] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        bodies: _abc.Iterable[_builtins.bytes] | None = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        receipts: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bodies", b"bodies", "broker_epochs", b"broker_epochs", "counts", b"counts", "lmq_names", b"lmq_names", "partitions", b"partitions", "receipt_counts", b"receipt_counts", "receipts", b"receipts", "request_ids", b"request_ids", "run_counts", b"run_counts", "sequences", b"sequences", "source_indexes", b"source_indexes", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationColumns: _TypeAlias = OperationColumns  # noqa: Y015
+
+@_typing.final
+class OperationSource(_message.Message):
+    """The producer or client of operations in columns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_VERSION_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    producer_id: _builtins.str
+    """As AppendRuns.producer_id."""
+    topic_version: _builtins.int
+    """As AppendRuns.topic_version."""
+    client_id: _builtins.str
+    """As AckReservations.client_id."""
+    def __init__(
+        self,
+        *,
+        producer_id: _builtins.str = ...,
+        topic_version: _builtins.int = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "producer_id", b"producer_id", "topic_version", b"topic_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperationSource: _TypeAlias = OperationSource  # noqa: Y015
+
+@_typing.final
+class ResultColumns(_message.Message):
+    """Results and hand-outs of many partitions: the short form of PartitionResponse for partitions that
+    have nothing else in a frame, where no run and no ack was refused and no run is a repeat. The hand-outs
+    of a partition follow its results.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCHS_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    RESULT_COUNTS_FIELD_NUMBER: _builtins.int
+    HAND_OUT_COUNTS_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    RUN_COUNTS_FIELD_NUMBER: _builtins.int
+    RECEIPT_COUNTS_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSETS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    HAND_OUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The partitions, with an entry for each in the next four."""
+
+    @_builtins.property
+    def broker_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As PartitionResponse.broker_epoch."""
+
+    @_builtins.property
+    def commits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As PartitionResponse.commit."""
+
+    @_builtins.property
+    def result_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the next results are of the partition."""
+
+    @_builtins.property
+    def hand_out_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the next hand-outs are of the partition."""
+
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As OperationResult.request_id, with an entry for each result, as in the next two."""
+
+    @_builtins.property
+    def run_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the next runs it has stored. 0: it has acknowledged."""
+
+    @_builtins.property
+    def receipt_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of the next receipts it has acknowledged. 0: it has stored."""
+
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As AppendRunsResult.queue_ids, with an entry for each run, as in the next one."""
+
+    @_builtins.property
+    def first_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As AppendRunsResult.first_offsets."""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As AckReservationsResult.messages, with an entry for each receipt."""
+
+    @_builtins.property
+    def hand_outs(self) -> Global___HandOuts:
+        """Hand-outs of all partitions."""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        broker_epochs: _abc.Iterable[_builtins.int] | None = ...,
+        commits: _abc.Iterable[_builtins.int] | None = ...,
+        result_counts: _abc.Iterable[_builtins.int] | None = ...,
+        hand_out_counts: _abc.Iterable[_builtins.int] | None = ...,
+        request_ids: _abc.Iterable[_builtins.int] | None = ...,
+        run_counts: _abc.Iterable[_builtins.int] | None = ...,
+        receipt_counts: _abc.Iterable[_builtins.int] | None = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        first_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        messages: _abc.Iterable[_builtins.int] | None = ...,
+        hand_outs: Global___HandOuts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hand_outs", b"hand_outs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epochs", b"broker_epochs", "commits", b"commits", "first_offsets", b"first_offsets", "hand_out_counts", b"hand_out_counts", "hand_outs", b"hand_outs", "messages", b"messages", "partitions", b"partitions", "queue_ids", b"queue_ids", "receipt_counts", b"receipt_counts", "request_ids", b"request_ids", "result_counts", b"result_counts", "run_counts", b"run_counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResultColumns: _TypeAlias = ResultColumns  # noqa: Y015
 
 @_typing.final
 class Operation(_message.Message):

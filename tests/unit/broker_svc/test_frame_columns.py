@@ -1,0 +1,243 @@
+"""Frames in columns as a broker sends and takes them: what is shared, and what stays apart (C7)."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker_svc.links.frame_columns import OperationColumns, PlainOperation, Source
+from tests.unit.broker_svc.test_storage_node_link import EPOCH, Node, node, small
+from tidemark.api.storage.v1.exchange_pb2 import (
+    ExchangeRequest,
+    ExchangeResponse,
+    Operation,
+    OperationResult,
+    ResultColumns,
+)
+from tidemark.errors import TidemarkError, Unavailable
+from tidemark.limits import UNANSWERED_OPERATIONS_MAX
+
+__all__ = ["node"]
+
+
+class Runs(PlainOperation):
+    """One run."""
+
+    def __init__(self, lmq_name: str) -> None:
+        super().__init__()
+        self.size = 100
+        self.source = Source("till-7", 3)
+        self.lmq_name = lmq_name
+        self.answers: list[object] = []
+
+    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+        columns.lmq_names.append(self.lmq_name)
+        columns.counts.append(1)
+        columns.bodies.append(b"x")
+        columns.sequences.append(7)
+        return 1, 0
+
+    def long_form(self) -> Operation:
+        operation = Operation()
+        operation.appends.lmq_names.append(self.lmq_name)
+        return operation
+
+    def stored(self, queue_ids: Sequence[int], first_offsets: Sequence[int]) -> None:
+        self.answers.append((*queue_ids, *first_offsets))
+
+    def __call__(self, result: OperationResult | TidemarkError) -> None:
+        self.answers.append(result)
+
+
+class Acks(PlainOperation):
+    """Two acks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 100
+        self.source = Source(client_id="till")
+        self.answers: list[object] = []
+
+    def add_to(self, columns: OperationColumns) -> tuple[int, int]:
+        columns.receipts += [b"r", b"s"]
+        return 0, 2
+
+    def long_form(self) -> Operation:
+        raise AssertionError("it is not needed")
+
+    def acked(self, messages: Sequence[int]) -> None:
+        self.answers.append(list(messages))
+
+    def __call__(self, result: OperationResult | TidemarkError) -> None:
+        self.answers.append(result)
+
+
+def take(node: Node, columns: ResultColumns) -> None:
+    node.link._take_frame(ExchangeResponse(columns=columns))
+
+
+def operations(frame: ExchangeRequest) -> list[tuple[int, int, int, int]]:
+    """Partitions, epochs and counts of what is in columns."""
+    columns = frame.columns
+    rows = (columns.partitions, columns.broker_epochs, columns.run_counts, columns.receipt_counts)
+    return list(zip(*rows, strict=True))
+
+
+async def test_plain_operations_of_all_partitions_leave_in_columns(node: Node) -> None:
+    """C7: in the order of each partition."""
+    node.connect()
+    for partition in (2, 5):
+        node.links[partition].ask_plain(Runs(f"t/{partition}"))
+        node.links[partition].ask_plain(Acks())
+
+    frame = node.frame()
+
+    assert operations(frame) == [(2, 7, 1, 0), (2, 7, 0, 2), (5, 7, 1, 0), (5, 7, 0, 2)]
+    assert list(frame.columns.source_indexes) == [0, 1, 0, 1]
+    assert list(frame.columns.lmq_names) == ["t/2", "t/5"]
+    assert list(frame.columns.receipts) == [b"r", b"s"] * 2
+    assert not frame.parts
+    assert not node.has_frame()
+
+
+async def test_a_partition_that_asks_something_else_keeps_its_order(node: Node) -> None:
+    """S2: all that it has in the frame has the long form; other partitions stay in columns."""
+    node.connect()
+    node.links[0].ask_plain(Runs("t/a"))
+    node.send(0, small())
+    node.links[0].ask_plain(Runs("t/b"))
+    node.links[1].ask_plain(Runs("t/c"))
+
+    frame = node.frame()
+
+    (part,) = frame.parts
+    assert [each.WhichOneof("kind") for each in part.operations] == ["appends", "purge", "appends"]
+    assert operations(frame) == [(1, EPOCH, 1, 0)]
+
+
+async def test_results_in_columns_reach_what_has_asked(node: Node) -> None:
+    """S2: each gets its own entries, and may send again."""
+    node.connect()
+    runs, acks = [Runs("t/a"), Runs("t/b"), Runs("t/c")], Acks()
+    node.links[0].ask_plain(runs[0])
+    node.links[0].ask_plain(acks)
+    node.links[1].ask_plain(runs[1])
+    node.links[2].ask_plain(runs[2])
+    node.frame()
+
+    columns = ResultColumns(
+        partitions=[1, 0, 2],
+        broker_epochs=[EPOCH, EPOCH, EPOCH - 1],
+        commits=[4, 5, 6],
+        result_counts=[1, 2, 1],
+        hand_out_counts=[0, 0, 0],
+        request_ids=[1, 1, 2, 1],
+        run_counts=[1, 1, 0, 1],
+        receipt_counts=[0, 0, 2, 0],
+        queue_ids=[11, 12, 13],
+        first_offsets=[21, 22, 23],
+        messages=[1, 0],
+    )
+    take(node, columns)
+
+    assert [each.answers for each in runs] == [[(12, 22)], [(11, 21)], []]
+    assert acks.answers == [[1, 0]]
+    assert [node.links[each].waiting for each in (0, 1, 2)] == [0, 0, 1]
+    assert node.links[2]._witnessed_commit == 0
+
+
+def shorten(columns: ResultColumns, column: str) -> None:
+    if column == "hand_outs":
+        columns.hand_outs.receipts.append(b"one more")
+    else:
+        del getattr(columns, column)[-1]
+
+
+def lengthen(columns: ResultColumns, column: str) -> None:
+    if column == "hand_outs":
+        columns.hand_outs.standing_ids.append(1)
+    else:
+        getattr(columns, column).append(1)
+
+
+@pytest.mark.parametrize("column", [each.name for each in ResultColumns.DESCRIPTOR.fields])
+@pytest.mark.parametrize("spoil", [shorten, lengthen])
+async def test_columns_that_do_not_belong_together_break_the_stream(
+    node: Node, spoil: Callable[[ResultColumns, str], None], column: str
+) -> None:
+    """S2: which result is whose is not known, so that every caller gets UNAVAILABLE."""
+    node.connect()
+    runs, acks = Runs("t/a"), Acks()
+    node.links[0].ask_plain(runs)
+    node.links[0].ask_plain(acks)
+    node.frame()
+    columns = ResultColumns(
+        partitions=[0],
+        broker_epochs=[EPOCH],
+        commits=[1],
+        result_counts=[2],
+        hand_out_counts=[0],
+        request_ids=[1, 2],
+        run_counts=[1, 0],
+        receipt_counts=[0, 2],
+        queue_ids=[1],
+        first_offsets=[3],
+        messages=[1, 1],
+    )
+    spoil(columns, column)
+
+    with pytest.raises(Unavailable):
+        take(node, columns)
+
+    assert not runs.answers
+    assert not acks.answers
+
+
+async def test_a_caller_that_raises_keeps_no_other_from_its_result(node: Node) -> None:
+    """L1."""
+    node.connect()
+    asked = [Runs("t/a"), Runs("t/b")]
+    asked[0].stored = lambda *_: [][1]  # type: ignore[method-assign]
+    for each in asked:
+        node.links[0].ask_plain(each)
+    node.frame()
+
+    columns = ResultColumns(
+        partitions=[0],
+        broker_epochs=[EPOCH],
+        commits=[1],
+        result_counts=[2],
+        hand_out_counts=[0],
+        request_ids=[1, 2],
+        run_counts=[1, 1],
+        receipt_counts=[0, 0],
+        queue_ids=[1, 2],
+        first_offsets=[3, 4],
+    )
+    take(node, columns)
+
+    assert asked[1].answers == [(2, 4)]
+
+
+async def test_columns_count_for_what_a_partition_may_leave_unanswered(node: Node) -> None:
+    """L1: storage would stop reading, also what other partitions send."""
+    node.connect()
+    for _ in range(3):
+        node.links[0].ask_plain(Runs("t/a"), UNANSWERED_OPERATIONS_MAX // 2)
+
+    sent = operations(node.frame())
+
+    assert len(sent) == 2
+    assert not node.has_frame()
+
+
+async def test_a_link_that_breaks_answers_what_is_in_columns(node: Node) -> None:
+    """S2."""
+    node.connect()
+    asked, refused = Runs("t/a"), Runs("t/b")
+    node.links[0].ask_plain(asked)
+    node.frame()
+
+    node.links[0]._drop_callers()
+    node.links[0].ask_plain(refused)
+
+    assert [type(each) for each in (*asked.answers, *refused.answers)] == [Unavailable] * 2
