@@ -23,8 +23,7 @@ HEADERS_COUNT_MAX: Final = 64
 """Headers of one message."""
 
 RUN_MESSAGES_MAX: Final = 10_000
-"""Messages in one run: ten times as many as saturate the hot path. Bounds the cost of slicing
-it."""
+"""Messages in one run: ten times as many as saturate the hot path. Bounds the cost of slicing."""
 
 RUN_BYTES_MAX: Final = 4 * _MIB
 """One run as stored, headers included. A message of the largest size always fits."""
