@@ -69,7 +69,7 @@ from tidemark.system_metrics.sampler import Sampler, recorder
 
 EXPIRE_EVERY_MS = 1_000
 LINK_DRAIN_TIMEOUT_MS = 5_000
-"""How long a stopping broker waits for storage to receive what its sessions gave back."""
+"""How long a stopping broker waits for storage to receive messages that its sessions gave back."""
 
 _log = logging.getLogger(__name__)
 DEFAULT_TIMERS = Timers()
@@ -234,7 +234,7 @@ async def _running(
                 await draining
             await server.stop(0)
             await tasks.cancel()
-            # The links go last: what the sessions gave back must reach storage (V6, S5).
+            # The links end last: messages that the sessions gave back must reach storage (V6, S5).
             await asyncio.gather(*(link.finish(LINK_DRAIN_TIMEOUT_MS) for link in links))
             await link_tasks.cancel()
         if components.assignments.replaced is not None:
@@ -268,7 +268,7 @@ def _look_again(links: Sequence[PartitionLink]) -> None:
 async def _take_part(
     server: RpcServer, assignments: Assignments, membership: Membership, *, static: bool
 ) -> None:
-    """Follow the registry; a broker whose id another process has taken stops."""
+    """Follow the registry; stops the broker if another process has taken its id."""
     await assignments.run(membership, static=static)
     if assignments.replaced is not None:
         await server.stop(0)
@@ -385,7 +385,7 @@ def _sampler(
 
 
 async def _drain(server: RpcServer, service: BrokerService, assignments: Assignments) -> None:
-    """Clients are notified once other brokers hold the partitions, and so know where to go."""
+    """Clients are notified once other brokers hold the partitions, so that they can go there."""
     await server.stopping.wait()
     await assignments.hand_over()
     service.drain()

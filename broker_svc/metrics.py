@@ -81,7 +81,7 @@ def offer(components: BrokerComponents, service: BrokerService) -> None:
     holders, assignments = components.holders, components.assignments
     _gauge(
         "tidemark.broker.members",
-        "Brokers of the cluster, as this one knows them",
+        "Brokers of the cluster, in the view of this one",
         lambda: len(holders.view.members),
     )
     _gauge(

@@ -67,7 +67,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             session.partition_moved(link)
 
     def expire(self, now_ms: int) -> None:
-        """Drop what was idle or silent for too long. Called periodically."""
+        """Drop publishers and clients that were unused for too long. Called periodically."""
         settings = self._components.settings
         self._unary_publishers.expire(now_ms, settings.unary_publisher_idle_timeout_ms)
         self._clients.expire(now_ms, settings.client_timeout_ms)
@@ -79,7 +79,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[broker_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[broker_pb2.SessionResponse]:
-        leave_trace()  # what a session carries belongs to other traces than its opening
+        leave_trace()  # requests of a session belong to other traces than its opening
         if self._draining:
             raise ShuttingDown("the broker is stopping")
         if len(self._sessions) >= limits.OPEN_STREAMS_MAX:

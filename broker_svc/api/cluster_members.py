@@ -1,4 +1,4 @@
-"""The members of the cluster, as this broker knows them: who answers, and who holds what.
+"""The members of the cluster in the view of this broker: which answer, and their partitions.
 
 Storage decides who holds a partition, so that its claims are shown beside the assignment. An
 operator moves partitions through the registry, which every broker can change.

@@ -1,7 +1,7 @@
 """Unary calls at a broker that does not hold their partitions: forwarded one hop (S8).
 
-A call is split by holder and its results keep their order; a part whose holder does not answer
-fails alone, where results are one by one. A session is never forwarded: its client follows
+A call is split by holder and its results keep their order; if a holder does not answer, only its
+part fails, where results are one by one. A session is never forwarded: its client follows
 NOT_OWNER. Without other brokers the broker API is served without this module.
 """
 
@@ -188,7 +188,7 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
         client_id: str,
         context: Context,
     ) -> None:
-        """Give back the messages of pulls whose answers are not used."""
+        """Give back the messages of pulls with an answer that is not used."""
         outcomes = await asyncio.gather(*pulls, return_exceptions=True)
         settlements: list[message_pb2.Settlement] = []
         for outcome in outcomes:
@@ -209,7 +209,7 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
         sync = request.sync
         holders = [(await self._holders_or_here(entry.lmq_name))[0] for entry in sync.entries]
         parts = _by_holder(holders)
-        if sync.mode in _COMPLETE:  # it also ends what is not in it, at every broker
+        if sync.mode in _COMPLETE:  # it also ends subscriptions that are not in it, at every broker
             for holder in (_HERE, *self._holders.others):
                 parts.setdefault(holder, [])
 
@@ -241,7 +241,7 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
     async def Heartbeat(
         self, request: broker_pb2.HeartbeatRequest, context: Context
     ) -> broker_pb2.HeartbeatResponse:
-        """Every broker learns that the client lives: it may hold messages of each."""
+        """Forwarded to every broker, because the client may hold messages of each."""
         if is_forwarded(context):
             return await self._local.Heartbeat(request, context)
         parts = {
@@ -293,7 +293,7 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
                     )
             raise
 
-    # --- who holds what ------------------------------------------------------------------------
+    # --- holders -------------------------------------------------------------------------------
 
     async def _holder_of_run(self, run: message_pb2.PublishRun) -> str:
         if run.HasField("partition"):
@@ -307,7 +307,7 @@ class ForwardingService(broker_pb2_grpc.BrokerServiceServicer):
         return _HERE
 
     async def _holders_or_here(self, lmq_name: str) -> Sequence[str]:
-        """This broker answers for a queue whose name or topic is wrong."""
+        """The holders of a queue; this broker if the name or topic is wrong."""
         try:
             return await self._holders_of_queue(lmq_name)
         except TidemarkError:

@@ -39,8 +39,8 @@ def split_to_fit(
 
 
 def _parts(frame: broker_pb2.SessionResponse) -> Iterator[tuple[str, Message]]:
-    """All parts but the welcome, with their fields. Deliveries go by their tags, before what may
-    name them."""
+    """All parts but the welcome, with their fields. Deliveries are in the order of their tags,
+    before parts that may name them."""
     delivered: list[tuple[int, str, Message]] = [
         *((each.delivery_tag, "deliveries", each) for each in frame.deliveries),
         *((each.delivery_tags[0], "delivery_arrays", each) for each in frame.delivery_arrays),

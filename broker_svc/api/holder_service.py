@@ -1,6 +1,6 @@
 """Operations that other brokers forward to the holder of a partition.
 
-An operation changes storage; the holder also forgets the queue, or learns the topic, as if its own
+An operation changes storage; the holder also forgets the queue, or caches the topic, as if its own
 client had called.
 """
 

@@ -1,4 +1,4 @@
-"""Pauses: topics and queues whose consumers get no messages until they are resumed (L10).
+"""Pauses: consumers of a paused topic or queue get no messages until it is resumed (L10).
 
 A topic is paused by a version of itself, which reaches every partition as a change of its settings
 does; a queue in each partition that it spans. Storage hands nothing out while it is paused, and

@@ -26,7 +26,7 @@ class Peek:
         look: Look,
         has_group: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`look` reads from storage; `has_group` returns whether any partition knows the group."""
+        """`look` reads from storage; `has_group` returns whether any partition has the group."""
         self._request = request
         self._partitions = sorted(partitions)
         self._look = look
@@ -71,8 +71,8 @@ class Peek:
             raise InvalidArgument("not a page token of this call", field="page_token") from None
 
     async def _peek(self, at: int, offset: int, max_messages: int) -> storage_pb2.PeekQueueResponse:
-        """Read from one partition. A group that only another partition knows has settled nothing
-        here; a group that no partition knows is an error."""
+        """Read from one partition. A group that exists only in another partition has settled
+        nothing here; a group that exists in none is an error."""
         page = storage_pb2.PeekQueueRequest(
             partition=self._partitions[at],
             lmq_name=self._request.lmq_name,

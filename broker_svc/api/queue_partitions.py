@@ -1,4 +1,4 @@
-"""The partitions of a queue as one: asks each of them, and collects what they answer.
+"""The partitions of a queue as one: asks each of them, and collects the answers.
 
 Reads go beside the writer by unary calls, changes over the links. A partition that does not have
 the queue is skipped, as long as another one has it.
@@ -56,7 +56,7 @@ class QueuePartitions:
         return await self._in_each(lmq_name, get)
 
     async def has_group(self, lmq_name: str, group: str) -> bool:
-        """Whether any partition knows the group."""
+        """Whether any partition has the group."""
         found = await self.read(lmq_name)
         return any(each.name == group for part in found for each in part.groups)
 

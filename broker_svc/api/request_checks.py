@@ -1,4 +1,4 @@
-"""Checks of a session's frames: what a client may send in one frame, before any of it is done."""
+"""Checks of a session's frames: a frame is checked as a whole before any part is carried out."""
 
 from collections.abc import Sequence
 

@@ -88,7 +88,7 @@ class SessionConsumers:
             self._output.wakeup.set()
 
     def close(self) -> None:
-        """Nothing more is delivered; what the client holds stays with it."""
+        """Nothing more is delivered; the client keeps its deliveries."""
         for consumer in self._consumers.values():
             self._components.dispatcher.close(consumer)
 

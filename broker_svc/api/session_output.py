@@ -22,7 +22,7 @@ ARRAY_DELIVERIES_MAX: Final = 1000
 
 class _Receipts:
     """Receipts for the next frame. Partitions add theirs one after another, which lists take at a
-    fraction of what the fields of a message cost."""
+    fraction of the cost of message fields."""
 
     __slots__ = ("first_offsets", "publisher_ids", "queue_ids", "request_ids")
 

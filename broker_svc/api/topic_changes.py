@@ -98,7 +98,7 @@ class TopicChanges:
         """After the topic that names it: where that is refused, nothing is left behind. A caller
         that repeats a call which failed in between completes it."""
         if name:
-            with suppress(TopicExists):  # created meanwhile, with settings of its own
+            with suppress(TopicExists):  # created meanwhile, with other settings
                 await self.put(Topic(name), create=True)
 
 

@@ -1,7 +1,7 @@
 """The topic API: topics, queues and groups as operators and tools see them.
 
-Translates and checks requests. `queue_partitions` asks storage, and `queue_totals` combines what
-the partitions of one queue answer.
+Translates and checks requests. `queue_partitions` asks storage, and `queue_totals` combines the
+answers of the partitions of one queue.
 """
 
 from typing import Any

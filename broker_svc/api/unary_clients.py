@@ -49,7 +49,7 @@ class UnaryClients:
         return client
 
     def expire(self, now_ms: int, timeout_ms: int) -> int:
-        """Return what silent clients hold, and forget the clients; returns how many there were."""
+        """Give back messages of silent clients, and forget the clients; returns their number."""
         silent = [
             client_id
             for client_id, client in self._clients.items()

@@ -16,7 +16,7 @@ from tidemark.errors import TidemarkError
 
 
 class OwnerChecks:
-    """Checks run as tasks of their own, one at a time per queue."""
+    """Checks run as separate tasks, one at a time per queue."""
 
     def __init__(self, ownerships: Ownerships, evictions: Evictions) -> None:
         self._ownerships = ownerships
@@ -33,7 +33,7 @@ class OwnerChecks:
         self._start(self._check(key, epoch))
 
     def commits_lost(self, partition: int) -> None:
-        """The owners of a partition may be others again: clients confirm what they own."""
+        """Queues of a partition may have earlier owners again: clients confirm their ownership."""
         for key in self._ownerships.of_partition(partition):
             self._start(self._forget(key))
 

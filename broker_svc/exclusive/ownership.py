@@ -83,15 +83,15 @@ class ExclusiveQueue:
             self._forget(self)
 
     def forget_owner(self) -> None:
-        """This broker does not hold the queue any more. A task that has the lock learns that from
-        its next answer."""
+        """This broker no longer holds the queue. A task with the lock is notified by its next
+        answer."""
         if not self._users:
             self.state = Vacant()
             self.unused()
 
     @property
     def must_read(self) -> bool:
-        """Whether only storage knows the owner."""
+        """Whether the owner has to be read from storage."""
         return isinstance(self.state, Transferring) and self.state.must_read
 
 
@@ -126,7 +126,7 @@ class Ownerships:
         return queue
 
     def unresolved(self, partition: int) -> list[FeedKey]:
-        """Queues of a partition whose owner only storage knows."""
+        """Queues of a partition with an owner that has to be read from storage."""
         return [
             queue.key
             for queue in self._queues.values()
@@ -163,7 +163,7 @@ class Ownerships:
 
         The caller holds the lock of the queue. `epoch` is the one that this incarnation of the
         client holds, 0 for none: re-subscribing by the owner changes nothing (E7), and another
-        incarnation of it gets an epoch of its own.
+        incarnation of it gets a new epoch.
         """
         await self.resolve(queue)
         before = queue.owner
@@ -248,7 +248,7 @@ class Ownerships:
         return owner
 
     async def resolve(self, queue: ExclusiveQueue) -> None:
-        """Read storage if only storage knows the owner. The caller holds the lock."""
+        """Read the owner from storage if need be. The caller holds the lock."""
         state = queue.state
         if not isinstance(state, Transferring) or not state.must_read:
             return

@@ -1,7 +1,7 @@
 """Subscriptions: which client consumes which queue, for shared and for exclusive topics.
 
 Broker-local, in memory; sessions and unary clients use the same code. A new subscriber of an
-exclusive queue preempts the old one, whose marker is written before it is notified (E2). A full
+exclusive queue preempts the old one; its marker is written before it is notified (E2). A full
 resync or a heartbeat confirms ownership and never takes it (E7). `evictions` notifies clients that
 have lost a queue.
 """
@@ -123,7 +123,7 @@ class Subscriptions:
     def partition_left(self, partition: int) -> None:
         """End the subscriptions to queues that live in no partition of this broker any more.
 
-        Their clients follow to the new holder, and confirm what they own there with their epochs.
+        Their clients follow to the new holder, and confirm their ownership there with their epochs.
         """
         for subscriber, key, subscription in self._subscribers.of_partition(partition):
             queues = subscription.lease.queues

@@ -53,7 +53,7 @@ State = Vacant | Owned | Transferring
 
 
 def epoch_of(state: State) -> int:
-    """The highest epoch that the state knows of."""
+    """The highest epoch in the state."""
     match state:
         case Vacant(epoch):
             return epoch

@@ -99,7 +99,7 @@ class ActivityLeases:
         """Queues with at least one lease."""
 
     async def acquire(self, lmq_name: str, topic: Topic) -> Lease:
-        """A lease on a queue; brings the topic to partitions that do not know it yet."""
+        """A lease on a queue; brings the topic to partitions that do not have it yet."""
         partitions = partitions_of(lmq_name, topic, len(self._links))
         idle_after_ms = topic.settings.idle_after_ms
         try:
@@ -122,7 +122,7 @@ class ActivityLeases:
         return lease
 
     def begin(self, lmq_name: str, partitions: tuple[int, ...], idle_after_ms: int) -> Lease | None:
-        """A lease whose queue is being loaded: later operations on the queue follow the loading.
+        """A lease on a queue that is being loaded: later operations on it follow the loading.
 
         None during a cleanup of the queue: wait for it, or use `create`.
         """

@@ -43,7 +43,7 @@ Done = Callable[[message_pb2.PublishResult], None]
 
 _tracer = tracer(__name__)
 _TOPIC_OUTDATED = (TopicVersionMismatch, TopicNotFound)
-"""The partition does not know the topic, or not its newest version."""
+"""The partition does not have the topic, or not its newest version."""
 
 
 class Attempt(NamedTuple):
@@ -109,7 +109,7 @@ class PublishPath:
             done(refused(run.request_id, error))
 
     async def open(self, lmq_name: str, cache: PublisherCache) -> Publisher:
-        """A publisher whose queue is loaded; raises if it cannot be loaded."""
+        """A publisher of a loaded queue; raises if the queue cannot be loaded."""
         topic = await self._topics.get(LmqName.parse(lmq_name).topic)
         publisher = cache.find(lmq_name, self._clock.monotonic_ms())
         if publisher is not None:
@@ -127,7 +127,7 @@ class PublishPath:
         return [number for number in partitions if self._links[number].serving]
 
     def publisher(self, lmq_name: str, topic: Topic, cache: PublisherCache) -> Publisher | None:
-        """The cached publisher, or one whose queue is being loaded; None if that must wait."""
+        """The cached publisher, or one of a queue that is being loaded; None if that must wait."""
         now_ms = self._clock.monotonic_ms()
         publisher = cache.find(lmq_name, now_ms)
         if publisher is not None:
@@ -242,8 +242,7 @@ class PublishPath:
             attempt.done(refusal)
 
     def repeat(self, attempt: Attempt, partition: int) -> None:
-        """Bring the topic to a partition that did not know its newest version, and publish
-        again."""
+        """Bring the newest topic to a partition that did not have it, and publish again."""
         self._start(self._repeat(attempt, partition))
 
     async def _repeat(self, attempt: Attempt, partition: int) -> None:
@@ -326,7 +325,7 @@ def check_partition(lmq_name: str, partition: int, publisher: Publisher) -> None
 
 
 def is_outdated(error: Status) -> bool:
-    """Whether a run was refused because its partition does not know the newest topic."""
+    """Whether a run was refused because its partition does not have the newest topic."""
     return isinstance(from_status(error), _TOPIC_OUTDATED)
 
 

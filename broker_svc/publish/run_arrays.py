@@ -1,5 +1,5 @@
-"""Arrays of runs: what a client publishes in one frame goes to storage in one operation for each
-partition and topic.
+"""Arrays of runs: the runs of one client frame go to storage in one operation for each partition
+and topic.
 
 The short form of the publish that there is most of, a small run for each of many queues: it costs
 entries in columns, not an operation, a callback and a result for each run. A run that has to wait,
@@ -161,7 +161,7 @@ class _Runs(PlainOperation):
 
 
 class _Array:
-    """One array of a client, and what all of its runs share."""
+    """One array of a client, and the values that all of its runs share."""
 
     __slots__ = (
         "cache",
@@ -340,7 +340,7 @@ class RunArrays:
     def _answer_each(
         self, array: _Array, runs: _Runs, appends: exchange_pb2.AppendRunsResult
     ) -> None:
-        """Some were refused or stored before: each run gets a result of its own."""
+        """Some were refused or stored before: each run gets its own result."""
         refusals = {each.index: each.error for each in appends.refused}
         repeats = {each.index: each.schedule_id for each in appends.repeated_runs}
         for index, publisher in enumerate(runs.publishers):
