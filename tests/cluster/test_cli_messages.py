@@ -207,3 +207,21 @@ def test_bytes_that_are_no_text_are_published_as_they_are(cli: Cli) -> None:
         cli.command("consume", "m-bytes/a"), capture_output=True, timeout=TIMEOUT_S, check=True
     )
     assert raw.stdout == b"\xff\xfe\n"
+
+
+def test_messages_that_cannot_be_printed_stay_in_the_queue(cli: Cli) -> None:
+    """S2: the disk of the output is full."""
+    cli.ok("topic", "create", "m-full")
+    cli.ok("publish", "m-full/a", "one", "two")
+
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            cli.command("consume", "m-full/a", "--ack"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+        )
+
+    assert process.returncode == 5
+    assert process.stderr == b"tidemark: input or output failed: No space left on device\n"
+    assert cli.ok("consume", "m-full/a", "--ack").out == "one\ntwo\n"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from tidemark.cli.options import duration_ms
+from tidemark.cli.streams import discard_stdout
 
 if TYPE_CHECKING:
     import grpc
@@ -170,7 +171,7 @@ def _run(
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except BrokenPipeError:
-        _forget_stdout()
+        discard_stdout()
         raise typer.Exit(ExitCode.BROKEN_PIPE) from None
 
 
@@ -186,13 +187,5 @@ def _flush_stdout() -> None:
 
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
-
-
-def _forget_stdout() -> None:
-    """The reader is gone: discard buffered output, without an error."""
-    import os
-    import sys
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        discard_stdout()

@@ -13,6 +13,7 @@ from tidemark.cli.commands.consume import consume
 from tidemark.cli.commands.publish import publish
 from tidemark.cli.commands.top import top
 from tidemark.cli.commands.up import up
+from tidemark.cli.streams import standard_streams
 
 app = typer.Typer(
     name="tidemark",
@@ -60,7 +61,8 @@ def main() -> None:
     # Before a command imports gRPC, which else writes to the terminal whenever a broker stops.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # noqa: TID251 - handed on, not read
     completion_init()  # answers shells that use the script of `tidemark completion`
-    app(prog_name="tidemark")
+    with standard_streams():
+        app(prog_name="tidemark")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from tidemark import limits
+from tidemark.errors import MessageTooLarge
+
 STDIN: Final = Path("-")
 
 _RUN_MESSAGES_MAX: Final = 1000
@@ -38,6 +41,7 @@ async def lines_of(source: Path) -> AsyncGenerator[list[bytes]]:
     rest = b""
     async for chunk in _chunks(source):
         *lines, rest = (rest + chunk).split(b"\n")
+        _check_size(len(rest) - 1)  # it may end with a carriage return
         if lines:
             yield [line.removesuffix(b"\r") for line in lines]
     if rest:
@@ -46,7 +50,11 @@ async def lines_of(source: Path) -> AsyncGenerator[list[bytes]]:
 
 async def whole(source: Path) -> bytes:
     """The contents of a file or of stdin."""
-    return b"".join([chunk async for chunk in _chunks(source)])
+    contents = bytearray()
+    async for chunk in _chunks(source):
+        contents += chunk
+        _check_size(len(contents))
+    return bytes(contents)
 
 
 def total_bytes(sources: Sequence[Path]) -> int | None:
@@ -54,6 +62,12 @@ def total_bytes(sources: Sequence[Path]) -> int | None:
     if STDIN in sources or not all(source.is_file() for source in sources):
         return None
     return sum(source.stat().st_size for source in sources)
+
+
+def _check_size(size: int) -> None:
+    """Refuse a message before it is complete: its input may be endless."""
+    if size > limits.MESSAGE_BYTES_MAX:
+        raise MessageTooLarge(f"a payload has at most {limits.MESSAGE_BYTES_MAX} bytes")
 
 
 async def _chunks(source: Path) -> AsyncGenerator[bytes]:

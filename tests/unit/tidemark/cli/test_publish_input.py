@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tidemark import limits
 from tidemark.cli.commands import publish_input
+from tidemark.errors import MessageTooLarge
 
 
 def test_runs_hold_a_thousand_messages_and_keep_their_order() -> None:
@@ -40,7 +42,7 @@ async def test_lines_lose_their_ends_and_the_last_needs_none(tmp_path: Path) -> 
 
 
 async def test_a_file_larger_than_one_read_is_read_to_its_end(tmp_path: Path) -> None:
-    content = b"".join(b"line %d\n" % number for number in range(100_000))
+    content = b"".join(b"line %d\n" % number for number in range(90_000))
     (tmp_path / "file").write_bytes(content)
 
     lines = [line async for some in publish_input.lines_of(tmp_path / "file") for line in some]
@@ -48,6 +50,22 @@ async def test_a_file_larger_than_one_read_is_read_to_its_end(tmp_path: Path) ->
     assert b"".join(line + b"\n" for line in lines) == content
     assert await publish_input.whole(tmp_path / "file") == content
     assert publish_input.total_bytes([tmp_path / "file"]) == len(content)
+
+
+async def test_an_endless_line_is_refused_once_it_is_too_long() -> None:
+    """The whole input was read into memory."""
+    with pytest.raises(MessageTooLarge):
+        async for _ in publish_input.lines_of(Path("/dev/zero")):
+            pass
+    with pytest.raises(MessageTooLarge):
+        await publish_input.whole(Path("/dev/zero"))
+
+
+async def test_the_longest_line_may_end_with_a_carriage_return(tmp_path: Path) -> None:
+    line = b"x" * limits.MESSAGE_BYTES_MAX
+    (tmp_path / "file").write_bytes(line + b"\r\n")
+
+    assert [each async for each in publish_input.lines_of(tmp_path / "file")] == [[line]]
 
 
 async def test_lines_are_there_before_their_writer_is_done(tmp_path: Path) -> None:
