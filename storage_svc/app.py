@@ -65,7 +65,7 @@ async def storage(
 
     `timers` are those of its membership in a registry. Leaving it raises DataDirectoryInUse if
     another node was found to run on a copy of its data, MemberReplaced if another process has its
-    address, and what a setting is to blame for.
+    address, and errors caused by a setting.
     """
     # The thread that waits for the disk must get the interpreter back quickly: see rocksdb.py.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -269,8 +269,8 @@ def _redis_engines(settings: StorageSettings) -> "RedisEngines":
 async def _until_open(
     read: Callable[[], Awaitable[T]], settings: StorageSettings, clock: Clock
 ) -> T:
-    """Raises what a setting is to blame for, and tries again after any other fault: what is read
-    decides which partitions there are."""
+    """Raises errors caused by a setting, and tries again after any other fault: the result decides
+    which partitions there are."""
     wait_ms = _REOPEN_MS_MIN
     while True:
         try:

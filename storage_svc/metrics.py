@@ -99,7 +99,7 @@ def offer(partitions: Collection[Partition], clock_offset_ms: Callable[[], int])
     of_state(
         "gauge",
         "tidemark.storage.paused_topics",
-        "Paused topics, as each partition knows them",
+        "Paused topics, in the view of each partition",
         lambda state: state.topics.paused,
     )
     of_state(

@@ -1,4 +1,4 @@
-"""The tally of passes: how many planned rows of each this process knows of and has applied so far.
+"""The tally of passes: planned rows of each that were reported to this process, and applied so far.
 
 Pure, in memory: it shows operators how far a pass is, and decides nothing.
 """

@@ -7,7 +7,7 @@ argument.
 
 
 class SchedulerLease:
-    """The scheduler of the cluster, as far as this process knows."""
+    """The scheduler of the cluster, in the view of this process."""
 
     def __init__(self) -> None:
         self._holder = ""

@@ -57,8 +57,8 @@ class CommonTurns:
 
 
 class StepEnd:
-    """Awaited by a coroutine where a step of it ends. What drives the coroutine gets `STEP_END` and
-    continues it; a task must never see it."""
+    """Awaited by a coroutine where a step of it ends. The driver of the coroutine gets `STEP_END`
+    and continues it; a task must never see it."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ async def give_way() -> None:
 async def in_turns(
     items: Sequence[T], turn_items_max: int = TURN_OPERATIONS_MAX
 ) -> AsyncIterator[Sequence[T]]:
-    """The items in parts, each in a turn of its own."""
+    """The items in parts, each in a separate turn."""
     for start in range(0, len(items), turn_items_max):
         if start:
             await give_way()
@@ -85,7 +85,7 @@ async def in_turns(
 
 
 def release(containers: "Iterable[dict[Any, Any] | list[Any]]") -> None:
-    """Free large containers that nothing uses any more, in turns of their own.
+    """Free large containers that nothing uses any more, in separate turns.
 
     To free a hundred thousand objects at once takes tens of milliseconds.
     """

@@ -1,4 +1,4 @@
-"""The columns of a planned deletion as rows, and what was deleted as a result per part.
+"""The columns of a planned deletion as rows, and deletions as a result per part.
 
 Columns are checked here: a call of which any part could not be applied changes nothing.
 """
@@ -104,7 +104,7 @@ def _table(part: retention_pb2.RetentionPart) -> str:
 
 
 def add_applied(proto: retention_pb2.RetentionPartResult, applied: RetentionApplied) -> None:
-    """Add what one commit has deleted to the result of its part."""
+    """Add the deletions of one commit to the result of its part."""
     proto.messages += applied.messages
     proto.bytes += applied.body_bytes
     proto.queues += applied.queues

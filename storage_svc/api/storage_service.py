@@ -1,6 +1,6 @@
 """The storage API: translates between protos and the partitions that this process holds.
 
-Nothing is stored or decided here; an exchange has a module of its own.
+Nothing is stored or decided here; an exchange has a separate module.
 """
 
 import asyncio

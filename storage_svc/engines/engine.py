@@ -1,7 +1,7 @@
 """The engine protocol: an ordered key-value store with atomic, durable commits.
 
 This module owns the protocol, the catalogue of tables and the batch; the engines beside it
-implement it. It never touches a disk or a network and knows nothing about messages.
+implement it. It never touches a disk or a network and does not depend on messages.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -227,7 +227,7 @@ class Engine(Protocol):
 
         Otherwise it is on servers that nodes share: opening takes the partition over and raises
         the epoch. A read is a trip to them, which all reads that are called in one turn of the
-        event loop share: a commit reads ahead what its operations name."""
+        event loop share: a commit reads ahead the rows that its operations name."""
         ...
 
     async def load(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -256,7 +256,8 @@ class Engine(Protocol):
 
     def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
         """The same without a coroutine, for partitions whose commits share a sync: all of them end
-        in one turn of the event loop. `ended` gets what `commit` raises, and must not raise itself.
+        in one turn of the event loop. `ended` gets the error of `commit`, and must not raise
+        itself.
 
         False if the engine cannot, or has to wait first: then call `commit`.
         """
@@ -279,7 +280,7 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release the partition. Never raises: what was committed is durable already."""
+        """Release the partition. Never raises: all commits are durable already."""
         ...
 
 

@@ -22,7 +22,7 @@ class ErasureKind(IntEnum):
     """The part of a queue that is erased. Stored by value."""
 
     QUEUE = 0  # all its rows: it was deleted
-    PURGE = 1  # what a purge covers
+    PURGE = 1  # rows that a purge covers
     SETTLED = 2  # runs that every group has settled, and retention no longer keeps
 
 

@@ -1,8 +1,9 @@
 """The rows of the retention history, and of the index that lists them from the newest (R6).
 
-Pure. A row of HISTORY counts what one commit removed of one topic, type and pass, by queue. Names
-are in the row, so that it outlives its queues. HISTORY_INDEX has three empty rows for it, whose
-keys order it behind all newer ones: among all, among those of its topic, and those of its pass.
+Pure. A row of HISTORY counts the removals of one commit for one topic, type and pass, by queue.
+Names are in the row, so that it outlives its queues. HISTORY_INDEX has three empty rows for it,
+whose keys order it behind all newer ones: among all, among those of its topic, and those of its
+pass.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The identity that every engine stores with a partition, and what it is compared with.
+"""The identity that every engine stores with a partition, and its check.
 
 The version stays in front in every format to come.
 """

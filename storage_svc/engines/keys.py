@@ -1,7 +1,8 @@
 """Keys that sort: bytes whose order is the order of the values they were made from.
 
 This module owns the encoding of single parts; a key is its parts joined with `+`, and then sorts as
-the tuple of its parts. Pure functions; what the parts mean is in the catalogue of `engine.Table`.
+the tuple of its parts. Pure functions; the meaning of the parts is in the catalogue of
+`engine.Table`.
 
 Integers are big-endian of fixed width. Byte strings are escape-terminated: 0x00 becomes 0x00 0xFF
 and the end is 0x00 0x01, so that "a" sorts before "a\\0" and "ab", whatever part follows, and all

@@ -1,4 +1,4 @@
-"""Marks: how a node that shares its store knows what became of a commit.
+"""Marks: how a node that shares its store finds the outcome of a commit.
 
 Pure. A store keeps one mark per partition: the storage epoch, which every opening raises, an id of
 that opening, and the number and id of the last commit. A commit is applied only on top of the mark
@@ -38,6 +38,7 @@ def fate_of(before: Mark, commit: Mark, stored: Mark | None) -> Fate:
     if stored == before:
         return Fate.NOT_DONE
     if stored.epoch > commit.epoch:
-        # The other node counts on from what it found: a higher number may hide this commit.
+        # The other node counts on from the mark that it found: a higher number may hide this
+        # commit.
         return Fate.FENCED if stored.sequence <= commit.sequence else Fate.UNKNOWN
     return Fate.LOST

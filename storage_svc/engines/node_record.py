@@ -1,7 +1,7 @@
 """The record of a storage node about the partitions of its cluster, beside the data itself.
 
-A node of several has an id of its own, and a record of the node that created each partition. A
-volume that vanishes takes its id with it: the others remember who held the partition, so that it is
+Each of several nodes has its own id, and a record of the node that created each partition. A volume
+that vanishes takes its id with it: the others remember who held the partition, so that it is
 reported as lost and never quietly created again (C6). This module reads and writes the rows; the
 decisions are in `storage_svc.placement`.
 """
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 async def stored_partitions(engines: RocksEngines, cluster_id: str) -> int:
     """The number of partitions that the data of a node has; 0 for new data.
 
-    The database stays open until `release_node`. Raises what opening it raises.
+    The database stays open until `release_node`. Raises the errors of opening it.
     """
     try:
         return await check_node(await engines.hold(), cluster_id, 0)
@@ -81,7 +81,7 @@ class NodeRecord:
         self._engines = engines
 
     async def open(self) -> None:
-        """Raises what opening the database raises."""
+        """Raises the errors of opening the database."""
         try:
             database = await self._engines.hold()
             self.partitions = await check_node(database, self.cluster_id, self.partitions)

@@ -22,7 +22,7 @@ async def scan_all(
 async def scan_pages(
     source: Engine | Reader, table: Table, start: bytes, end: bytes | None
 ) -> AsyncIterator[list[Row]]:
-    """The same page by page, each in a turn of its own."""
+    """The same page by page, each in a separate turn."""
     while page := await source.scan(table, start, end, limit=PAGE_ROWS):
         yield page
         if len(page) < PAGE_ROWS:

@@ -1,8 +1,8 @@
-"""Rows of CATALOG: a queue, with the groups and reservations that have no row of their own.
+"""Rows of CATALOG: a queue, with the groups and reservations that have no separate row.
 
-Here as in the other modules of rows: pure functions in pairs, where what one writes the other
-reads. The catalogue of tables, with the meaning of each key and value, is in `engines/engine.py`.
-Values are fixed numbers, then texts.
+Here as in the other modules of rows: pure functions in pairs, one to write and one to read. The
+catalogue of tables, with the meaning of each key and value, is in `engines/engine.py`. Values are
+fixed numbers, then texts.
 """
 
 from functools import lru_cache
@@ -17,11 +17,11 @@ from storage_svc.queue.record import QueueRecord
 from storage_svc.queue.reservation import Reservation
 
 GROUPS_INLINE_MAX = 4
-"""Groups that share the row of their queue; once a queue has more, each has a row of its own."""
+"""Groups that share the row of their queue; once a queue has more, each has a separate row."""
 
 HELD_INLINE_MAX = 4
-"""Live reservations that share the row of their queue; others have a row of their own, so that the
-row of a queue with many consumers stays small."""
+"""Live reservations that share the row of their queue; others have a separate row, so that the row
+of a queue with many consumers stays small."""
 
 SPANS_INLINE_MAX = 8
 """Ranges of a reservation, open or ended, in the row of its queue."""
@@ -53,7 +53,7 @@ def lmq_name_of(catalog_key: bytes) -> str:
 
 
 def queue_value(record: QueueRecord) -> bytes:
-    """The record, then its groups and reservations as far as they have no rows of their own."""
+    """The record, then its groups and reservations as far as they have no separate rows."""
     groups = () if record.groups_apart else record.groups.values()
     head = _QUEUE.pack(
         record.queue_id,
@@ -104,7 +104,7 @@ def is_whole(value: bytes) -> bool:
 
 
 class Inline(NamedTuple):
-    """The parts of a queue's row that other queues have in tables of their own."""
+    """The parts of a queue's row that other queues have in separate tables."""
 
     groups: list[Row]  # as in GROUPS
     held: list[Row]  # as in RESERVATIONS
@@ -150,8 +150,8 @@ class ColdQueue(NamedTuple):
 def read_cold(value: bytes) -> ColdQueue | None:
     """The row of a queue of which nothing is in flight; None if other rows have to be read.
 
-    It has no fairness keys, no runs for one group alone, no reservations that are live or have rows
-    of their own, and nothing was given back: every message that a group was handed is settled.
+    It has no fairness keys, no runs for one group alone, no reservations that are live or have
+    separate rows, and nothing was given back: every message that a group was handed is settled.
     """
     head = _QUEUE.unpack_from(value)
     queue_id, _, last_activity_ms, next_offset, messages, _, scheduled = head[:7]

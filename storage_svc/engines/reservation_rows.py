@@ -95,7 +95,7 @@ def read_reservation(key: bytes, value: bytes, run: Run) -> Reservation:
 
 
 def settled_entry(reservation: Reservation) -> bytes:
-    """A reservation whose messages all ended in the same way: what a repeat has to match."""
+    """A reservation with messages that all ended in the same way, to compare with a repeat."""
     slice_ = reservation.slice
     ending = reservation.done[0][2]
     head = _SETTLED.pack(reservation.reservation_id, slice_.start, slice_.messages, ending)

@@ -30,7 +30,7 @@ _RUN = Struct(">IQQQHH")
 _CONSUMED = Struct(">QQQQQ")
 _NUMBERS = Struct(">IQQQ")  # the beginning of it
 _PLAIN_KEY = Struct(">QHQ")
-_NO_FAIRNESS_KEY = 1  # what `text` makes of an empty string, as a number
+_NO_FAIRNESS_KEY = 1  # an empty string as encoded by `text`, as a number
 
 
 def lane_prefix(queue_id: int, fairness_key: str) -> bytes:

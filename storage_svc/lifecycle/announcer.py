@@ -56,7 +56,7 @@ class Announcer:
                 await self._clock.wait_for(self._partition.lifecycle.wakeup_pending.wait(), wait_ms)
 
     async def run_once(self) -> int | None:
-        """Send what is pending; returns how long to wait for a wake-up, None for no limit."""
+        """Send pending calls; returns how long to wait for a wake-up, None for no limit."""
         self._partition.lifecycle.wakeup_pending.clear()
         due_ms = self._partition.lifecycle.wakeups.take()
         try:

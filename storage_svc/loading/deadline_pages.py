@@ -1,7 +1,7 @@
 """Pages of stored deadlines: opening a partition costs the same however many are running.
 
 The first page is read when the partition opens, the next when every deadline of the last one is
-gone. Only the writer reads them, before it applies anything: what it has written is stored then.
+gone. Only the writer reads them, before it applies anything: all of its rows are stored then.
 """
 
 from collections import Counter

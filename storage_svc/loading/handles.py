@@ -1,7 +1,7 @@
 """Handles: the cache of the queues that a partition has materialized.
 
 A queue is loaded when an operation uses it, and unloaded once it is idle; an unloaded queue leaves
-nothing in memory. `partition/commit.py` adds what the current commit has changed.
+nothing in memory. `partition/commit.py` adds the changes of the current commit.
 """
 
 from collections import OrderedDict

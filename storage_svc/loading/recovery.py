@@ -1,7 +1,8 @@
 """Recovery: the state of one queue, rebuilt from the engine.
 
-Reads headers of what is live, page by page, and never a body, so that loading a queue costs what is
-in flight and not its backlog. A record whose run or group is gone is left out and reported.
+Reads headers of live messages, page by page, and never a body, so that the cost of loading a queue
+depends on the messages in flight and not on its backlog. A record whose run or group is gone is
+left out and reported.
 """
 
 import logging

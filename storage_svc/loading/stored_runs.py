@@ -1,4 +1,4 @@
-"""Reads of run headers that leave out what was purged and is not erased yet."""
+"""Reads of run headers that leave out purged runs that are not erased yet."""
 
 from collections.abc import AsyncIterator
 
@@ -39,7 +39,7 @@ async def scan_runs(
 async def scan_run_pages(
     source: Engine | Reader, purge: PurgeMark | None, queue_id: int
 ) -> AsyncIterator[list[Row]]:
-    """All headers of one queue, each page in a turn of its own."""
+    """All headers of one queue, each page in a separate turn."""
     start, end = queue_rows.queue_range(queue_id)
     while page := await scan_runs(source, purge, start, end, limit=PAGE_ROWS):
         yield page

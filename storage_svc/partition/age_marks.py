@@ -2,7 +2,7 @@
 
 A mark is a lower bound: rows leave the index without changing it. Scans start at the mark, so that
 rows deleted before it cost nothing. A row that is added while a mark is being read may be missing
-in what is read: where the store is another process, commits end in the meantime.
+in the result: where the store is another process, commits end in the meantime.
 """
 
 from dataclasses import dataclass

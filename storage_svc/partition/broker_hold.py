@@ -1,7 +1,7 @@
 """The broker hold: since when the present broker has held a partition, as this process has seen it.
 
 Pure. Clients of a broker that restarted, or whose link broke, reconnect within their timeout. Until
-that has passed, storage does not know which queues they use.
+that has passed, storage has no record of the queues that they use.
 """
 
 CLIENT_TIMEOUT_DEFAULT_MS = 30_000

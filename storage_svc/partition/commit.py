@@ -1,9 +1,9 @@
-"""The commit context: what operations may use while one commit is being made.
+"""The commit context: the state that operations may use while one commit is being made.
 
 Gives the time of the commit, the state of the partition and the journal, and shows queues, runs and
 bodies as they are after the commit under way: rows that it has written cannot be read from the
 engine yet, and rows that it has deleted still can. It decides nothing itself; each subject has a
-module of its own in `operations/`.
+separate module in `operations/`.
 """
 
 import asyncio
@@ -132,7 +132,8 @@ class CommitContext:
     def add_due(self, table: Table, due_ms: int) -> None:
         """An entry is added to an index that sweeps scan by time."""
         self.state.due.added(table, due_ms)
-        # Once more after the commit: a scan in between may raise the mark past what it cannot see.
+        # Once more after the commit: a scan in between may raise the mark past rows that it cannot
+        # see.
         self.journal.add_due(table, due_ms)
 
     def end_standing(self, group: Group, *, ask_again: bool = False) -> None:
@@ -241,7 +242,7 @@ class CommitContext:
     def loaded_queue(self, lmq_name: str) -> Handle | None:
         """The handle of a queue that is in use already; None does not mean that there is no queue.
 
-        What `find_queue` does for most operations, without the cost of a coroutine.
+        For most operations it replaces `find_queue`, without the cost of a coroutine.
         """
         handle = self.handles.peek(lmq_name)
         if handle is None or self.journal.loaded_briefly:
@@ -302,9 +303,9 @@ class CommitContext:
         return self.handles.create(record, topic, self.now_ms)
 
     async def _erase_kept(self, state: QueueState) -> None:
-        """Drop what every group had settled before retention was switched off (R2).
+        """Drop runs that every group had settled before retention was switched off (R2).
 
-        It would stay forever and count towards the quotas: no later settlement names it.
+        They would stay forever and count towards the quotas: no later settlement names them.
         """
         if self.state.erasures.has(state.record.queue_id, ErasureKind.SETTLED):
             return
@@ -323,7 +324,7 @@ class CommitContext:
     # --- runs ----------------------------------------------------------------------------------
 
     async def runs(self, state: QueueState) -> list[Run]:
-        """Every run of a queue. Costs what is stored."""
+        """Every run of a queue. The cost depends on their number."""
         queue_id = state.record.queue_id
         purge = self.state.erasures.purge_of(queue_id)
         deleted = self.journal.deleted

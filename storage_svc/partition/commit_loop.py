@@ -1,10 +1,10 @@
-"""The commits of one partition, one after the other: what each takes, and where it runs.
+"""The commits of one partition, one after the other: the frames of each, and where it runs.
 
 A commit takes all frames that have gathered, up to a bound. Nearly every commit is applied without
 waiting for anything. Those of all partitions of a node are applied in one turn of the event loop,
-step by step, and end in one turn after the sync that they share: they need no task, no future and
-no wake-up of their own. A commit that has to wait while it is applied continues in the task of its
-partition, so that it delays no other partition; so does the recovery from a commit that failed.
+step by step, and end in one turn after the sync that they share: they need no separate task, future
+or wake-up. A commit that has to wait while it is applied continues in the task of its partition, so
+that it delays no other partition; so does the recovery from a commit that failed.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class CommitLoop:
             frame.fail(error)
 
     async def run(self) -> None:
-        """Do what cannot be done in turns, until `stop`. Nothing is committed once it has ended."""
+        """Do work that cannot be done in turns, until `stop`. Nothing is committed afterwards."""
         try:
             while await self._wait_for_work():
                 work, self._work = self._work, None
@@ -115,7 +115,7 @@ class CommitLoop:
     async def _wait_for_work(self) -> bool:
         """False at the end."""
         self._waits = True
-        self._ask_turn()  # for what has arrived since
+        self._ask_turn()  # for frames that have arrived since
         while self._work is None:
             if self._stopping and not self._under_way and not self._frames:
                 return False
@@ -132,7 +132,7 @@ class CommitLoop:
             self._turns.ask(self._begin_step)
 
     def _begin_turn(self) -> "Step | None":
-        """Begin a commit of what has gathered."""
+        """Begin a commit of the frames that have gathered."""
         self._turn_asked = False
         if self._under_way or not self._waits or not self._frames:
             return None

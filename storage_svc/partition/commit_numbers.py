@@ -60,7 +60,7 @@ class CommitNumbers:
     __slots__ = ("_accepted", "_first", "_is_written", "_spans", "last")
 
     def __init__(self, row: bytes | None, found: int, floor: int) -> None:
-        """`found` is the last number that is stored, `floor` what counters begin with under the
+        """`found` is the last number that is stored, `floor` the first value of counters under the
         storage epoch, 0 where the data is in this process."""
         self.last = found
         """Of the last commit that is durable."""

@@ -3,7 +3,7 @@
 Pure. Counts deadlines in buckets of 10 ms, the resolution of expiry, so that removing a deadline
 costs nothing and the next one is found without passing over removed ones.
 
-A partition that opens knows how many deadlines are stored, and reads the first page of them
+A partition that opens has the number of stored deadlines, and reads the first page of them
 (`loading/deadline_pages.py`). Those from the horizon on are only counted until their page is read.
 """
 
@@ -39,7 +39,7 @@ class Deadlines:
         return self.horizon_ms is not None and self._earliest_bucket() is None
 
     def add_page(self, deadlines_ms: Mapping[int, int], horizon_ms: int | None) -> None:
-        """Take what is stored from the horizon to the next one; None if nothing lies behind.
+        """Take the deadlines from the horizon to the next one; None if nothing lies behind.
 
         Many reservations of one moment share a deadline, so each time comes with their number.
         """

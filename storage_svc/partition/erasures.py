@@ -1,8 +1,8 @@
-"""Erasures: what was removed from view, and still has rows in the engine.
+"""Erasures: queues and runs that are removed from view, and still have rows in the engine.
 
-Owns the marks of a partition in memory, and their rows. `operations/erase.py` erases what they
-cover, a bounded number of rows per commit. Only large queues have marks: what is small is erased in
-the commit that removes it.
+Owns the marks of a partition in memory, and their rows. `operations/erase.py` erases the rows that
+they cover, a bounded number per commit. Only large queues have marks: rows of a small one are
+erased in the commit that removes them.
 """
 
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ class Erasures:
         del self._marks[erasure.queue_id, erasure.kind]
 
     async def load(self, engine: Engine) -> None:
-        """Read what an earlier opening has left."""
+        """Read the marks that an earlier opening has left."""
         parts: list[tuple[int, int]] = []
         # The row of an erasure comes before its parts.
         head: tuple[int, ErasureKind, bytes] | None = None

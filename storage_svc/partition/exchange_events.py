@@ -34,7 +34,7 @@ class ExchangeEvents:
         earliest_ms: int | None,
         now_ms: int,
     ) -> None:
-        """A commit is durable: what became ready, what expired, the next deadline since."""
+        """A commit is durable: note ready queues, expired reservations and the next deadline."""
         if ready:
             self.ready.update(dict.fromkeys(ready))
         if expired:

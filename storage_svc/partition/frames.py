@@ -44,7 +44,7 @@ class Requester(Protocol[R_contra]):
 
 
 class Frame:
-    """Operations that arrived together, or a part of them, and what gets their results."""
+    """Operations that arrived together, or a part of them, and the receiver of their results."""
 
     __slots__ = ("body_bytes", "broker_epoch", "callers", "operations", "requester", "steps")
 

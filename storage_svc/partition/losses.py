@@ -46,7 +46,7 @@ class Losses:
         """To the operator whose confirmation is carried out."""
 
     async def check(self, state: PartitionState, last_commit: int) -> None:
-        """Compare a partition that was opened with what this process and others have witnessed.
+        """Compare an opened partition with the commits that this process and others witnessed.
 
         Raises LossWitnessed, unless an operator has confirmed the loss.
         """
@@ -119,7 +119,7 @@ class Losses:
 
 
 async def _accept(state: PartitionState, loss: Loss) -> None:
-    """Go on without what is lost, under numbers that no lost commit has given."""
+    """Go on without the lost commits, under numbers that none of them has given."""
     counters, numbers = state.counters, state.numbers
     numbers.accept(loss)
     counters.commit = numbers.before_first + 1
@@ -127,7 +127,7 @@ async def _accept(state: PartitionState, loss: Loss) -> None:
     if not state.engine.storage_epoch:  # which does it otherwise
         counters.skip_by(SKIP)
         state.first_broker_epoch = counters.broker_epoch + SKIP
-    # No broker holds the partition: one that is connected claims, and learns of the loss.
+    # No broker holds the partition: one that is connected claims, and gets the loss in the answer.
     counters.broker_epoch = max(state.first_broker_epoch, counters.broker_epoch + 1)
     # It may be older than that of the present holder, which could not claim again.
     state.claim = NO_CLAIM

@@ -25,7 +25,7 @@ _ENTRY = Struct(">QQQQII")  # sequence, answer
 
 
 class Answer(NamedTuple):
-    """The first answer, and what identifies its run."""
+    """The first answer, and the identity of its run."""
 
     queue_id: int
     first_offset: int

@@ -1,7 +1,7 @@
 """Spans of the writer: one for each operation that is traced, one for the commit they share.
 
 The span of an operation lasts until the operation is durable, and links to the commit that made it
-so. A commit belongs to many traces at once, so it has one of its own that links to every caller; a
+so. A commit belongs to many traces at once, so it has its own trace, which links to every caller; a
 commit that writes nothing has no span. An operation that is not traced costs one check of its
 caller.
 """

@@ -1,4 +1,4 @@
-"""The topics of the cluster as one partition knows them, all in memory with their versions.
+"""The topics of the cluster in the view of one partition, all in memory with their versions.
 
 Partition 0 is the home partition, which assigns versions; the others receive newer versions and
 ignore older ones, so that the fan-out may repeat itself and arrive in any order. A deleted topic

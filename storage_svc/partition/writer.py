@@ -1,7 +1,7 @@
 """The writer of a partition: turns frames that have gathered into one durable commit.
 
 Owns the order of operations. Nothing is answered before the commit of the batch it was computed in
-is durable. What the operations mean is in `operations/`; `commit_loop.py` decides which frames a
+is durable. The meaning of operations is in `operations/`; `commit_loop.py` decides which frames a
 commit takes.
 """
 
@@ -47,7 +47,7 @@ def check_broker_epoch(state: PartitionState, broker_epoch: int | None) -> None:
 
 
 class Prepared(NamedTuple):
-    """A commit that was applied: what is to be written, and what is reported once it is durable."""
+    """A commit that was applied: the rows to write, and the results to report once durable."""
 
     context: CommitContext
     frames: Sequence[Frame]
@@ -81,7 +81,7 @@ class Writer:
         self._figures = figures
 
     async def write(self, commit: CommitContext, frames: Sequence[Frame]) -> None:
-        """Apply frames, make the commit durable, then report it, with spans of what is traced.
+        """Apply frames, make the commit durable, then report it, with spans of traced operations.
 
         Raises, and answers nothing, if the commit fails.
         """
@@ -115,7 +115,7 @@ class Writer:
             results = ((await _apply(commit, operations[0]),),)
         else:
             results = await self._apply_frames(commit, frames, traced)
-        # Every commit expires what is due while a broker is connected; else sweeps do it (V1).
+        # Every commit expires due reservations while a broker is connected; else sweeps do it (V1).
         if state.deadlines.is_due(commit.now_ms) and self._is_connected(commit):
             await ExpireDue().apply(commit)
         handed_out: Sequence[Reserved] = ()
@@ -158,8 +158,8 @@ class Writer:
             raise CommitOutcomeUnknown("a commit was not answered") from error
 
     def report(self, prepared: Prepared) -> None:
-        """After the answers: the result of a reserve comes before what it hands out while it
-        stands. Raises CommitOutcomeUnknown if that fails."""
+        """After the answers: the result of a reserve comes before messages that it hands out while
+        it stands. Raises CommitOutcomeUnknown if that fails."""
         try:
             self._committed(prepared.context, prepared.handed_out)
         except Exception as error:
@@ -202,7 +202,7 @@ class Writer:
         return results
 
     def _committed(self, commit: CommitContext, handed_out: Sequence[Reserved]) -> None:
-        """The commit is durable: update the caches and report what is new."""
+        """The commit is durable: update the caches and report new events."""
         state, journal = commit.state, commit.journal
         for key, body in journal.bodies.items():
             state.bodies.add(key, body)

@@ -76,7 +76,7 @@ class AssignedPartitions:
     async def run(self, clock_check: ClockCheck) -> None:
         """Join once the clock of this node is right, and follow assignments until cancelled.
 
-        Raises MemberReplaced, and what a setting is to blame for before any partition was open.
+        Raises MemberReplaced, and errors caused by a setting before any partition was open.
         """
         await clock_check.until_right()
         self._has_joined = True

@@ -200,7 +200,7 @@ class Placement:
         return answer
 
     def _check(self, outcomes: Sequence[object]) -> None:
-        """Log why a node did not answer; raises what is no answer of a node."""
+        """Log why a node did not answer; raises any other error."""
         for address, outcome in zip(self._others, outcomes, strict=True):
             if isinstance(outcome, TidemarkError) and not isinstance(outcome, DataDirectoryInUse):
                 self._log_once(address, outcome)

@@ -1,8 +1,9 @@
 """The rules of placement: who creates a partition, and when it counts as lost.
 
-Pure. The data decides what a node holds. A partition that no node holds is created by the node at
-`partition % nodes` in the sorted list of addresses, and only if every other node has answered and
-none has ever seen it created by another one. All nodes have the same number of partitions.
+Pure. The data decides which partitions a node holds. A partition that no node holds is created by
+the node at `partition % nodes` in the sorted list of addresses, and only if every other node has
+answered and none has ever seen it created by another one. All nodes have the same number of
+partitions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +14,12 @@ from tidemark.limits import PARTITIONS_DEFAULT
 
 
 class NodeAnswer(NamedTuple):
-    """The partitions as another node knows them."""
+    """The partitions in the view of another node."""
 
     node_id: str
     held: frozenset[int]
     placed: Mapping[int, str]
-    """The nodes that created partitions, as far as that node knows."""
+    """The nodes that created partitions, in the record of that node."""
 
 
 class Verdict(Enum):
@@ -41,8 +42,8 @@ def creator(partition: int, addresses: Sequence[str]) -> str:
 def agreed_count(others: Collection[int]) -> int:
     """The number of partitions for a node without data whose settings name none.
 
-    `others` are the numbers of all other nodes, 0 for one that does not know it either. Returns 0
-    if they differ.
+    `others` are the numbers of all other nodes, 0 for one that has none either. Returns 0 if they
+    differ.
     """
     known = set(others) - {0}
     if len(known) > 1:
@@ -55,7 +56,7 @@ def verdict(
 ) -> Verdict:
     """For a partition that this node does not hold, once all other nodes have answered.
 
-    `placed` is what this node remembers itself.
+    `placed` is the record of this node itself.
     """
     if any(partition in each.held for each in others):
         return Verdict.ELSEWHERE

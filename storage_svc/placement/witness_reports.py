@@ -50,7 +50,7 @@ class WitnessReports:
             await self.run_once(partitions)
 
     async def run_once(self, partitions: Collection[Partition]) -> None:
-        """Report all, also what has not changed: the registry may have been flushed."""
+        """Report all commits, also unchanged ones: the registry may have been flushed."""
         opened = [each for each in partitions if each.is_open and each.last_commit]
         commits = {each.number: each.last_commit for each in opened}
         if not commits:

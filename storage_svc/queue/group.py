@@ -3,8 +3,8 @@
 Pure. Every unsettled message of the queue is, for each group, in exactly one place: never handed
 out (in a lane, from its position on), in a live reservation, ready again (in a lane), delayed, or
 buried (its attempts are exhausted or its time to live has passed, and a sweep will remove it).
-Everything before a lane's position that is in none of these is settled; so settling needs no record
-of its own, and the cost of progress is that of what is in flight (ADR 4).
+Everything before a lane's position that is in none of these is settled; so settling needs no
+separate record, and the cost of progress depends on the messages in flight (ADR 4).
 """
 
 import math
@@ -101,7 +101,7 @@ class Group:
 
     @property
     def returned_undelayed(self) -> list[int]:
-        """The starts of slices that have a record of their own and no delay."""
+        """The starts of slices that have a separate record and no delay."""
         in_lanes = (each.start for lane in self.lanes.values() for each in lane.all_returned)
         return [*self.buried, *in_lanes]
 
@@ -271,7 +271,7 @@ class Group:
     def drop_runs(self, runs: Sequence[Run]) -> list[tuple[int, int]]:
         """Forget runs of one lane that are deleted; no live reservation may hold any.
 
-        Returns the starts of their slices that had a record of their own, each with the end of its
+        Returns the starts of their slices that had a separate record, each with the end of its
         delay (0 without one).
         """
         lane = self.lanes.get(runs[0].fairness_key)
@@ -300,7 +300,7 @@ class Group:
 
     @property
     def records(self) -> int:
-        """Rows that belong to the group, about: of its lanes and of what came back."""
+        """Rows that belong to the group, about: of its lanes and of returned messages."""
         return len(self.lanes) + len(self.outstanding)
 
     def unsettled_of(self, runs: Iterable[Run]) -> int:
@@ -318,7 +318,8 @@ class Group:
     def drop_purged(self, mark: PurgeMark, spared: Mapping[int, Run]) -> list[Container]:
         """Forget everything that a purge covers; runs that live reservations hold are spared.
 
-        Costs what is spared. Returns what held the rest, for the caller to free.
+        Its cost depends on the spared runs. Returns the containers of the rest, for the caller to
+        free.
         """
         dropped: list[Container] = [self.delayed, self.buried]
         if not self.outstanding.keys() <= spared.keys():
@@ -335,7 +336,7 @@ class Group:
             dropped += lane.drop_purged(mark, spared)
             if lane.holding:
                 lane.holding &= self.delayed.keys()
-                self.ring.activate(lane.key)  # what they held back may be handed out
+                self.ring.activate(lane.key)  # messages that they held back may be handed out
         return dropped
 
     def delay(self, returned: Returned) -> None:
@@ -346,7 +347,7 @@ class Group:
             self.lanes[slice_.run.fairness_key].hold_back(slice_.start)
 
     def end_delay(self, start: int) -> Returned:
-        """Delayed messages are ready or gone; what they held back may be handed out."""
+        """Delayed messages are ready or gone; messages that they held back may be handed out."""
         returned = self.delayed.pop(start)
         if returned.place is ReturnPlace.HOLDING:
             key = returned.slice.run.fairness_key
@@ -355,7 +356,7 @@ class Group:
         return returned
 
     def settle_rest(self, run: Run) -> tuple[Lane, list[tuple[int, int]]]:
-        """Settle what is left of a run of which a message was handed out or precedes the group.
+        """Settle the rest of a run of which a message was handed out or precedes the group.
 
         No live reservation may hold any of it. Returns the lane, whose position has moved past the
         run, and the slices that `drop_runs` returns.

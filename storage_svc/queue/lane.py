@@ -3,7 +3,7 @@
 Pure. Holds a bounded window of run headers: slices that were given back in place come first, by
 offset, then runs that were never handed out, among which retries take their turns. Headers beyond
 the window stay in the engine and are fed in page by page, so that a backlog costs no memory. A
-delayed slice that keeps its place holds back what comes after it (V9).
+delayed slice that keeps its place holds back the messages after it (V9).
 """
 
 from bisect import bisect_left
@@ -53,7 +53,7 @@ class Lane:
         self.retries: RetryLine | None = None
         """None until the first retry: most lanes never have any."""
         self.holding: set[int] | None = None
-        """Starts of delayed slices that hold back what comes after them."""
+        """Starts of delayed slices that hold back the messages after them."""
         self.unread = read_from is not None
         """Whether the engine may hold runs beyond `fresh`, from `read_from` on."""
         self.read_from = read_from if read_from is not None else position
@@ -193,7 +193,7 @@ class Lane:
         return dropped
 
     def hold_back(self, start: int) -> None:
-        """A delayed slice keeps its place: what comes after it waits until it is ready."""
+        """A delayed slice keeps its place: messages after it wait until it is ready."""
         if self.holding is None:
             self.holding = set()
         self.holding.add(start)

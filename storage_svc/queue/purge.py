@@ -96,8 +96,8 @@ def purge(
 ) -> tuple[Purged, "list[Container]"]:
     """Take everything that the mark covers out of the queue; its rows stay.
 
-    `unsettled` has, by the name of each group, what it has not settled of the spared runs. Also
-    returns what held the rest in memory, for the caller to free.
+    `unsettled` counts, by the name of each group, its unsettled messages of the spared runs. Also
+    returns the containers of the rest, for the caller to free.
     """
     record = state.record
     purged = Purged(record.messages - spared.messages, record.body_bytes - spared.body_bytes)

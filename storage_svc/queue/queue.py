@@ -84,7 +84,7 @@ class QueueState:
         return bool(self.groups) and all(group.has_settled(run) for group in self.groups.values())
 
     def settle_rest(self, run: Run, journal: Journal) -> None:
-        """Settle what groups have not settled of a run that each was handed in part.
+        """Settle the messages that groups have not settled of a run that each was handed in part.
 
         No live reservation may hold any of it.
         """
@@ -243,7 +243,7 @@ class QueueState:
         journal.queue_changed(self.record)
         for slice_ in slices:
             self._leave_lane(group, slice_, lanes, journal)
-            # Counts as a hand-out: what was never handed out has no record of its own.
+            # Counts as a hand-out: messages that were never handed out have no separate record.
             slice_ = slice_._replace(deliveries=max(1, slice_.deliveries))
             returned = Returned(slice_, not_before_ms)
             group.delay(returned)
@@ -271,11 +271,12 @@ class QueueState:
     ) -> list[Span]:
         """End messages of a reservation; returns those that were open until now.
 
-        ACK and DEAD_LETTER settle them; the caller stores what is dead-lettered. All others give
-        them back: with one attempt more, except after RELEASE and REVOKED. DISCONNECT and EXPIRED
-        count only for what the application was given (K1). An attempt that failed by EXPIRED, or by
-        NACK without a delay of its own, follows the retry policy of the topic (V9); `chance` is its
-        randomness. `given_messages` replaces what was noted of that, unless nothing ends.
+        ACK and DEAD_LETTER settle them; the caller stores the dead letters. All others give them
+        back: with one attempt more, except after RELEASE and REVOKED. DISCONNECT and EXPIRED count
+        only for messages that the application was given (K1). An attempt that failed by EXPIRED, or
+        by NACK without a delay, follows the retry policy of the topic (V9); `chance` is its
+        randomness. `given_messages` replaces the number that was noted of them, unless nothing
+        ends.
         """
         changed = reservation.finish(spans, ending)
         if not changed:
@@ -311,7 +312,7 @@ class QueueState:
         return changed
 
     def renew(self, reservation: Reservation, deadline_ms: int, journal: Journal) -> None:
-        """Store a live reservation with what was noted of it; its deadline comes no earlier."""
+        """Store a live reservation with its notes; its deadline comes no earlier."""
         if deadline_ms > reservation.deadline_ms:
             self.extend(reservation, deadline_ms, journal)
         else:
@@ -335,7 +336,7 @@ class QueueState:
         return returned.slice.messages
 
     def settle_buried(self, group: Group, start: int, journal: Journal) -> Slice:
-        """Settle messages that were buried; the caller stores what is dead-lettered."""
+        """Settle messages that were buried; the caller stores the dead letters."""
         slice_ = group.buried.pop(start)
         journal.delete_returned(self.record, group, start)
         if group.settle(slice_.run, slice_.messages):
@@ -347,7 +348,7 @@ class QueueState:
     def revoke(
         self, group: Group, journal: Journal, some: Sequence[Reservation] | None = None
     ) -> list[int]:
-        """Take back what consumers of a group hold, or some of it; no attempt is counted."""
+        """Revoke the reservations of a group, or some of them; no attempt is counted."""
         revoked = list(group.live.values()) if some is None else some
         for reservation in revoked:
             self.settle(reservation, (), Ending.REVOKED, self.record.last_activity_ms, journal)
@@ -369,7 +370,7 @@ class QueueState:
 
     @property
     def in_flight_records(self) -> int:
-        """Live reservations, returned slices and lanes: what loading the queue reads one by one."""
+        """Live reservations, returned slices and lanes: loading the queue reads each of them."""
         return sum(group.in_flight_records for group in self.groups.values())
 
     @property
@@ -462,7 +463,7 @@ class QueueState:
             self.notify_waiters(group, journal)
 
     def _join_lane(self, group: Group, returned: Returned) -> tuple[Returned, list[int]]:
-        """Messages are ready again; returns them merged, and the starts of what was merged."""
+        """Messages are ready again; returns them merged, and the starts of the merged slices."""
         slice_ = returned.slice
         lane = group.lanes[slice_.run.fairness_key]
         turn = returned.turn if returned.place is ReturnPlace.BEHIND else None

@@ -46,7 +46,7 @@ class QueueRecord:
     kept: bool = False  # whether settled runs may be left that retention keeps, or kept once
     unordered: bool = False  # whether a run may be older than one before it in its lane
     paused: bool = False  # whether consumers get nothing, also while the topic is not paused
-    groups_apart: bool = False  # whether groups have rows of their own, because there were many
+    groups_apart: bool = False  # whether groups have separate rows, because there were many
     # The rest of the row, decoded when the queue is loaded.
     groups: dict[str, Group] = field(default_factory=dict)
     held: dict[int, Reservation] = field(default_factory=dict)

@@ -76,7 +76,7 @@ class Reservation:
         )
         self.done: list[tuple[int, int, Ending]] = list(done)
         self.apart = False
-        """Whether it has a row of its own, instead of a part of its queue's."""
+        """Whether it has a separate row, instead of a part of its queue's."""
 
     @property
     def live(self) -> bool:
@@ -123,7 +123,7 @@ class Reservation:
         return spans
 
     def finish(self, spans: Sequence[Span], ending: Ending) -> list[Span]:
-        """End the messages of `spans` (all that are open, for none given); returns what changed.
+        """End the messages of `spans` (all that are open, for none given); returns the changes.
 
         Messages that ended in the same way before are no change and no error. Raises, and changes
         nothing, if any ended in another way.
@@ -152,7 +152,7 @@ class Reservation:
     def charged(self, span: Span, ending: Ending) -> list[tuple[Span, int]]:
         """Messages that go back, in parts, each with the attempts that it is charged.
 
-        DISCONNECT and EXPIRED count only for what the application was given (K1).
+        DISCONNECT and EXPIRED count only for messages that the application was given (K1).
         """
         if ending in (Ending.RELEASE, Ending.REVOKED):
             return [(span, 0)]

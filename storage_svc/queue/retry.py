@@ -1,9 +1,9 @@
 """Retries: when messages whose delivery failed are ready again, and where they go (V9).
 
-Pure: randomness is an argument. A retry line keeps the slices of one lane that go behind what was
-ready when they came back. Each has a turn: the end of the queue at that moment, so that messages
-published later do not overtake it, then the reservation it came back from, so that a message that
-fails again goes behind the others that wait.
+Pure: randomness is an argument. A retry line keeps the slices of one lane that go behind messages
+that were ready when they came back. Each has a turn: the end of the queue at that moment, so that
+messages published later do not overtake it, then the reservation it came back from, so that a
+message that fails again goes behind the others that wait.
 """
 
 import math
@@ -132,7 +132,7 @@ class RetryLine:
         return dropped
 
     def keep(self, runs: Mapping[int, Run]) -> "list[dict[Any, Any] | list[Any]]":
-        """Forget the slices of all other runs; returns what held them."""
+        """Forget the slices of all other runs; returns the containers that held them."""
         before: list[dict[Any, Any] | list[Any]] = [self._slices, self._order]
         starts = starts_of(runs, self._slices)
         self._slices = {start: self._slices[start] for start in starts}

@@ -13,7 +13,7 @@ class ReturnPlace(IntEnum):
     IN_PLACE = 0
     BURIED = 1
     BEHIND = 2
-    HOLDING = 3  # in place; what comes after them waits while they are delayed
+    HOLDING = 3  # in place; messages after them wait while they are delayed
 
 
 class Returned(NamedTuple):

@@ -11,7 +11,7 @@ SETTLED_PER_QUEUE_MIN = 1024
 
 SETTLED_SHARED_MAX = 25_000
 """Settled reservations that the queues of a partition share beyond that, at some 800 bytes each. A
-queue may use what is left: half of them if it is alone, more than a frame of settlements holds."""
+queue may use the rest: half of them if it is alone, more than a frame of settlements holds."""
 
 _FORGOTTEN_AT_ONCE = 2
 """A queue that is above its share gives it up gradually."""

@@ -1,6 +1,7 @@
 """Dead letters and the outbox for operators, read beside the writer without loading a queue (L9).
 
-A page is bounded by what it reads: reason and source are headers in the bodies, which are parsed.
+A page is bounded by the rows that it reads: reason and source are headers in the bodies, which are
+parsed.
 """
 
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class Waiting(NamedTuple):
 async def list_dead_letters(
     partition: Partition, lmq_name: str, chosen: DeadLetterFilter, token: bytes, limit: int
 ) -> tuple[list[DeadLetters], bytes]:
-    """A page of what a redrive or a deletion would take, and the token of the next page."""
+    """A page of messages for a redrive or a deletion, and the token of the next page."""
     state = await partition.state.handles.read_state(lmq_name)
     queue_id = state.record.queue_id
     start, end = queue_rows.queue_range(queue_id)
@@ -82,7 +83,7 @@ async def list_dead_letters(
 async def list_outbox(
     partition: Partition, destination: str, token: bytes, limit: int
 ) -> tuple[list[Waiting], bytes]:
-    """A page of what waits, by destination and sequence, and the token of the next page."""
+    """A page of waiting entries, by destination and sequence, and the token of the next page."""
     start, end = b"", None
     index = partition.state.outbox
     if destination:

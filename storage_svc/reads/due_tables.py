@@ -1,7 +1,8 @@
 """Rows of `runs`, `queues` and `groups` that rules can apply to, found by the index of ages (P3).
 
-The cost follows what is due. Most queues that are due have a single run, so names, catalog rows and
-headers are read for many queues at once; only queues with more are read one by one.
+The cost depends on the amount of due data. Most queues that are due have a single run, so names,
+catalog rows and headers are read for many queues at once; only queues with more are read one by
+one.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence

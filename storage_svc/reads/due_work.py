@@ -1,7 +1,7 @@
 """Due work: the scans of phase one of a sweep, beside the writer and never through it (L2).
 
 Each kind of due work has an index; a scan starts at its low-water mark and stops at the first entry
-that is not due, so that its cost follows what is due, not what is stored.
+that is not due, so that its cost depends on due entries, not on stored ones.
 """
 
 from enum import Enum

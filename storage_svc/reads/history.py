@@ -1,8 +1,8 @@
 """The retention history for operators: from the newest, by queue, topic or pass (R6).
 
-A page is read from where the last one ended, in the order of the index, so that it costs what it
-shows. Rows that only the type or the queue excludes are read and passed over; a page ends early
-after a bounded number of them, and the next one continues.
+A page is read from where the last one ended, in the order of the index, so that its cost depends on
+the rows that it shows. Rows that only the type or the queue excludes are read and passed over; a
+page ends early after a bounded number of them, and the next one continues.
 """
 
 from collections.abc import Iterable, Sequence
