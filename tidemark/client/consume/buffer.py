@@ -145,7 +145,7 @@ class Buffer:
         self._changed.set()
 
     def wake_up(self) -> None:
-        """Let the waiting tasks check again what they may take, and whether more will arrive."""
+        """Let the waiting tasks check again for messages, and whether more will arrive."""
         self._changed.set()
 
     def remove(self, chosen: Callable[[DeliveryBatch], bool]) -> list[DeliveryBatch]:

@@ -3,8 +3,8 @@
 Pure. A number from the user is the most that may be here unsettled. Without one, the credit follows
 the handlers: tasks that wait are always provided for, and some messages wait here ahead of them.
 Their number starts small, grows while tasks have to wait although they are quick enough for more,
-and halves while messages wait for long: what a slow handler cannot take soon is left to other
-consumers.
+and halves while messages wait for long: messages that a slow handler cannot take soon are left to
+other consumers.
 """
 
 from typing import Final

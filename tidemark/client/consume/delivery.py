@@ -1,7 +1,7 @@
 """Deliveries: messages that are reserved for this client, and how the application settles them.
 
 A batch is a run, or a slice of one, as it arrived; a delivery is one message of it. Neither decodes
-a message before the application reads it, and neither knows how settlements are sent.
+a message before the application reads it, and neither sends settlements.
 """
 
 from collections.abc import Iterator, Sequence
@@ -132,7 +132,7 @@ class DeliveryBatch:
     def __repr__(self) -> str:
         return f"<{len(self)} of {self.lmq_name} at {self.offset}, attempt {self.attempt}>"
 
-    # --- what it is ----------------------------------------------------------------------------
+    # --- contents ------------------------------------------------------------------------------
 
     @property
     def payloads(self) -> list[bytes]:
@@ -265,7 +265,7 @@ class DeliveryBatch:
             await self._settler.settle_again(self, action, ranges)
 
     def mark(self, action: Action, start: int = 0) -> Sequence[Range] | None:
-        """Note how what is left from `start` on is settled; returns it, or None if it is nothing.
+        """Note how open messages from `start` on are settled; returns them, or None for none.
 
         No ranges stand for the whole batch.
         """

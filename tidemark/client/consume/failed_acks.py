@@ -92,7 +92,7 @@ class FailedAcks:
 def explained(
     batch: DeliveryBatch, action: Action, ranges: Sequence[Range], error: TidemarkError
 ) -> TidemarkError:
-    """The error in terms of the application, which knows queues and offsets but no tags."""
+    """The error in terms of the application, which sees queues and offsets but no tags."""
     if isinstance(error, UnknownDeliveryTag) and isinstance(action, Extend) and not batch.open:
         return AlreadySettled("every message that arrived with it is settled")
     if not isinstance(error, (UnknownDeliveryTag, ReservationExpired)):

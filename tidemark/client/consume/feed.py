@@ -94,7 +94,7 @@ class Feed(SessionPart):
         self.paused = False
         """Whether the application takes nothing: it gets no more messages until it asks again."""
         self._stopped = False
-        """Whether the broker knows that."""
+        """Whether that was sent to the broker."""
 
     # --- ending --------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Feed(SessionPart):
                 self._session.stop_consumer(self._consumer_id)
 
     async def leave(self) -> None:
-        """Leave every queue, once what is being settled has its answers."""
+        """Leave every queue, once all pending settlements are answered."""
         session = self._session
         self._leaving = True
         self.queues.close()
@@ -115,7 +115,7 @@ class Feed(SessionPart):
             with suppress(TidemarkError):
                 await self.settlements.flush()
                 await self.queues.unsubscribe_all(session)
-                await self.settlements.flush()  # what arrived meanwhile
+                await self.settlements.flush()  # settlements that arrived meanwhile
 
     def close(self) -> None:
         """End the consumer at once, also while it is leaving: nothing more is received or sent."""
@@ -220,7 +220,7 @@ class Feed(SessionPart):
             self.connection.wake()
 
     def check_hand_outs(self) -> None:
-        """Take back what was reported ahead of a handler that has become slow. Called regularly."""
+        """Take back reports ahead of a handler that has become slow. Called regularly."""
         if self.hand_outs.run_once(*self._waiting()):
             self.connection.wake()
 
@@ -269,7 +269,7 @@ class Feed(SessionPart):
     def pass_on(self, partition: int | None, other: "Feed") -> None:
         """Pass the deliveries of a partition, or of all, to the feed of another broker.
 
-        That broker knows nothing of the hand-outs here: what waits in the buffer goes back.
+        That broker has no record of the hand-outs here: messages in the buffer go back.
         """
         passed = [each for each in self._held if partition in (None, each.partition)]
         for batch in self._host.buffer.remove(set(passed).__contains__):

@@ -1,6 +1,6 @@
-"""Hand-outs: what the application may be given, reported to the broker before it is given.
+"""Hand-outs: messages that the application may be given, reported to the broker before.
 
-Pure. An attempt is charged for what was reported, so nothing is handed out before the broker has
+Pure. An attempt is charged for reported messages, so nothing is handed out before the broker has
 confirmed the report (K1). Reports are totals in the order of arrival and travel with whatever is
 sent anyway. A task that waits is reported ahead, so that a message is handed to it without a round
 trip; a handler that is quick is reported further ahead, as far as it gets in a moment. That window
@@ -76,7 +76,7 @@ class HandOuts:
         self._blocked = False
         """Whether a task waits for a confirmation."""
         self._urgent = False
-        """Whether the broker knows that one does."""
+        """Whether the broker was notified that one does."""
         self._urgent_ns = self._latency_ns = 0
         """When it was notified, and how long the last such confirmation took."""
         self._taken_back = False
@@ -184,7 +184,7 @@ class HandOuts:
             self._blocked = self._urgent = False
 
     def run_once(self, waiting_for_one: int, waiting_for_batch: int) -> bool:
-        """Take back what no task needs, if none was served for a while; returns whether it was."""
+        """Take back reports that no task needs, if none was served for a while; whether it did."""
         handed_out, quiet_at = self.messages, self._quiet_at
         self._quiet_at = handed_out
         needed = self._needed(waiting_for_one, waiting_for_batch)
@@ -202,7 +202,7 @@ class HandOuts:
         return True
 
     def _window_covers_next(self) -> bool:
-        """Whether tasks can expect what arrives next to be reported already.
+        """Whether tasks can expect the next delivery to be reported already.
 
         If it is more than that, or has failed before, they wait for a confirmation. Messages that
         failed come together, so the first of them ends this.
@@ -216,7 +216,7 @@ class HandOuts:
         )
 
     def _needed(self, waiting_for_one: int, waiting_for_batch: int) -> Totals:
-        """The totals that cover what was handed out, and the next hand-out of each task."""
+        """The totals that cover past hand-outs, and the next hand-out of each task."""
         current, handed_out = self._current, self.messages
         messages = handed_out + waiting_for_one
         deliveries = waiting_for_batch

@@ -1,8 +1,8 @@
 """Settlements of deliveries, gathered and repeated until each has a definite result.
 
 Acks of one batch travel as ranges of one settlement, without a future for each. A settlement goes
-by tag on the session that brought the delivery, and by receipt on any other. It never decides what
-becomes of a message.
+by tag on the session that brought the delivery, and by receipt on any other. It never decides the
+outcome of a message.
 """
 
 import asyncio
@@ -184,7 +184,7 @@ class Settlements:
             self._put(_Settling(batch, _FAILED, ranges))
 
     def pass_on(self, partition: int | None, other: "Settlements") -> None:
-        """Have another feed send what waits here for a partition; None: for all of them."""
+        """Have another feed send the settlements of a partition; None: of all partitions."""
         self._to_send += [_Settling(batch, _ACK, ranges) for batch, ranges in self._acks.items()]
         waiting, self._acks = [*self._to_send, *self._later], {}
         passed = [each for each in waiting if partition in (None, each.batch.partition)]
@@ -218,7 +218,7 @@ class Settlements:
     # --- on the wire ---------------------------------------------------------------------------
 
     def prepare(self, session: Session) -> bool:
-        """Submit what has gathered; whether there is more than fits a frame."""
+        """Submit gathered settlements; returns whether there are more than fit a frame."""
         to_send, self._to_send = self._to_send, []
         acks, self._acks = self._acks, {}
         whole: list[DeliveryBatch] = []

@@ -42,8 +42,8 @@ class Subscription:
     ...         await delivery.ack()
 
     Any number of tasks may iterate over it: each message goes to one of them, in turn. Iteration
-    ends when every queue was taken by other clients. Leaving the block gives back what was not
-    settled: untouched messages as they were, those in hand as a failed attempt.
+    ends when every queue was taken by other clients. Leaving the block gives back unsettled
+    messages: untouched ones as they were, those in hand as a failed attempt.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Subscription:
         await self.close()
 
     async def close(self) -> None:
-        """Leave the queues; what was not settled goes back at once."""
+        """Leave the queues; unsettled messages go back at once."""
         self._home_loop.check()
         if self._closed:
             return
@@ -152,7 +152,7 @@ class Subscription:
                     )
 
     def end(self) -> None:
-        """End at once, without waiting: the broker gives back what was not settled."""
+        """End at once, without waiting: the broker gives back unsettled messages."""
         self._stop()
         for feed in self._feeds.values():
             feed.close()
@@ -254,7 +254,7 @@ class Subscription:
             self._leave_to_others(now_ms - first.arrived_ms)
 
     def _leave_to_others(self, waited_ms: int) -> None:
-        """Release what a slow handler does not get to, the last first, to keep the order."""
+        """Release messages that wait for a slow handler, the last first, to keep the order."""
         for feed in self._feeds.values():
             feed.credit.waited(waited_ms)
         buffered = self.buffer.messages
@@ -323,7 +323,7 @@ class Subscription:
             feed.give_back(batch, _NOT_TRIED)
 
     def interrupted(self, feed: Feed) -> None:
-        """The session is gone: what was not handed out is delivered again on the next one."""
+        """The session is gone: messages not handed out are delivered again on the next one."""
         self._give_back_untouched(feed)
         if not feed.connection.home and not self._closed:
             # The named broker is gone: home knows which one serves its queues now.
@@ -347,7 +347,7 @@ class Subscription:
                 leaving.add_done_callback(self._leaving.discard)
 
     def lost(self, feed: Feed, eviction: Eviction) -> None:
-        """Another client has the queue: what waits here of it is fenced."""
+        """Another client has the queue: its messages in the buffer are fenced."""
         lmq_name = eviction.lmq_name
         self.buffer.remove(lambda batch: batch.lmq_name == lmq_name)
         for batch in feed.batches:
@@ -367,7 +367,7 @@ class Subscription:
         self._feed(owner).queues.take_over(lmq_name, epoch)
 
     def also_held(self, lmq_name: str, owners: Iterable[str]) -> None:
-        """Other brokers hold partitions of the queue: each has a feed of its own."""
+        """Other brokers hold partitions of the queue: each has a separate feed."""
         for owner in owners:
             home = self._feeds.get("")
             at_home = home is not None and home.connection.address == owner
@@ -388,7 +388,7 @@ class Subscription:
         self.buffer.wake_up()
 
     def _give_back_untouched(self, feed: Feed) -> None:
-        """Release what was not handed out, also the rest of the batch that is being looped over."""
+        """Release messages not handed out, also the rest of the batch that is being iterated."""
         for batch in self.buffer.remove(feed.holds):
             feed.give_back(batch, _NOT_TRIED, batch.handed_out)
         self.buffer.wake_up()  # the first batch may be one of another broker now
