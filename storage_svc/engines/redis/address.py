@@ -20,8 +20,8 @@ from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from tidemark.errors import StoreNotFit
 
@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S: Final = 2.0
 FAULTS: Final = (RedisError, OSError, TimeoutError, EOFError)
 """Errors of a connection to a server; errors that it answers with are RedisErrors."""
 
+_SETTING: Final = "TIDEMARK_REDIS_URL"
+_NO_LOGIN: Final = ("HELLO must be called with", "Authentication required", "NOAUTH")
 _MODES: Final = ("", "sentinel", "cluster")
 _OPTIONS: Final = frozenset(
     {
@@ -127,12 +129,30 @@ class MasterFinder:
         return await _connected(self._url.pool(self._url.hosts[0]))
 
     def explained(self, error: BaseException) -> str:
-        """Why a new connection could not be used."""
+        """Why a server cannot be used, with the setting to change where it is known."""
         text = str(error) or type(error).__name__
+        if isinstance(error, ServerNotFound):  # it has the reason of each server
+            return text
+        if text.startswith(_NO_LOGIN):
+            return f"the server requires a password, and {_SETTING} has none"
+        hint = self._hint_for(error, text)
+        return f"{text} ({hint})" if hint else text
+
+    def _hint_for(self, error: BaseException, text: str) -> str:
+        if isinstance(error, AuthenticationError):
+            return f"check the user and the password in {_SETTING}"
+        if isinstance(error, ReadOnlyError):
+            return "" if self._url.mode else f"{_SETTING} must name the master"
+        if "cluster support disabled" in text:
+            return (
+                f"{_SETTING} must begin with redis:// or rediss:// for a server without a cluster"
+            )
+        if "unknown command 'SENTINEL'" in text:
+            return f"{_SETTING} must name Sentinels after redis+sentinel"
         is_ended = isinstance(error, ConnectionError | RedisConnectionError | EOFError)
         if self._url.scheme == "redis" and is_ended and "connecting to" not in text:
-            text += " (servers with TLS end plain connections: they need rediss in the URL)"
-        return text
+            return "servers with TLS end plain connections: they need rediss in the URL"
+        return ""
 
     def moved_to(self, host: str, port: int) -> None:
         self._hint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -144,7 +164,7 @@ class MasterFinder:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     found: str | None = await question(host)
             except FAULTS as error:
-                reasons.append(f"{host}: {str(error) or type(error).__name__}")
+                reasons.append(f"{host}: {self.explained(error)}")
                 continue
             if found is not None:
                 return found
@@ -181,4 +201,4 @@ async def _connected(pool: ConnectionPool) -> Any:
 
 def _wrong(why: str) -> StoreNotFit:
     """Without the URL, which may hold a password."""
-    return StoreNotFit(f"TIDEMARK_REDIS_URL {why}")
+    return StoreNotFit(f"{_SETTING} {why}")

@@ -13,6 +13,8 @@ from tidemark.errors import DataCorrupt, StoreNotFit
 
 _log = logging.getLogger(__name__)
 _CHECK_WITHIN_MS: Final = 5_000
+_VERSION_MIN: Final = 7
+"""Of Redis: older servers do not have the commands of the scripts."""
 _WANTED: Final = {b"appendonly": b"yes", b"appendfsync": b"always"}
 
 
@@ -30,15 +32,28 @@ class Durability(Enum):
 async def check_settings(server: Connected, durability: Durability) -> None:
     """Raise StoreNotFit if the settings of a server make it lose what is committed. Every server
     that is connected to is checked: the one that is promoted may have others."""
-    asked: list[Command] = [(b"INFO", b"memory")]
+    asked: list[Command] = [(b"INFO", b"server"), (b"INFO", b"memory")]
     if durability is not Durability.AS_IS:
         asked.append((b"CONFIG", b"GET", *_WANTED))
-    memory, *settings = await server.converse(asked)
-    if isinstance(memory, Exception):
-        raise memory
+    about, memory, *settings = await server.converse(asked)
+    for answer in (about, memory):
+        if isinstance(answer, Exception):
+            raise answer
+    _check_version(_pairs_of_info(about))
     _check_eviction(_pairs_of_info(memory))
     for found in settings:
         _check_syncs(found)
+
+
+def _check_version(about: dict[str, str]) -> None:
+    """Valkey names the version of Redis that it is compatible with."""
+    version = about.get("redis_version", "")
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < _VERSION_MIN:
+        raise StoreNotFit(
+            f"the server is compatible with Redis {version}: its version must be "
+            f"{_VERSION_MIN}.0 or newer"
+        )
 
 
 def _check_eviction(memory: dict[str, str]) -> None:
@@ -72,6 +87,13 @@ async def check_server(server: Server, durability: Durability) -> None:
     """Raise what `check_settings` does, StoreNotFit if the server does not wait for replicas, and
     ConnectionError while it has no replica that is needed."""
     replication = await _info(server, b"replication")  # it is checked when it is connected to
+    policy = (await _info(server, b"memory")).get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":  # without a limit, or it would have been refused
+        _log.warning(
+            "the server would evict keys if its maxmemory were set: set maxmemory-policy to "
+            "noeviction",
+            extra={"maxmemory_policy": policy},
+        )
     if durability is Durability.AS_IS:
         _log.warning("the durability of the server is not checked: commits may be lost")
     if durability is Durability.REPLICATED:
@@ -88,6 +110,12 @@ async def _check_waits(server: Server) -> None:
             await server.ask(command, within_ms=_CHECK_WITHIN_MS)
         except ResponseError as error:
             raise StoreNotFit(f"the server does not wait for replicas: {error}") from error
+
+
+def explained(refusal: Exception) -> str:
+    """Why a server refuses writes, with its setting; MISCONF names its own."""
+    text = str(refusal)
+    return f"{text} (min-replicas-to-write)" if text.startswith("NOREPLICAS") else text
 
 
 async def check_types(server: Server, identity: Identity, where: str) -> None:

@@ -56,6 +56,7 @@ from storage_svc.engines.redis.checks import (
     check_server,
     check_settings,
     check_types,
+    explained,
     free_memory,
     server_time_ms,
 )
@@ -116,6 +117,9 @@ class RedisEngines:
         except NoPermissionError as error:
             await server.close()
             raise StoreNotFit(f"{where} cannot be opened by this user: {error}") from error
+        except ResponseError as error:  # it may pass: a full disk, missing replicas
+            await server.close()
+            raise ConnectionError(f"{where} cannot be opened: {explained(error)}") from error
         except BaseException:
             await server.close()
             raise
@@ -408,7 +412,7 @@ class RedisEngine:
                 # A script keeps what it wrote before, and one that was sent before may have run.
                 if _is_from_script(error) or not is_first:
                     break
-                raise EngineFailed(f"{self._name} cannot be written: {error}") from error
+                raise EngineFailed(f"{self._name} cannot be written: {explained(error)}") from error
             if isinstance(answer, int):
                 return True
             fate = Fate.DONE if answer is None else fate_of(self._mark, commit, _read_mark(answer))

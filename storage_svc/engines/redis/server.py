@@ -121,7 +121,7 @@ class Server:
                     self._finder.moved_to(first.host, first.port)
                 await self._disconnect()
                 if _CLOCK.monotonic_ms() >= deadline_ms:
-                    raise AnswerLost(str(first)) from first
+                    raise AnswerLost(self._finder.explained(first)) from first
                 await _CLOCK.sleep_ms(NOT_EXECUTED_RETRY_MS)
         if isinstance(first, Exception):
             raise first
