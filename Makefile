@@ -102,7 +102,7 @@ test-redis: .venv/.dev .venv/.spark ## Run the suites on a Valkey, and on three 
 .PHONY: test-redis-rounds
 test-redis-rounds: .venv/.dev ## Fail storage nodes and six Valkeys in 50 rounds (ARGS="--redis-rounds N --seed N")
 	@exec $(PYTEST) --redis-rounds 50 --timeout 0 -s --show-capture=no \
-		tests/model/histories/test_redis_rounds.py $(ARGS)
+		tests/model/histories/test_redis_rounds.py tests/model/redis/test_failover_rounds.py $(ARGS)
 
 .PHONY: test-histories
 test-histories: .venv/.dev ## Check thousands of histories of exclusive queues and members (ARGS="--seed N")

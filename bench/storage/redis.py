@@ -23,6 +23,7 @@ from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.settle import Settle
 from storage_svc.partition.partition import Partition
 from storage_svc.queue.reservation import Ending
+from tidemark.service.memory import tune_garbage_collector
 
 FRAME_QUEUES: Final = 100
 CPU_RATIO_MAX: Final = 1.5
@@ -39,6 +40,7 @@ async def measure_redis(bench: Bench) -> None:
     queues = bench.queues or bench.size(full=100_000, quick=2_000)
     bench.settings |= {"frame_queues": FRAME_QUEUES, "cycles_per_round": cycles, "queues": queues}
     body = random_body(bench.random, 1)
+    tune_garbage_collector()  # as a service does once it has started
     async with running_server(bench.directory / "valkey") as server:
         await _measure_cycles(bench, server, body, cycles)
         await server.redis.flushall()

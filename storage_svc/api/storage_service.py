@@ -19,6 +19,7 @@ from storage_svc.operations.claim import ClaimPartition, ReleaseUnreported
 from storage_svc.operations.dead_letter_filter import DeadLetterFilter
 from storage_svc.operations.topics import DropTopic, PutTopic
 from storage_svc.partition.counters import Claim
+from storage_svc.partition.partition import Partition
 from storage_svc.partition.partitions import Partitions
 from storage_svc.placement.assigned import AssignedPartitions
 from storage_svc.placement.placement import Placement
@@ -31,6 +32,7 @@ from tidemark.errors import ClusterMismatch, InvalidArgument
 from tidemark.names import LmqName
 from tidemark.receipts import Receipt
 from tidemark.rpc.topic_codec import topic_from_proto, topic_to_proto
+from tidemark.rpc.witnesses import check_commit, witnessed_commit
 from tidemark.settings import StorageSettings
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,7 +41,6 @@ _HOME = 0
 """The partition in which topics have their home."""
 
 _HELD_MAX = 10_000_000
-_COMMIT_MAX = 2**62
 _HELD_PER_PAGE_MAX = 10_000
 _SCAN_PREFIX = "SCAN_KIND_"
 
@@ -112,8 +113,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             )
         if not request.broker_id:
             raise InvalidArgument("a claim needs a broker_id", field="broker_id")
-        if request.witnessed_commit > _COMMIT_MAX:
-            raise InvalidArgument("not the number of a commit", field="witnessed_commit")
+        check_commit(request.witnessed_commit)
         partition = self._partitions.get(request.partition)
         claim = Claim(
             request.broker_id,
@@ -237,7 +237,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def PutTopic(
         self, request: storage_pb2.PutTopicRequest, context: Context
     ) -> storage_pb2.PutTopicResponse:
-        home = self._partitions.get(_HOME)
+        home = await self._witnessed(_HOME, context)
         topic = topic_from_proto(request.topic)
         topics.validate(topic, home.identity.partitions)
         operation = PutTopic(topic, request.create, request.expected_version)
@@ -248,13 +248,14 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def DeleteTopic(
         self, request: storage_pb2.DeleteTopicRequest, context: Context
     ) -> storage_pb2.DeleteTopicResponse:
-        stored = await self._partitions.get(_HOME).call(DropTopic(request.name))
+        home = await self._witnessed(_HOME, context)
+        stored = await home.call(DropTopic(request.name))
         return storage_pb2.DeleteTopicResponse(version=stored.version)
 
     async def GetTopic(
         self, request: storage_pb2.GetTopicRequest, context: Context
     ) -> storage_pb2.GetTopicResponse:
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         async with partition.verified():
             topic = partition.state.topics.get(request.name)
         return storage_pb2.GetTopicResponse(topic=topic_to_proto(topic))
@@ -262,7 +263,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def ListTopics(
         self, request: storage_pb2.ListTopicsRequest, context: Context
     ) -> storage_pb2.ListTopicsResponse:
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         limit = _page_size(request.page_size)
         known = partition.state.topics
         names = [name for name in known.names() if name > request.page_token]
@@ -279,7 +280,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     async def ListQueues(
         self, request: storage_pb2.ListQueuesRequest, context: Context
     ) -> storage_pb2.ListQueuesResponse:
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         token = _token(request.page_token)
         limit = _page_size(request.page_size)
         if request.lite_prefix and not request.topic:
@@ -297,7 +298,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.GetQueueRequest, context: Context
     ) -> storage_pb2.GetQueueResponse:
         LmqName.parse(request.lmq_name)
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         async with partition.verified():
             view, groups = await queues.get_queue(partition, request.lmq_name)
         return storage_pb2.GetQueueResponse(
@@ -309,7 +310,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.PeekQueueRequest, context: Context
     ) -> storage_pb2.PeekQueueResponse:
         LmqName.parse(request.lmq_name)
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         limit = _page_size(request.max_messages)
         async with partition.verified():
             peeked, next_offset = await queues.peek(
@@ -332,7 +333,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
         self, request: storage_pb2.ListDeadLettersRequest, context: Context
     ) -> storage_pb2.ListDeadLettersResponse:
         LmqName.parse(request.lmq_name)
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         async with partition.verified():
             found, next_token = await dead_letters.list_dead_letters(
                 partition,
@@ -351,7 +352,7 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
     ) -> storage_pb2.ListOutboxResponse:
         if request.destination_lmq_name:
             LmqName.parse(request.destination_lmq_name)
-        partition = self._partitions.get(request.partition)
+        partition = await self._witnessed(request.partition, context)
         async with partition.verified():
             found, next_token = await dead_letters.list_outbox(
                 partition,
@@ -363,6 +364,15 @@ class StorageService(storage_pb2_grpc.StorageServiceServicer):
             entries=[encode_waiting(partition.number, each) for each in found],
             next_page_token=next_token.hex(),
         )
+
+    # --- inside --------------------------------------------------------------------------------
+
+    async def _witnessed(self, number: int, context: Context) -> Partition:
+        """A partition that has what the caller has seen of it; raises PartitionFaulty if it has
+        lost that."""
+        partition = self._partitions.get(number)
+        await partition.check_witness(witnessed_commit(context))
+        return partition
 
 
 def _scan_kind(kind: int) -> ScanKind:

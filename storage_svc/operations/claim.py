@@ -1,4 +1,5 @@
-"""Claims: which broker holds the partition, and what that broker still has reserved.
+"""Claims: which broker holds the partition, what that broker has seen of it, and what it still has
+reserved.
 
 Storage decides: a claim durably raises the broker epoch, and a broker under a lower epoch is
 fenced. The epoch fences the sender; reservations and their receipts stay valid.
@@ -18,6 +19,22 @@ from storage_svc.turns import in_turns
 from tidemark.errors import Fenced
 
 
+class CheckWitness(NamedTuple):
+    """Compare the partition with a commit that a caller saw answered.
+
+    Raises LossWitnessed, which ends the service of the partition, if it does not have the commit.
+    """
+
+    commit: int
+
+    async def apply(self, commit: CommitContext) -> None:
+        numbers = commit.state.numbers
+        if not numbers.has(self.commit):
+            # The caller may have seen it at a node that has taken the partition over since.
+            await commit.engine.verify()
+            raise LossWitnessed(commit.partition, Loss(self.commit, numbers.last))
+
+
 class Claimed(NamedTuple):
     """The claim is durable."""
 
@@ -28,11 +45,8 @@ class Claimed(NamedTuple):
 
 
 class ClaimPartition(NamedTuple):
-    """Let a broker hold the partition, unless a newer assignment names another one.
-
-    Raises LossWitnessed, which ends the service of the partition, if the broker has seen a commit
-    that is not there.
-    """
+    """Let a broker hold the partition, unless a newer assignment names another one; raises what
+    CheckWitness does."""
 
     claim: Claim
     held_epoch: int = 0  # of the caller's last claim; 0 for its first
@@ -40,11 +54,7 @@ class ClaimPartition(NamedTuple):
     witnessed_commit: int = 0  # the highest number that the caller saw answered
 
     async def apply(self, commit: CommitContext) -> Claimed:
-        numbers = commit.state.numbers
-        if not numbers.has(self.witnessed_commit):
-            # The caller may have seen it at a node that has taken the partition over since.
-            await commit.engine.verify()
-            raise LossWitnessed(commit.partition, Loss(self.witnessed_commit, numbers.last))
+        await CheckWitness(self.witnessed_commit).apply(commit)
         held, asked = commit.state.claim, self.claim
         if asked.assignment_version < held.assignment_version:
             raise Fenced(
@@ -70,7 +80,7 @@ class ClaimPartition(NamedTuple):
         first = commit.state.first_broker_epoch
         commit.counters.broker_epoch = max(first, commit.counters.broker_epoch + 1)
         put_claim(commit.journal.batch, asked)
-        lost = not numbers.is_stored(self.witnessed_commit)
+        lost = not commit.state.numbers.is_stored(self.witnessed_commit)
         return Claimed(commit.counters.broker_epoch, same, lost)
 
 

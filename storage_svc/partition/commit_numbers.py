@@ -57,7 +57,7 @@ class LossWitnessed(EngineDataLost):
 class CommitNumbers:
     """The numbers of the commits that an open partition has."""
 
-    __slots__ = ("_accepted", "_first", "_is_written", "_spans", "last")
+    __slots__ = ("_accepted", "_first", "_spans", "is_written", "last")
 
     def __init__(self, row: bytes | None, found: int, floor: int) -> None:
         """`found` is the last number that is stored, `floor` the first value of counters under the
@@ -72,7 +72,8 @@ class CommitNumbers:
             spans = [*zip(bounds[::2], bounds[1::2], strict=True), (first, found)]
             self._spans = spans[-SPANS_MAX:]
             self._accepted = max(self._accepted, *(last for _, last in spans[:-SPANS_MAX]), 0)
-        self._is_written = not floor
+        self.is_written = not floor
+        """Whether the row is up to date."""
         if floor and floor <= found:  # a confirmed loss has left numbers out
             floor = found + SKIP + floor % SKIP
         self._first = max(floor, found) + 1
@@ -97,12 +98,12 @@ class CommitNumbers:
         skip = ACCEPTED_SKIP + random.getrandbits(31)
         self._accepted = max(loss.witnessed, self.before_first) + skip
         self._first = self._accepted + 1
-        self._is_written = False
+        self.is_written = False
 
     def write(self, batch: Batch) -> None:
         """Add the row to the first commit of an opening."""
-        if not self._is_written:
-            self._is_written = True
+        if not self.is_written:
+            self.is_written = True
             bounds = [bound for span in self._spans for bound in span]
             batch.put(Table.META, _NUMBERS_KEY, _numbers(self._accepted, *bounds, self._first))
 

@@ -1,7 +1,7 @@
 """Reports of commit numbers to the registry, and the question that precedes every opening.
 
-Once a second the registry gets the last commit of each partition that this node has open. The
-registry is then a witness, if the store loses commits together with this node and its brokers.
+Once a second the registry gets the last commit that this node has made in each of its partitions.
+The registry is then a witness, if the store loses commits together with this node and its brokers.
 """
 
 import logging
@@ -50,9 +50,9 @@ class WitnessReports:
             await self.run_once(partitions)
 
     async def run_once(self, partitions: Collection[Partition]) -> None:
-        """Report all commits, also unchanged ones: the registry may have been flushed."""
-        opened = [each for each in partitions if each.is_open and each.last_commit]
-        commits = {each.number: each.last_commit for each in opened}
+        """Report all commits, also unchanged ones: the registry may have been flushed. Also of
+        partitions that have failed: this node may be the only one that knows of a loss."""
+        commits = {each.number: each.last_commit for each in partitions if each.last_commit}
         if not commits:
             return
         try:

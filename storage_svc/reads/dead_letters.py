@@ -58,7 +58,7 @@ async def list_dead_letters(
             spans = [] if state.is_held(run) else waiting_spans(state, run)
             if not spans:
                 continue
-            body_key = run_rows.body_key(queue_id, run)
+            body_key = run_rows.body_key(queue_id, run.first_offset)
             body: bytes | None
             if run_rows.has_inline_body(run):
                 body = run_rows.inline_body(value)

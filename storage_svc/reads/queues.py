@@ -118,7 +118,7 @@ async def _body(reader: Reader, queue_id: int, run: Run) -> bytes | None:
     if run_rows.has_inline_body(run):
         (header,) = await reader.load(Table.RUN_HEADERS, [run_rows.run_key(queue_id, run)])
         return None if header is None else run_rows.inline_body(header)
-    (body,) = await reader.load(Table.RUN_BODIES, [run_rows.body_key(queue_id, run)])
+    (body,) = await reader.load(Table.RUN_BODIES, [run_rows.body_key(queue_id, run.first_offset)])
     return body
 
 

@@ -330,18 +330,34 @@ async def test_logs_of_the_run_before_are_kept(up: UpProcess, tmp_path: Path) ->
 async def test_a_cluster_on_redis_has_a_valkey_beside_it_that_ends_with_it(
     tmp_path: Path, usual_hangups: None
 ) -> None:
-    """S6, S9: for trying the engine. Its data stays, below that of the cluster."""
-    async with UpProcess(tmp_path / "data", "--engine=redis", "--partitions=1") as process:
+    """S6, S9: for trying the engine. Its data stays, below that of the cluster, and is there when
+    the cluster is started again; with another engine there would be none."""
+    data, options = tmp_path / "data", ("--engine=redis", "--partitions=1")
+    async with UpProcess(data, *options) as process:
         await process.ready()
         async with tidemark.connect(process.address("broker")) as client:
             await client.create_topic("jobs")
-            await (await client.publisher("jobs")).publish(b"kept")
+            publisher = await client.publisher("jobs")
+            await publisher.publish(b"acked")
+            await publisher.publish(b"kept")
             async with client.subscribe(["jobs"]) as deliveries:
                 first = await anext(aiter(deliveries))
-                assert first.payload == b"kept"
+                assert first.payload == b"acked"
+                await first.ack(wait=True)
+        (valkey,) = [line for line in process.output if " redis://127.0.0.1:" in line]
+        assert valkey.split()[0] == "valkey"
 
         process.process.terminate()
         assert await process.process.wait() == 0
 
-    assert "bye bye" in (tmp_path / "data" / "logs" / "valkey.log").read_text()
-    assert list((tmp_path / "data" / "valkey" / "appendonlydir").glob("*.aof"))
+    assert "bye bye" in (data / "logs" / "valkey.log").read_text()
+    async with UpProcess(data) as other:
+        assert await other.exit_code() == 2
+        assert "has the data of --engine redis" in await other.complaint()
+    async with UpProcess(data, *options) as again:
+        await again.ready()
+        async with (
+            tidemark.connect(again.address("broker")) as client,
+            client.subscribe(["jobs"]) as deliveries,
+        ):
+            assert (await anext(aiter(deliveries))).payload == b"kept"

@@ -13,6 +13,7 @@ import redis
 
 from storage_svc.engines.engine import Batch, Engine, Engines, Identity, Row, Table
 from storage_svc.engines.redis.address import ServerUrl
+from storage_svc.engines.redis.checks import Durability
 from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.rocksdb import RocksEngines
 from tests.support.partition_life import Life, living
@@ -29,7 +30,9 @@ OPENERS: dict[str, Callable[[str], Engines]] = {
     "rocksdb": lambda location: RocksEngines(Path(location)),
     "memory": lambda location: SharedEngines(_in_memory[location]),
     "redis": lambda location: RedisEngines(ServerUrl.parse(location)),
-    "redis-cluster": lambda location: RedisEngines(ServerUrl.parse(location)),
+    "redis-cluster": lambda location: RedisEngines(
+        ServerUrl.parse(location), Durability.REPLICATED
+    ),
 }
 LONG = {
     "test_kill_9_loses_no_commit_that_was_reported",
@@ -112,7 +115,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     if (is_cluster or request.node.originalname in LONG) and not request.config.option.redis:
         pytest.skip("part of make test-redis")
     if is_cluster:
-        cluster: ValkeyCluster = request.getfixturevalue("valkey_cluster")
+        cluster: ValkeyCluster = request.getfixturevalue("replicated_valkeys")
         cluster.flush()
         return Subject(request.param, cluster.url)
     url: str = request.getfixturevalue("durable_valkey")

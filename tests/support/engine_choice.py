@@ -1,5 +1,8 @@
 """The engine under the storage services that tests start: RocksDB, or with `--engine` a Valkey, or
-a cluster of three Valkeys with a replica each. Before each test they are emptied."""
+a cluster of three Valkeys with a replica each, which confirm every commit. Before each test they
+are emptied.
+
+Some tests of each suite run on a Valkey also without it (`also_on_redis`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +25,11 @@ def engine_variables() -> dict[str, str]:
     """The same settings as variables, for a storage service in a process of its own."""
     if not ENGINE:
         return {}
-    return {"TIDEMARK_STORAGE_ENGINE": "redis", "TIDEMARK_REDIS_URL": ENGINE["redis_url"]}
+    return {
+        "TIDEMARK_STORAGE_ENGINE": "redis",
+        "TIDEMARK_REDIS_URL": ENGINE["redis_url"],
+        "TIDEMARK_REDIS_DURABILITY": ENGINE.get("redis_durability", "local"),
+    }
 
 
 def cluster_variables(given: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
@@ -64,6 +71,7 @@ def chosen_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
         servers: ValkeyCluster = request.getfixturevalue("replicated_valkeys")
         url = servers.url
         client = redis.RedisCluster(host="127.0.0.1", port=servers.servers[0].port)
+        ENGINE.update(redis_durability="replicated")
     ENGINE.update(engine="redis", redis_url=url)
     yield client
     ENGINE.clear()
@@ -71,12 +79,33 @@ def chosen_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def empty_engine(request: pytest.FixtureRequest, chosen_engine: Any) -> None:
-    if chosen_engine is None:
+def empty_engine(request: pytest.FixtureRequest, chosen_engine: Any) -> Iterator[None]:
+    """The parameter is the engine of one test (`also_on_redis`)."""
+    if getattr(request, "param", "") == "redis":
+        url = request.getfixturevalue("durable_valkey")
+        with redis.Redis.from_url(url) as client:
+            _empty(client)
+        ENGINE.update(engine="redis", redis_url=url)
+        yield
+        ENGINE.clear()
         return
-    marker = request.node.get_closest_marker("rocksdb")
-    if marker is not None:
-        pytest.skip(f"a test of RocksDB: {marker.kwargs.get('reason', 'it needs its files')}")
-    for key in list(chosen_engine.scan_iter(count=1_000)):
+    if chosen_engine is not None:
+        marker = request.node.get_closest_marker("rocksdb")
+        if marker is not None:
+            pytest.skip(f"a test of RocksDB: {marker.kwargs.get('reason', 'it needs its files')}")
+        _empty(chosen_engine)
+    yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that is marked on both engines, where `--engine` chooses none: the short form of
+    `make test-redis`."""
+    marked = metafunc.definition.get_closest_marker("also_on_redis") is not None
+    if marked and metafunc.config.option.engine == "rocksdb":
+        metafunc.parametrize("empty_engine", ("rocksdb", "redis"), indirect=True)
+
+
+def _empty(client: Any) -> None:
+    for key in list(client.scan_iter(count=1_000)):
         if not key.startswith(b"{tidemark/" + _OF_PROCESSES.encode()):
-            chosen_engine.unlink(key)
+            client.unlink(key)

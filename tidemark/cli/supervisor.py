@@ -42,6 +42,8 @@ REFUSED: Final = 2
 _STOP_SLACK_MS: Final = 2_000
 """Time to close its data that a service gets beyond its grace period for open calls."""
 
+_DATA: Final = {"rocksdb": "node", "redis": "valkey"}
+"""The directories in which engines have their data, below that of the cluster."""
 
 T = TypeVar("T")
 
@@ -84,6 +86,8 @@ def run(options: Options) -> int:
         }
         with _locked(options.data_dir), ExitStack() as beside:
             _check_ports(options.host, ports)
+            _check_engine(options)
+            engine = _engine_variables(options, beside)
             cluster = LocalCluster(
                 options.data_dir,
                 host=options.host,
@@ -95,14 +99,26 @@ def run(options: Options) -> int:
                 storages=options.storages,
                 brokers=options.brokers,
                 registry_url=options.registry_url,
-                environment={"storage": _engine_variables(options, beside)},
+                environment={"storage": engine},
             )
+            own_valkey = "" if options.redis_url else engine.get("TIDEMARK_REDIS_URL", "")
             clock = SystemClock()
-            living = _live(cluster, options, no_retention, settings.java_home, clock)
+            living = _live(cluster, options, own_valkey, no_retention, settings.java_home, clock)
             return asyncio.run(_supervise(cluster, living))
     except (Refusal, SettingsError, NoValkey) as refusal:
         _print_error(str(refusal))
         return REFUSED
+
+
+def _check_engine(options: Options) -> None:
+    """Refuse the data directory of another engine: the cluster would be an empty one."""
+    own = options.data_dir / _DATA[options.engine]
+    for engine, name in _DATA.items():
+        if (options.data_dir / name).exists() and not own.exists() and not options.redis_url:
+            raise Refusal(
+                f"data directory {options.data_dir} has the data of --engine {engine}, "
+                f"and none of --engine {options.engine}"
+            )
 
 
 def _engine_variables(options: Options, beside: ExitStack) -> dict[str, str]:
@@ -112,7 +128,7 @@ def _engine_variables(options: Options, beside: ExitStack) -> dict[str, str]:
     url = options.redis_url
     if not url:
         log_file = None if options.log_dir is None else options.log_dir / "valkey.log"
-        url = beside.enter_context(running_valkey(options.data_dir / "valkey", log_file))
+        url = beside.enter_context(running_valkey(options.data_dir / _DATA["redis"], log_file))
     return {"TIDEMARK_STORAGE_ENGINE": "redis", "TIDEMARK_REDIS_URL": url}
 
 
@@ -153,7 +169,12 @@ async def _supervise(cluster: LocalCluster, living: Coroutine[Any, Any, NoReturn
 
 
 async def _live(
-    cluster: LocalCluster, options: Options, no_retention: str, java_home: str, clock: Clock
+    cluster: LocalCluster,
+    options: Options,
+    own_valkey: str,
+    no_retention: str,
+    java_home: str,
+    clock: Clock,
 ) -> NoReturn:
     """Start and run; ends only by an exception."""
     begin_ms = clock.monotonic_ms()
@@ -167,7 +188,7 @@ async def _live(
         if failure.exit_code == REFUSED:  # the service itself found such a reason
             raise Refusal(str(failure)) from None
         raise
-    _print_ready(cluster, no_retention, clock.monotonic_ms() - begin_ms)
+    _print_ready(cluster, own_valkey, no_retention, clock.monotonic_ms() - begin_ms)
     storage = ServiceKeeper(cluster, "storage", clock, _print_error)
     others = [
         ServiceKeeper(
@@ -289,7 +310,7 @@ async def _check_registry(url: str) -> None:
         await registry.close()
 
 
-def _print_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None:
+def _print_ready(cluster: LocalCluster, own_valkey: str, no_retention: str, took_ms: int) -> None:
     broker = cluster.address("broker")
     default = broker == ClientSettings().address
     facts = [
@@ -300,6 +321,8 @@ def _print_ready(cluster: LocalCluster, no_retention: str, took_ms: int) -> None
         facts.append(("retention", f"off: {no_retention}"))
     else:
         facts.append(("retention", f"{cluster.address('retention')} (starting)"))
+    if own_valkey:
+        facts.append(("valkey", own_valkey))
     facts.append(("data", str(cluster.data_dir.resolve())))
     if cluster.log_dir is not None:
         facts.append(("logs", str(cluster.log_dir.resolve())))

@@ -12,6 +12,7 @@ Options follow as a query: those of TLS as redis-py has them (ssl_ca_certs, ssl_
 """
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -108,12 +109,44 @@ class ServerUrl:
         )
 
 
+class AskedServers:
+    """The servers that are asked for masters: those of a URL, and others of their cluster.
+
+    Those that were of no use are asked last. A caller may not have the time for several that hang,
+    and one that is cut off from the others goes on naming a master that is gone.
+    """
+
+    def __init__(self, url: ServerUrl) -> None:
+        self._named = url.hosts
+        self._order = list(url.hosts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._order))
+
+    def ask_last(self, host: str) -> None:
+        if host in self._order:
+            self._order.remove(host)
+            self._order.append(host)
+
+    def doubt_first(self) -> None:
+        """The master that it has named cannot be used."""
+        self.ask_last(self._order[0])
+
+    def learn(self, cluster: Iterable[str]) -> None:
+        """The servers that a cluster has now."""
+        servers = list(dict.fromkeys(cluster))
+        known = [each for each in self._order if each in self._named or each in servers]
+        self._order = [*known, *(each for each in servers if each not in known)]
+
+
 class MasterFinder:
     """Finds the master of one key again whenever a connection is needed."""
 
-    def __init__(self, url: ServerUrl, key: bytes) -> None:
+    def __init__(self, url: ServerUrl, key: bytes, asked: AskedServers | None = None) -> None:
+        """`asked` is shared by finders for the same servers: what one of them learns, all know."""
         self._url = url
         self._slot = key_slot(key)
+        self._asked = AskedServers(url) if asked is None else asked
         self._hint = ""
         """Where a server of a cluster has sent this node."""
 
@@ -155,19 +188,23 @@ class MasterFinder:
         return ""
 
     def moved_to(self, host: str, port: int) -> None:
-        self._hint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._hint = _address(host, port)
+
+    def doubt(self) -> None:
+        """The master that was found cannot be used."""
+        self._asked.doubt_first()
 
     async def _ask(self, question: Any) -> str:
         reasons = []
-        for host in self._url.hosts:
+        for host in self._asked:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     found: str | None = await question(host)
+                if found is not None:
+                    return found
             except FAULTS as error:
                 reasons.append(f"{host}: {self.explained(error)}")
-                continue
-            if found is not None:
-                return found
+            self._asked.ask_last(host)
         raise ServerNotFound("; ".join(["no server knows the master", *reasons]))
 
     async def _sentinel_master(self, host: str) -> str | None:
@@ -186,11 +223,28 @@ class MasterFinder:
             slots = await connection.read_response()
         finally:
             await connection.disconnect()
-        for first, last, master, *_ in slots:
+        servers: list[str] = []
+        found = None
+        for first, last, *nodes in slots:
+            # One without a name is the server that answers.
+            names = [
+                _address(each[0].decode() if each[0] else _name(host), each[1]) for each in nodes
+            ]
+            servers += names
             if first <= self._slot <= last:
-                name = master[0].decode() if master[0] else host.rpartition(":")[0]
-                return f"[{name}]:{master[1]}" if ":" in name else f"{name}:{master[1]}"
-        return None
+                found = names[0]
+        self._asked.learn(servers)
+        return found
+
+
+def _name(host: str) -> str:
+    """A host without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() else host).strip("[]")
+
+
+def _address(name: str, port: int) -> str:
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 async def _connected(pool: ConnectionPool) -> Any:

@@ -1,10 +1,11 @@
 """Checks of a server before a partition is opened on it, and its free memory."""
 
 import logging
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from storage_svc.engines.engine import Identity
 from storage_svc.engines.redis.layout import key_types
@@ -32,17 +33,38 @@ class Durability(Enum):
 async def check_settings(server: Connected, durability: Durability) -> None:
     """Raise StoreNotFit if the settings of a server make it lose what is committed. Every server
     that is connected to is checked: the one that is promoted may have others."""
-    asked: list[Command] = [(b"INFO", b"server"), (b"INFO", b"memory")]
-    if durability is not Durability.AS_IS:
-        asked.append((b"CONFIG", b"GET", *_WANTED))
-    about, memory, *settings = await server.converse(asked)
-    for answer in (about, memory):
+    asked = [(b"INFO", b"server"), (b"INFO", b"replication"), *memory_questions(durability)]
+    about, replication, *memory = await server.converse(asked)
+    for answer in (about, replication):
         if isinstance(answer, Exception):
             raise answer
     _check_version(_pairs_of_info(about))
-    _check_eviction(_pairs_of_info(memory))
+    if _pairs_of_info(replication).get("role") == "slave":
+        # Most refuse writes themselves. Those of others are gone with the next synchronization.
+        raise ReadOnlyError("the server is a replica")
+    free_memory(memory)
+
+
+def memory_questions(durability: Durability) -> list[Command]:
+    """The questions whose answers `free_memory` takes."""
+    asked: list[Command] = [(b"INFO", b"memory")]
+    if durability is not Durability.AS_IS:
+        asked.append((b"CONFIG", b"GET", *_WANTED))
+    return asked
+
+
+def free_memory(answers: Sequence[Any]) -> int:
+    """Bytes up to the limit of the server, or up to what its machine has; raises StoreNotFit if its
+    settings make it lose what is committed."""
+    info, *settings = answers
+    if isinstance(info, Exception):
+        raise info
+    memory = _pairs_of_info(info)
+    _check_eviction(memory)
     for found in settings:
         _check_syncs(found)
+    limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
+    return max(0, limit - int(memory.get("used_memory", 0)))
 
 
 def _check_version(about: dict[str, str]) -> None:
@@ -98,9 +120,15 @@ async def check_server(server: Server, durability: Durability) -> None:
         _log.warning("the durability of the server is not checked: commits may be lost")
     if durability is Durability.REPLICATED:
         await _check_waits(server)
-        if not int(replication.get("connected_slaves", 0)):
+        replicas = int(replication.get("connected_slaves", 0))
+        if not replicas:
             # It may come back: after a failover the former master does.
             raise ConnectionError("the server has no replica: commits could not be replicated")
+        if replicas > 1:
+            _log.warning(
+                "a commit waits for one replica: another one that is promoted may lack it",
+                extra={"replicas": replicas},
+            )
 
 
 async def _check_waits(server: Server) -> None:
@@ -126,13 +154,6 @@ async def check_types(server: Server, identity: Identity, where: str) -> None:
     for (key, expected), stored in zip(types.items(), found, strict=True):
         if isinstance(stored, bytes) and stored not in (expected, b"none"):
             raise DataCorrupt(f"{where} has a {stored.decode()} at {key.decode()}")
-
-
-async def free_memory(server: Server) -> int:
-    """Bytes up to the limit of the server, or up to what its machine has."""
-    memory = await _info(server, b"memory")
-    limit = int(memory.get("maxmemory", 0)) or int(memory.get("total_system_memory", 0))
-    return max(0, limit - int(memory.get("used_memory", 0)))
 
 
 async def server_time_ms(server: Server) -> int:

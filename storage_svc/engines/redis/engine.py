@@ -19,7 +19,7 @@ opens the partition later cannot know.
 
 *Former masters.* A master that stood still while its replica was promoted answers until it learns
 of it. Reads name the sequence that they must not be behind; with `replicated`, a replica confirms
-what verifies as well as what is committed.
+what verifies as well as what is committed. One that is a replica, and knows it, confirms nothing.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from storage_svc.engines.identity import (
 from storage_svc.engines.keys import successor, u64
 from storage_svc.engines.marks import Fate, Mark, fate_of
 from storage_svc.engines.paged_reader import PagedReader
-from storage_svc.engines.redis.address import MasterFinder, ServerUrl
+from storage_svc.engines.redis.address import AskedServers, MasterFinder, ServerUrl
 from storage_svc.engines.redis.checks import (
     Durability,
     check_server,
@@ -58,6 +58,7 @@ from storage_svc.engines.redis.checks import (
     check_types,
     explained,
     free_memory,
+    memory_questions,
     server_time_ms,
 )
 from storage_svc.engines.redis.layout import (
@@ -71,7 +72,17 @@ from storage_svc.engines.redis.layout import (
     write_pieces,
 )
 from storage_svc.engines.redis.reads import BYTES_PER_PAGE_MAX, Reads
-from storage_svc.engines.redis.scripts import COMMIT, OPEN, SEAL, STAGE, VERIFY, Script
+from storage_svc.engines.redis.scripts import (
+    COMMIT,
+    MARK,
+    OPEN,
+    PIECES_GONE,
+    SEAL,
+    STAGE,
+    UNAPPLIED,
+    VERIFY,
+    Script,
+)
 from storage_svc.engines.redis.server import AnswerLost, Command, Server, is_moved_away
 from storage_svc.engines.redis.staging import apply_staged
 from tidemark.clock import SystemClock
@@ -79,6 +90,8 @@ from tidemark.errors import CommitOutcomeUnknown, DataCorrupt, FormatNotSupporte
 
 COMMIT_WITHIN_MS: Final = 15_000
 """After which the outcome of a commit is unknown: a cluster promotes a replica within that."""
+_LOOK_WITHIN_MS: Final = 5_000
+"""Commits wait meanwhile."""
 _RETRY_MS: Final = 50
 _WAIT_MS: Final = 1_500
 _WAIT: Final = (b"WAIT", 1, _WAIT_MS)
@@ -95,6 +108,7 @@ class RedisEngines:
     def __init__(self, url: ServerUrl, durability: Durability = Durability.LOCAL) -> None:
         self.durability = durability
         self._url = url
+        self._asked = AskedServers(url)
         self._epochs: dict[int, int] = {}
         """Under which this node has opened partitions last."""
         self._generations: dict[int, int] = {}
@@ -155,11 +169,14 @@ class RedisEngines:
             await server.close()
 
     def _server(self, identity: Identity) -> Server:
-        finder = MasterFinder(self._url, mark_key(identity))
-        return Server(finder, partial(check_settings, durability=self.durability))
+        check = partial(check_settings, durability=self.durability)
+        return Server(self._finder(identity), check)
 
     def _reader(self, identity: Identity) -> Server:
-        return Server(MasterFinder(self._url, mark_key(identity)))
+        return Server(self._finder(identity))
+
+    def _finder(self, identity: Identity) -> MasterFinder:
+        return MasterFinder(self._url, mark_key(identity), self._asked)
 
     async def _take_over(self, server: Server, identity: Identity, where: str) -> Mark:
         meta = base_key(identity) + b":" + Table.META.encode()
@@ -211,7 +228,14 @@ class RedisEngine:
         self._base = base_key(identity) + b":"
         self._writes = writes
         self._read_server = reads
-        self._reads = Reads(reads, self._mark_key, base_key(identity), lambda: self._mark.sequence)
+        self._reads = Reads(
+            reads,
+            self._mark_key,
+            base_key(identity),
+            lambda: self._mark.sequence,
+            lambda: self._sent is not None,
+            self._apply_rest,
+        )
         self._durability = durability
         self._order = asyncio.Lock()
         self._commits: set[asyncio.Future[None]] = set()
@@ -289,6 +313,10 @@ class RedisEngine:
             except StoreNotFit as error:
                 self._fail(error)
                 raise EngineFailed(f"{self._name} cannot be verified: {error}") from error
+            except RedisError as error:
+                raise EngineFailed(
+                    f"{self._name} cannot be verified: {explained(error)}"
+                ) from error
             else:
                 if stored == asked and confirmed:
                     return
@@ -304,11 +332,27 @@ class RedisEngine:
         await self._failed.wait()
 
     async def free_bytes(self) -> int:
+        """Notices as well that another node has opened the partition, or that the server has lost
+        commits or was given other settings, where nothing is committed that would."""
         self._check_open()
+        asked = self._mark
         try:
-            return await free_memory(self._writes)
-        except (AnswerLost, StoreNotFit) as error:
+            answer, *memory = await self._writes.run(
+                MARK,
+                (self._mark_key,),
+                then=memory_questions(self._durability),
+                within_ms=_LOOK_WITHIN_MS,
+            )
+            free_bytes = free_memory(memory)
+        except StoreNotFit as error:  # of this server, or of another one that has its place
+            self._fail(error)
+            raise EngineFailed(f"{self._name} cannot be used: {error}") from error
+        except (AnswerLost, RedisError) as error:
             raise EngineFailed(f"{self._name} cannot be reached: {error}") from error
+        if (stored := _read_mark(answer)) not in (asked, self._mark, self._sent):
+            self._fail(fault := self._fault_of(stored))
+            raise fault
+        return free_bytes
 
     async def close(self) -> None:
         if self._closed:
@@ -325,10 +369,7 @@ class RedisEngine:
     async def _stored_mark(self, asked: Mark) -> tuple[Mark, bool]:
         """The mark as the server has it, and whether that is as sure as a commit would be."""
         if self._durability is not Durability.REPLICATED:
-            fields = (b"epoch", b"opening", b"sequence", b"commit_id")
-            (answer,) = await self._writes.ask(
-                (b"HMGET", self._mark_key, *fields), within_ms=COMMIT_WITHIN_MS
-            )
+            (answer,) = await self._writes.run(MARK, (self._mark_key,), within_ms=COMMIT_WITHIN_MS)
             return _read_mark(answer), True
         answer, waited = await self._writes.run(
             VERIFY, (self._mark_key,), *asked, then=[_WAIT], within_ms=COMMIT_WITHIN_MS
@@ -370,6 +411,14 @@ class RedisEngine:
             await apply_staged(self._writes, self._identity, commit, COMMIT_WITHIN_MS)
         except (AnswerLost, EngineFailed, StoreNotFit) as error:
             raise CommitOutcomeUnknown(f"{self._name} did not apply a commit: {error}") from error
+
+    async def _apply_rest(self) -> None:
+        """Apply what is left of the last commit, which has been applied before: a server that was
+        promoted has the commit, and lacks that."""
+        try:
+            await apply_staged(self._writes, self._identity, self._mark, COMMIT_WITHIN_MS)
+        except (AnswerLost, StoreNotFit) as error:
+            raise EngineFailed(f"{self._name} could not apply a commit again: {error}") from error
 
     async def _stage(self, commit: Mark, keys: list[bytes], pieces: list[bytes]) -> bool:
         """Returns whether pieces were lost."""
@@ -413,8 +462,17 @@ class RedisEngine:
                 if _is_from_script(error) or not is_first:
                     break
                 raise EngineFailed(f"{self._name} cannot be written: {explained(error)}") from error
-            if isinstance(answer, int):
+            if answer == PIECES_GONE:
                 return True
+            if answer == UNAPPLIED:
+                try:
+                    await self._apply_rest()
+                except EngineFailed as error:
+                    why = str(error)
+                    if not is_first:
+                        break
+                    raise
+                continue
             fate = Fate.DONE if answer is None else fate_of(self._mark, commit, _read_mark(answer))
             if fate is Fate.DONE and (not waited or _is_replicated(waited[-1])):
                 return False

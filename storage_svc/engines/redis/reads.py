@@ -6,7 +6,7 @@ to the next.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -49,10 +49,20 @@ class Reads:
     """The reads of one partition."""
 
     def __init__(
-        self, server: Server, mark_key: bytes, base_key: bytes, reached: Callable[[], int]
+        self,
+        server: Server,
+        mark_key: bytes,
+        base_key: bytes,
+        reached: Callable[[], int],
+        is_committing: Callable[[], bool],
+        apply_rest: Callable[[], Awaitable[None]],
     ) -> None:
-        """`reached` gives the sequence that a server must have to be read."""
+        """`reached` gives the sequence that a server must have to be read; `apply_rest` applies
+        what is left of the last commit, of which nothing is left unless `is_committing`, or unless
+        a failover has lost it."""
         self._server = server
+        self._is_committing = is_committing
+        self._apply_rest = apply_rest
         self._mark_key = mark_key
         self._base = base_key + b":"
         self._reached = reached
@@ -129,19 +139,24 @@ class Reads:
         while True:
             within_ms = _WITHIN_MS
             try:
+                is_whole = 0 if self._is_committing() else 1
                 (answer,) = await self._server.run(
                     READ,
                     keys,
-                    *(self._base, self._reached(), SCRIPT_US_MAX, *asked),
+                    *(self._base, self._reached(), SCRIPT_US_MAX, is_whole, *asked),
                     within_ms=_WITHIN_MS,
                 )
                 found: bytes = answer
                 return found
             except ResponseError as error:
-                if not str(error).startswith("BEHIND"):
+                why = str(error)
+                if why.startswith("UNAPPLIED"):
+                    await self._apply_rest()
+                elif why.startswith("BEHIND"):
+                    within_ms = _BEHIND_WITHIN_MS
+                    await self._server.reconnect()
+                else:
                     raise translated(error) from error
-                why, within_ms = str(error), _BEHIND_WITHIN_MS
-                await self._server.reconnect()
             except AnswerLost as error:
                 why = str(error)
             if _CLOCK.monotonic_ms() >= began_ms + within_ms:

@@ -17,6 +17,9 @@ All keys are declared (`layout.declared_keys`), the mark first; scripts name tab
 from hashlib import sha1
 from typing import Final, NamedTuple
 
+PIECES_GONE: Final = 1
+UNAPPLIED: Final = 2
+
 
 class Script(NamedTuple):
     """A script, and the digest by which the server knows it."""
@@ -64,10 +67,11 @@ _STAGES: Final = ("llen", "lindex", "lpop", "rpush", "unlink", "zrangebylex")
 
 # KEYS[1] is the mark; ARGV[1] to ARGV[4] the mark that a commit follows, ARGV[5] and ARGV[6] its
 # sequence and id, ARGV[7] what the names of tables begin with. Returns the mark that is stored if
-# it is another one.
-_FOLLOWS: Final = """
-local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id')
-local before = {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
+# it is another one, and UNAPPLIED if pieces of the commit before are left: a failover has lost that
+# they were applied.
+_FOLLOWS: Final = f"""
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id', 'staged')
+local before = {{mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}}
 for i = 1, 4 do
   if before[i] ~= ARGV[i] then
     if before[3] == ARGV[5] and before[4] == ARGV[6] then
@@ -75,6 +79,9 @@ for i = 1, 4 do
     end
     return before
   end
+end
+if mark[5] then
+  return {UNAPPLIED}
 end
 """
 
@@ -219,19 +226,19 @@ return false
 )
 
 # As `_FOLLOWS`; ARGV[8] is the number of pieces before this one, ARGV[9] the piece, and KEYS[2] has
-# them. Returns 1 if pieces before it are gone, as after a failover.
+# them. Returns PIECES_GONE if pieces before it are, as after a failover.
 STAGE: Final = _script(
     "allow-oom",
     _FOLLOWS
     + _allowed(*_STAGES)
-    + """
+    + f"""
 local pieces = tonumber(ARGV[8])
 if pieces == 0 then
   redis.call('UNLINK', KEYS[2])
 end
 local found = redis.call('LLEN', KEYS[2])
 if found < pieces then
-  return 1
+  return {PIECES_GONE}
 elseif found == pieces then  -- else it is there already, and its answer was lost
   redis.call('RPUSH', KEYS[2], ARGV[9])
 end
@@ -239,13 +246,14 @@ return false
 """,
 )
 
-# As `_FOLLOWS`; ARGV[8] is the number of pieces, and KEYS[2] has them. Returns 1 if some are gone.
+# As `_FOLLOWS`; ARGV[8] is the number of pieces, and KEYS[2] has them. Returns PIECES_GONE if some
+# are.
 SEAL: Final = _script(
     "allow-oom",
     _FOLLOWS
-    + """
+    + f"""
 if redis.call('LLEN', KEYS[2]) ~= tonumber(ARGV[8]) then
-  return 1
+  return {PIECES_GONE}
 end
 redis.call('HSET', KEYS[1], 'sequence', ARGV[5], 'commit_id', ARGV[6], 'staged', ARGV[8])
 return false
@@ -286,6 +294,16 @@ return left
 """,
 )
 
+# KEYS[1] is the mark, which it returns. It writes nothing, but is not declared so, and is therefore
+# refused by a replica, which may lack the opening of another node.
+MARK: Final = _script(
+    "allow-oom",
+    """
+local mark = redis.call('HMGET', KEYS[1], 'epoch', 'opening', 'sequence', 'commit_id')
+return {mark[1] or '0', mark[2] or '', mark[3] or '0', mark[4] or ''}
+""",
+)
+
 # KEYS[1] is the mark; ARGV[1] to ARGV[4] what it must be. Returns what it is.
 VERIFY: Final = _script(
     "allow-oom",
@@ -304,17 +322,22 @@ return before
 
 # KEYS[1] is the mark, ARGV[1] what the names of tables begin with, ARGV[2] the sequence that the
 # server must have reached, or it is a former master, ARGV[3] the microseconds that the script may
-# take; then requests. A load is 'load', kind, table, its microseconds, number of keys, keys; a scan
-# is 'scan', kind, table, start, end ('' for none), rows, bytes. The answers come back as one
-# string, each with its length before it, see `layout.py`; there are fewer than requests, and at
-# least one, where they would take longer.
+# take, ARGV[4] whether no commit is under way, so that none may be half applied; then requests. A
+# load is 'load', kind, table, its microseconds, number of keys, keys; a scan is 'scan', kind,
+# table, start, end ('' for none), rows, bytes. The answers come back as one string, each with its
+# length before it, see `layout.py`; there are fewer than requests, and at least one, where they
+# would take longer.
 READ: Final = _script(
     "no-writes",
     """
-if tonumber(redis.call('HGET', KEYS[1], 'sequence') or '0') < tonumber(ARGV[2]) then
+local mark = redis.call('HMGET', KEYS[1], 'sequence', 'staged')
+if tonumber(mark[1] or '0') < tonumber(ARGV[2]) then
   return redis.error_reply('BEHIND the server lacks commits that were confirmed')
+elseif mark[2] and ARGV[4] == '1' then
+  return redis.error_reply('UNAPPLIED the server has lost that a commit was applied')
 end
 local answers = {}
+local BYTE_US = 0.004  -- large values are copied several times
 local function starts_with(text, prefix)
   return string.sub(text, 1, #prefix) == prefix
 end
@@ -392,7 +415,7 @@ local function scan(kind, key, start, stop, rows, bytes)
   end
   return table.concat(parts), found
 end
-local at, spent, allowed = 4, 0, tonumber(ARGV[3])
+local at, spent, allowed = 5, 0, tonumber(ARGV[3])
 while at <= #ARGV and spent < allowed do
   local kind, key = ARGV[at + 1], ARGV[1] .. ARGV[at + 2]
   local answer
@@ -404,17 +427,17 @@ while at <= #ARGV and spent < allowed do
     local first = at + 5
     local last = first + tonumber(ARGV[at + 4]) - 1
     answer = load(kind, key, first, last)
-    spent = spent + cost
+    spent = spent + math.max(cost, #answer * BYTE_US)
     at = last + 1
   else
     local rows
     answer, rows = scan(
       kind, key, ARGV[at + 3], ARGV[at + 4], tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]))
-    spent = spent + 5 + 3 * (rows or 0)
+    if type(answer) == 'table' then
+      return answer
+    end
+    spent = spent + 5 + math.max(3 * rows, #answer * BYTE_US)
     at = at + 7
-  end
-  if type(answer) == 'table' then
-    return answer
   end
   answers[#answers + 1] = struct.pack('>I4', #answer)
   answers[#answers + 1] = answer

@@ -119,6 +119,8 @@ class Server:
                     break
                 if isinstance(first, MovedError):
                     self._finder.moved_to(first.host, first.port)
+                else:
+                    self._finder.doubt()
                 await self._disconnect()
                 if _CLOCK.monotonic_ms() >= deadline_ms:
                     raise AnswerLost(self._finder.explained(first)) from first
@@ -153,7 +155,7 @@ class Server:
                     self._connection = Connected(await self._finder.connect())
                     await self._check(self._connection)
                 return await self._connection.converse(commands)
-        except BusyLoadingError as error:  # while it connects
+        except (BusyLoadingError, ReadOnlyError) as error:  # while it connects: nothing was sent
             await self._disconnect()
             return [error]
         except FAULTS as error:
@@ -162,8 +164,10 @@ class Server:
             if task is not None and task.cancelling():
                 # The clean-up of the client library failed, and its error took the place of it.
                 raise asyncio.CancelledError from error
-            why = self._finder.explained(error) if is_new else str(error) or type(error).__name__
-            raise AnswerLost(why) from error
+            if not is_new:
+                raise AnswerLost(str(error) or type(error).__name__) from error
+            self._finder.doubt()
+            raise AnswerLost(self._finder.explained(error)) from error
         except BaseException:
             await self._disconnect()  # half an answer may be left on it
             raise

@@ -8,7 +8,7 @@ neither what became of it.
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -24,11 +24,20 @@ _BUSY: Final = 0.3
 """How often a message is delayed at all."""
 
 
+Metadata = Sequence[tuple[str, str]]
+
+
 class Context:
     """What a servicer asks about its call: there is no deadline."""
 
+    def __init__(self, metadata: Metadata = ()) -> None:
+        self._metadata = metadata
+
     def time_remaining(self) -> float | None:
         return None
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
 
 class Wire:
@@ -62,13 +71,19 @@ class Wire:
             call.fail(Unavailable("the wire was cut"))
 
     def __getattr__(self, method: str) -> Callable[..., "Call"]:
-        def call(request: Message | Iterable[Message] | None = None) -> "Call":
-            return self._open(getattr(self._servicer, method), method, request)
+        def call(
+            request: Message | Iterable[Message] | None = None, metadata: Metadata = ()
+        ) -> "Call":
+            return self._open(getattr(self._servicer, method), method, request, metadata)
 
         return call
 
     def _open(
-        self, handler: Any, method: str, request: Message | Iterable[Message] | None
+        self,
+        handler: Any,
+        method: str,
+        request: Message | Iterable[Message] | None,
+        metadata: Metadata = (),
     ) -> "Call":
         call = Call(self._clock, self._delay_ms)
         if self._cut or self._server.dead:
@@ -82,7 +97,8 @@ class Wire:
             asked = _copy(request)
         elif request is not None:
             call.send_all(request)
-        serving = self._server.start(call.serve(handler, asked, streaming=streaming))
+        context = Context(metadata)
+        serving = self._server.start(call.serve(handler, asked, context, streaming=streaming))
         call.ended.add_done_callback(lambda _: serving.cancel())
         return call
 
@@ -130,16 +146,18 @@ class Call:
         self.answers.fail(error)
         self._end()
 
-    async def serve(self, handler: Any, asked: "Message | Pipe", *, streaming: bool) -> None:
+    async def serve(
+        self, handler: Any, asked: "Message | Pipe", context: Context, *, streaming: bool
+    ) -> None:
         try:
             if streaming:
-                async with aclosing(handler(asked, Context())) as frames:
+                async with aclosing(handler(asked, context)) as frames:
                     async for frame in frames:
                         self.answers.put(frame)
             else:
                 # Arrives late, or not at all, as its answer may.
                 await self.requests.delay()
-                self.answers.put(await handler(asked, Context()))
+                self.answers.put(await handler(asked, context))
             self.answers.end()
         except TidemarkError as error:
             self.answers.end(error)

@@ -10,13 +10,12 @@ import redis
 
 from storage_svc.engines.engine import Batch, EngineFailed, Table
 from storage_svc.engines.keys import u64
-from storage_svc.engines.redis import engine as engine_module
 from storage_svc.engines.redis.address import ServerUrl
 from storage_svc.engines.redis.engine import RedisEngines
 from storage_svc.engines.redis.layout import mark_key
 from storage_svc.engines.redis.scripts import COMMIT
 from tests.model.conftest import IDENTITY
-from tests.model.redis.conftest import MasterAndReplica, Servers, puts
+from tests.model.redis.conftest import Servers, puts
 from tests.support.local_broker import in_time, until
 from tests.support.lossy_wire import LossyWire
 from tests.support.valkey_cluster import ValkeyCluster
@@ -96,18 +95,6 @@ async def test_a_redis_cluster_that_refuses_the_password_is_not_a_missing_master
         await RedisEngines(ServerUrl.parse(url)).open(IDENTITY)
 
     assert "secret" not in str(refused.value)
-
-
-async def test_a_redis_replica_is_not_taken_for_a_master(
-    with_replica: MasterAndReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S5, S9: nothing is written to it, and the error has the reason."""
-    monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 300)
-    at = with_replica.replica.connection_pool.connection_kwargs
-    url = f"redis://{at['host']}:{at['port']}"
-
-    with pytest.raises(ConnectionError, match="read only replica"):
-        await RedisEngines(ServerUrl.parse(url)).open(IDENTITY)
 
 
 # --- servers that change --------------------------------------------------------------------------

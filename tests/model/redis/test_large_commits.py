@@ -123,6 +123,47 @@ async def test_a_large_commit_survives_connections_that_break(servers: Servers) 
     assert servers.redis.hget(mark_key(IDENTITY), "sequence") == b"3"
 
 
+@pytest.mark.parametrize("what", ["load", "scan", "commit", "large commit"])
+async def test_pieces_whose_application_a_failover_lost_are_applied_before_anything_else(
+    servers: Servers, what: str
+) -> None:
+    """C6, S9: the replica that was promoted has the sealed commit, and lacks what was applied of it
+    and answered. The node goes on, and must neither read rows from before it nor write them."""
+    engine = await servers.open()
+    await engine.commit(puts(Table.GROUPS, b"before"))
+    committing = asyncio.create_task(engine.commit(large()))
+    await until(servers, sealed=True)
+    replica = {key: servers.redis.dump(key) for key in servers.redis.scan_iter()}
+    await committing
+    last = u64(ROWS - 1)
+    promoted(servers, replica)
+    changed = Batch()
+    changed.put(Table.CATALOG, last, b"changed")
+
+    if what == "load":
+        assert await engine.load(Table.CATALOG, [last]) == [b"value of " + last]
+    elif what == "scan":
+        assert len(await engine.scan(Table.CATALOG, b"", None, limit=2 * ROWS)) == ROWS
+    else:
+        if what == "large commit":
+            for key in range(ROWS, 3 * ROWS):
+                changed.put(Table.CATALOG, u64(key), b"new")
+        await engine.commit(changed)
+        assert await engine.load(Table.CATALOG, [last]) == [b"changed"]
+
+    rows = await engine.scan(Table.CATALOG, b"", u64(ROWS), limit=2 * ROWS)
+    assert [key for key, _ in rows] == [u64(number) for number in range(ROWS)]
+    assert not servers.redis.exists(STAGED)
+    await engine.commit(puts(Table.GROUPS, b"after"))
+
+
+def promoted(servers: Servers, replica: dict[bytes, bytes]) -> None:
+    """The server is as its replica was."""
+    servers.redis.flushall()
+    for key, value in replica.items():
+        servers.redis.restore(key, 0, value)
+
+
 async def test_pieces_that_a_failover_lost_are_staged_again(servers: Servers) -> None:
     """S9: a replica that lagged has the mark, and not all pieces."""
     engine = await servers.open()
@@ -153,6 +194,27 @@ async def test_reads_of_many_rows_are_many_small_scripts(servers: Servers) -> No
     assert loads == [[b"value of " + key] for key in keys]
     scripts = servers.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
     assert scripts >= len(starts) * 300 * 3 // SCRIPT_US_MAX
+
+
+async def test_reads_of_large_rows_are_many_small_scripts(servers: Servers) -> None:
+    """S9: the server copies a MiB in about 4 ms, so that few of them are read by one script."""
+    engine = await servers.open()
+    bodies = {b"%02d" % number: bytes([number]) * (1 << 20) for number in range(16)}
+    for key, body in bodies.items():
+        batch = Batch()
+        batch.put(Table.RUN_BODIES, key, body)
+        await engine.commit(batch)
+    servers.redis.config_resetstat()
+
+    loads = await asyncio.gather(*(engine.load(Table.RUN_BODIES, [key]) for key in bodies))
+    scans = await asyncio.gather(
+        *(engine.scan(Table.RUN_BODIES, key, None, limit=1) for key in bodies)
+    )
+
+    assert loads == [[body] for body in bodies.values()]
+    assert scans == [[row] for row in bodies.items()]
+    scripts = servers.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert scripts >= len(bodies)  # two of them in each
 
 
 async def test_another_layout_is_refused(servers: Servers) -> None:

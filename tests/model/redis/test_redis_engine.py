@@ -3,10 +3,11 @@ that are lost, tails that are lost, and users with few rights."""
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from storage_svc.engines.engine import Batch, EngineDataLost, EngineFenced, Table
+from storage_svc.engines.engine import Batch, EngineDataLost, EngineFailed, EngineFenced, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.redis import server as server_module
 from storage_svc.engines.redis.address import ServerUrl
@@ -53,6 +54,38 @@ async def test_a_server_that_does_not_sync_is_taken_only_as_it_is(
 
     await engine.commit(puts(Table.GROUPS, b"a"))
     assert "commits may be lost" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "bad", "good"),
+    [
+        ("maxmemory-policy", "allkeys-lru", "noeviction"),
+        ("appendfsync", "everysec", "always"),
+        ("appendonly", "no", "yes"),
+    ],
+)
+async def test_a_setting_that_is_changed_under_an_open_partition_is_noticed(
+    servers: Servers, setting: str, bad: str, good: str
+) -> None:
+    """S9: at the next look at its memory, without a new connection."""
+    servers.redis.config_set("maxmemory", 1 << 30)
+    node = servers.node()
+    engine = await node.open()
+    await engine.free_bytes()
+    servers.redis.config_set(setting, bad)
+    try:
+        with pytest.raises(EngineFailed, match=f"{setting}.*set it to {good}"):
+            await engine.free_bytes()
+
+        await engine.wait_failed()
+        with pytest.raises(EngineFailed):
+            await engine.verify()
+        with pytest.raises(StoreNotFit, match=setting):
+            await node.open()
+    finally:
+        servers.redis.config_set(setting, good)
+
+    await (await node.open()).commit(puts(Table.GROUPS, b"a"))
 
 
 async def test_commits_that_must_be_replicated_need_a_replica(servers: Servers) -> None:
@@ -295,6 +328,21 @@ async def test_a_replicated_commit_is_on_the_replica_when_it_is_answered(
     with pytest.raises(CommitOutcomeUnknown, match="no replica"):
         await engine.commit(puts(Table.GROUPS, b"b"))
     await engine.close()
+
+
+async def test_a_second_redis_replica_is_a_warning(
+    with_replica: MasterAndReplica, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S9: a commit waits for one of them, and the other may be promoted."""
+    engines = RedisEngines(ServerUrl.parse(with_replica.url), Durability.REPLICATED)
+    await (await engines.open(IDENTITY)).close()
+    assert "waits for one replica" not in caplog.text
+    with valkey(tmp_path / "second", durable=True) as second:
+        MasterAndReplica(with_replica.master_server, second).join()
+
+        await (await engines.open(IDENTITY)).close()
+
+    assert "waits for one replica" in caplog.text
 
 
 # --- a cluster ------------------------------------------------------------------------------------

@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 
-from storage_svc.engines.engine import Batch, EngineClosed, EngineFailed, EngineFenced, Table
+from storage_svc.engines.engine import (
+    Batch,
+    EngineClosed,
+    EngineDataLost,
+    EngineFailed,
+    EngineFenced,
+    Table,
+)
 from storage_svc.engines.keys import u64
 from storage_svc.engines.redis import engine as engine_module
 from storage_svc.engines.redis import reads as reads_module
@@ -118,6 +125,47 @@ async def test_a_deposed_node_knows_the_outcome_however_much_the_other_has_writt
 
     with pytest.raises(EngineFenced):
         await old.commit(puts(Table.GROUPS, b"b"))
+
+
+@pytest.mark.parametrize("durability", [Durability.LOCAL, Durability.AS_IS])
+async def test_an_idle_partition_notices_what_becomes_of_it(
+    servers: Servers, durability: Durability
+) -> None:
+    """C6, C4: nothing is committed or verified, and its free memory is asked for every second."""
+    engine = await servers.open(durability)
+    await engine.commit(puts(Table.GROUPS, b"a"))
+    await engine.free_bytes()
+    await servers.open(durability)
+
+    with pytest.raises(EngineFenced):
+        await engine.free_bytes()
+    await engine.wait_failed()
+
+    other = await servers.open(durability)
+    servers.redis.flushall()
+    with pytest.raises(EngineDataLost):
+        await other.free_bytes()
+    await other.wait_failed()
+    with pytest.raises(EngineDataLost):
+        await other.verify()
+
+
+async def test_what_is_committed_meanwhile_is_no_loss_to_an_idle_look(servers: Servers) -> None:
+    """S9: the mark moves on while its memory is asked for."""
+    engine = await servers.open()
+
+    async def commit_all() -> None:
+        for number in range(200):
+            await engine.commit(puts(Table.GROUPS, b"%d" % number))
+
+    async def look() -> None:
+        while not committing.done():
+            await engine.free_bytes()
+
+    committing = asyncio.create_task(commit_all())
+    await asyncio.gather(committing, look(), look())
+
+    await engine.verify()
 
 
 async def test_a_node_whose_opening_the_server_lost_opens_again_and_the_one_before_does_not(
@@ -276,6 +324,30 @@ async def test_redis_commits_do_not_wait_for_the_periodic_answers_of_a_replica(
             await engine.commit(puts(Table.GROUPS, b"%d" % number))
 
     await engine.close()
+
+
+async def test_a_redis_master_that_was_made_a_replica_verifies_nothing(
+    with_replica: MasterAndReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: the connection to it stays. It has not heard of the node that has opened the partition at
+    the new master."""
+    old = await RedisEngines(ServerUrl.parse(with_replica.url)).open(IDENTITY)
+    await old.commit(puts(Table.GROUPS, b"a"))
+    await old.verify()
+    with_replica.cut_off_replica()
+    with_replica.replica.execute_command("REPLICAOF NO ONE")
+    with_replica.master.execute_command("REPLICAOF 127.0.0.1 1")
+    at = with_replica.replica.connection_pool.connection_kwargs
+    new_url = f"redis://{at['host']}:{at['port']}"
+    new = await RedisEngines(ServerUrl.parse(new_url)).open(IDENTITY)
+    monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 300)
+
+    with pytest.raises(EngineFailed, match="is a replica"):
+        await old.verify()
+
+    await new.verify()
+    await new.close()
+    await old.close()
 
 
 async def test_a_redis_master_without_its_replica_verifies_nothing(

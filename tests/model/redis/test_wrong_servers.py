@@ -86,13 +86,16 @@ async def test_a_server_alone_is_neither_a_cluster_nor_a_sentinel(
 async def test_a_replica_in_the_url_is_refused_with_the_advice_to_name_the_master(
     with_replica: MasterAndReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S9: it is not refused at once, since it may be promoted."""
+    """S9: it is not refused at once, since it may be promoted. One that takes writes is refused as
+    well: it loses them when it synchronizes with its master."""
     monkeypatch.setattr(engine_module, "COMMIT_WITHIN_MS", 200)
     replica = with_replica.replica.connection_pool.connection_kwargs
+    for read_only in ("yes", "no"):
+        with_replica.replica.config_set("replica-read-only", read_only)
 
-    refused = await _refusal("redis://{host}:{port}".format_map(replica))
+        refused = await _refusal("redis://{host}:{port}".format_map(replica))
 
-    assert "read only replica. (TIDEMARK_REDIS_URL must name the master)" in refused
+        assert "is a replica (TIDEMARK_REDIS_URL must name the master)" in refused
 
 
 # --- the server -----------------------------------------------------------------------------------

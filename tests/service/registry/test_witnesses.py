@@ -9,7 +9,7 @@ from storage_svc.placement.witness_reports import WitnessReports
 from tests.support.shared_partitions import RUN, Nodes, do, reasons, started
 from tests.support.valkey import Members
 from tidemark.clock import ManualClock
-from tidemark.errors import RegistryUnavailable
+from tidemark.errors import PartitionFaulty, RegistryUnavailable
 from tidemark.registry.redis_registry import COMMIT_MAX, RedisRegistry
 
 EPOCH = 2**60
@@ -81,6 +81,28 @@ async def test_a_node_reports_its_commits_and_another_opens_nothing_behind_them(
         await behind.confirm_loss()
         await reports.run_once([behind])
         assert await witnesses.highest_commit(0) == behind.last_commit
+
+
+async def test_a_loss_that_a_node_has_noticed_is_known_after_its_end(
+    witnesses: RedisRegistry, clock: ManualClock
+) -> None:
+    """C6: of commits that were made since the last report. The node that knows of it, and did not
+    open the partition again to see what is left, is gone."""
+    reports = WitnessReports(witnesses, clock)
+    async with AsyncExitStack() as stack:
+        nodes = Nodes(stack)
+        node = await started(nodes)
+        await reports.run_once([node])
+        await do(node, RUN)
+        nodes.store.lose_tail(0, 1)
+        with pytest.raises(PartitionFaulty):
+            await node.verify()
+        assert reasons(node) == ["DATA_LOST"]
+
+        await reports.run_once([node])
+        await node.close()
+
+        assert reasons(await nodes.start(witness=reports.highest)) == ["DATA_LOST"]
 
 
 async def test_partitions_are_opened_while_the_registry_is_away(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -32,6 +33,15 @@ from tidemark.errors import PartitionFaulty, TidemarkError
 MIB = 1024 * 1024
 
 
+def on(server: ValkeyServer) -> dict[str, Any]:
+    """The settings of storage on a server that has no replica."""
+    return {
+        "engine": "redis",
+        "redis_url": server.connection_url,
+        "redis_durability": "local",
+    }
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ValkeyServer]:
     """A server of its own: what happens to it must not happen to others."""
@@ -41,8 +51,7 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 async def storage(server: ValkeyServer, tmp_path: Path) -> AsyncIterator[RunningStorage]:
-    settings = {"engine": "redis", "redis_url": server.connection_url}
-    storage = RunningStorage(tmp_path / "data", SystemClock(), **settings)
+    storage = RunningStorage(tmp_path / "data", SystemClock(), **on(server))
     await storage.start()
     try:
         await storage.create_topic("jobs")
@@ -101,8 +110,7 @@ async def test_a_pull_from_an_emptied_server_reports_the_loss_and_not_an_empty_q
     server: ValkeyServer, tmp_path: Path
 ) -> None:
     """C6, S3: FLUSHALL under an idle partition, whose queue its broker knows."""
-    settings = {"engine": "redis", "redis_url": server.connection_url}
-    async with local_broker(tmp_path, partitions=1, storage=settings) as local:
+    async with local_broker(tmp_path, partitions=1, storage=on(server)) as local:
         await local.create_topic()
         assert await local.pull("orders/x") == []
         with redis.Redis.from_url(server.connection_url) as client:
@@ -150,6 +158,47 @@ async def test_reads_of_an_emptied_server_report_the_loss_before_anything_is_com
     assert [fault.reason for fault in (await storage.info()).faults] == ["DATA_LOST"]
     with pytest.raises(PartitionFaulty, match="DATA_LOST"):
         await storage.queue("jobs/a")
+
+
+async def test_a_server_that_is_emptied_under_an_idle_partition_is_a_loss_before_anything_is_asked(
+    server: ValkeyServer, storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """C6: FLUSHALL; the metrics and the health of the partition report it."""
+    await exchange.ask(append("jobs/a", b"lost"))
+    with redis.Redis.from_url(server.connection_url) as client:
+        client.flushall()
+
+    async def is_reported() -> bool:
+        return [fault.reason for fault in (await storage.info()).faults] == ["DATA_LOST"]
+
+    await until(is_reported)
+
+
+async def test_a_setting_that_loses_commits_makes_the_partition_faulty_until_it_is_put_right(
+    server: ValkeyServer, storage: RunningStorage, exchange: ExchangeClient
+) -> None:
+    """S9: CONFIG SET under a running node; the fault names the setting."""
+    await exchange.ask(append("jobs/a", b"kept"))
+
+    async def faults() -> list[str]:
+        return [fault.detail for fault in (await storage.info()).faults]
+
+    async def is_named() -> bool:
+        return any("appendfsync everysec" in each for each in await faults())
+
+    async def is_served() -> bool:
+        return not await faults()
+
+    with redis.Redis.from_url(server.connection_url) as client:
+        client.config_set("appendfsync", "everysec")
+        await until(is_named)
+        with pytest.raises(PartitionFaulty):
+            await storage.claim()
+        client.config_set("appendfsync", "always")
+    await until(is_served)
+
+    async with storage.exchange(witnessed_commit=exchange.commit) as again:
+        assert await stored(again) == [b"kept"]
 
 
 async def test_a_server_that_pauses_delays_answers_and_loses_none(

@@ -25,7 +25,9 @@ def start(start_storage: StartStorage, durable_valkey: str) -> Start:
         server.flushall()
 
     async def start(**settings: Any) -> RunningStorage:
-        return await start_storage(engine="redis", redis_url=durable_valkey, **settings)
+        return await start_storage(
+            engine="redis", redis_url=durable_valkey, redis_durability="local", **settings
+        )
 
     return start
 

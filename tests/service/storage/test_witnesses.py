@@ -1,6 +1,7 @@
 """What a storage node answers it still holds, and what brokers saw answered is still there (S9)."""
 
 import shutil
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from tests.support.exchange_client import append, reserved
 from tests.support.shared_engine import SharedEngines, SharedStore
 from tests.support.storage_client import RunningStorage
 from tests.support.storage_fixtures import StartStorage
+from tidemark.api.broker.v1 import topic_pb2
 from tidemark.api.storage.v1 import retention_pb2, storage_pb2
-from tidemark.errors import InvalidArgument, PartitionFaulty
+from tidemark.errors import InvalidArgument, PartitionFaulty, TidemarkError
+from tidemark.rpc.witnesses import witness_of
 
 READS: dict[str, Any] = {
     "ListQueues": storage_pb2.ListQueuesRequest(),
@@ -27,6 +30,16 @@ READS: dict[str, Any] = {
     "NextDue": retention_pb2.NextDueRequest(types=[retention_pb2.RETENTION_TYPE_INACTIVE_QUEUE]),
 }
 """Every call that reads beside the writer."""
+WITNESSED = (
+    "ListQueues",
+    "GetQueue",
+    "PeekQueue",
+    "ListDeadLetters",
+    "ListOutbox",
+    "GetTopic",
+    "ListTopics",
+)
+"""Those that brokers make."""
 
 
 async def read(storage: RunningStorage, name: str, partition: int) -> str:
@@ -56,6 +69,40 @@ async def test_a_deposed_node_answers_no_read(start_storage: StartStorage) -> No
     refused = {name: await read(old, name, number) for number, name in enumerate(READS)}
 
     assert {name for name, why in refused.items() if "another storage node" in why} == set(READS)
+
+
+async def test_a_call_of_a_broker_that_saw_a_lost_commit_is_refused_and_reports_the_loss(
+    start_storage: StartStorage,
+) -> None:
+    """C6: before its claim arrives. An empty list, or that there is no queue, would be an answer
+    from what is left; a topic would be stored there."""
+    asked = {
+        **{name: READS[name] for name in WITNESSED},
+        "PutTopic": storage_pb2.PutTopicRequest(topic=topic_pb2.Topic(name="new"), create=True),
+        "DeleteTopic": storage_pb2.DeleteTopicRequest(name="jobs"),
+    }
+
+    for name, request in asked.items():
+        storage = await start_storage(engines=SharedEngines(SharedStore()), partitions=1)
+        call = getattr(storage.storage, name)
+        assert await refusal(call(request, metadata=witness_of(0))) != "PARTITION_FAULTY"
+        for wrong in ("x", "-1", str(2**62 + 1), "9" * 5_000):
+            told = (("tidemark-witnessed-commit", wrong),)
+            assert await refusal(call(request, metadata=told)) == "INVALID_ARGUMENT"
+
+        refused = await refusal(call(request, metadata=witness_of(2**61)))
+
+        assert (name, refused) == (name, "PARTITION_FAULTY")
+        assert [each.reason for each in (await storage.info()).faults] == ["DATA_LOST"]
+
+
+async def refusal(call: Awaitable[Any]) -> str:
+    """The reason for which a call fails; "" if it succeeds."""
+    try:
+        await call
+    except TidemarkError as error:
+        return error.reason
+    return ""
 
 
 async def test_an_answer_names_a_commit_that_a_later_claim_can_bring(

@@ -28,6 +28,11 @@ if _version_not_supported:
 
 class StorageServiceStub:
     """Partitions: claims, the exchange, reads beside the writer.
+
+    A broker sends the highest `commit` of the partition that it was sent in the metadata
+    `tidemark-witnessed-commit`, as decimal digits, with the calls on topics, queues, dead letters and
+    the outbox. A partition that does not have it has lost data: the call fails with
+    PARTITION_FAULTY, as a claim does.
     """
 
     def __init__(self, channel):
@@ -135,6 +140,11 @@ class StorageServiceStub:
 
 class StorageServiceServicer:
     """Partitions: claims, the exchange, reads beside the writer.
+
+    A broker sends the highest `commit` of the partition that it was sent in the metadata
+    `tidemark-witnessed-commit`, as decimal digits, with the calls on topics, queues, dead letters and
+    the outbox. A partition that does not have it has lost data: the call fails with
+    PARTITION_FAULTY, as a claim does.
     """
 
     def DescribeStorage(self, request, context):
@@ -401,6 +411,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StorageService:
     """Partitions: claims, the exchange, reads beside the writer.
+
+    A broker sends the highest `commit` of the partition that it was sent in the metadata
+    `tidemark-witnessed-commit`, as decimal digits, with the calls on topics, queues, dead letters and
+    the outbox. A partition that does not have it has lost data: the call fails with
+    PARTITION_FAULTY, as a claim does.
     """
 
     @staticmethod

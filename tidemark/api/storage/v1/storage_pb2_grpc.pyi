@@ -13,7 +13,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StorageServiceStub:
-    """Partitions: claims, the exchange, reads beside the writer."""
+    """Partitions: claims, the exchange, reads beside the writer.
+
+    A broker sends the highest `commit` of the partition that it was sent in the metadata
+    `tidemark-witnessed-commit`, as decimal digits, with the calls on topics, queues, dead letters and
+    the outbox. A partition that does not have it has lost data: the call fails with
+    PARTITION_FAULTY, as a claim does.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     DescribeStorage: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeStorageRequest, _storage_pb2.DescribeStorageResponse]
@@ -93,7 +99,13 @@ class StorageServiceStub:
     """
 
 class StorageServiceServicer:
-    """Partitions: claims, the exchange, reads beside the writer."""
+    """Partitions: claims, the exchange, reads beside the writer.
+
+    A broker sends the highest `commit` of the partition that it was sent in the metadata
+    `tidemark-witnessed-commit`, as decimal digits, with the calls on topics, queues, dead letters and
+    the outbox. A partition that does not have it has lost data: the call fails with
+    PARTITION_FAULTY, as a claim does.
+    """
 
     def DescribeStorage(
         self,
