@@ -5,7 +5,7 @@
 
 import sys
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -59,6 +59,9 @@ class RefusingStreamReader(DataSourceStreamReader):
     """Refuses with its first call: Spark hides an error that is raised while it is created."""
 
     def initialOffset(self) -> dict[str, int]:
+        _refuse("readStream", "read it with spark.read")
+
+    def latestOffset(self, *_: Any, **__: Any) -> dict[str, int]:  # the first call of Spark 4.1
         _refuse("readStream", "read it with spark.read")
 
     def read(self, partition: InputPartition) -> NoReturn:

@@ -164,7 +164,7 @@ def _add_runs(part: RetentionPart, rows: pa.RecordBatch) -> None:
     fairness_keys = rows.column("fairness_key")
     if pc.any(pc.not_equal(fairness_keys, "")).as_py():
         part.fairness_keys.extend(_values(fairness_keys))
-    if pc.any(pc.not_equal(rows.column(ROWS), 1)).as_py():
+    if pc.any(pc.not_equal(rows.column("messages"), 1)).as_py():
         part.planned_rows.extend(_values(rows.column(ROWS)))
 
 

@@ -201,7 +201,7 @@ class Jobs:
     def labelled(self, name: str, pass_id: str) -> Iterator[None]:
         """Label the Spark jobs of this thread, and let them share executors with other passes."""
         context = self._spark.sparkContext
-        self._spark.addTag(tag_of(name))
+        context.addJobTag(tag_of(name))
         context.setLocalProperty("spark.scheduler.pool", name)
         context.setJobGroup(pass_id, f"Tidemark {pass_id}")
         self._running[name] = pass_id
@@ -210,7 +210,7 @@ class Jobs:
         finally:
             self._running.pop(name, None)
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-            self._spark.removeTag(tag_of(name))
+            context.removeJobTag(tag_of(name))
             context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
             context.setJobDescription(None)  # type: ignore[arg-type]
 
@@ -247,7 +247,8 @@ class Jobs:
 
     def interrupt(self, name: str) -> None:
         """End the Spark jobs of the pass under way; that pass fails."""
-        self._spark.interruptTag(tag_of(name))
+        # Of the context: a tag of the session is known only to the thread that has added it.
+        self._spark.sparkContext.cancelJobsWithTag(tag_of(name))
 
     def apply(
         self,

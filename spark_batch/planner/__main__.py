@@ -19,7 +19,7 @@ from spark_batch.planner.lines import (
     PassRequest,
     Ready,
     Reply,
-    StartFailed,
+    SparkFailed,
     failure_of,
 )
 from spark_batch.planner.spark_passes import SparkPasses
@@ -46,6 +46,7 @@ async def serve(
     try:
         await asyncio.wait({serving, lost}, return_when=asyncio.FIRST_COMPLETED)
         if lost.done():
+            send(SparkFailed(passes.why_lost))
             return LOST
         await serving
         await passes.stop()
@@ -59,7 +60,7 @@ async def _serve(requests: asyncio.StreamReader, send: Send, passes: SparkPasses
     try:
         await passes.start()
     except Exception as error:
-        send(StartFailed(str(error) or type(error).__name__))
+        send(SparkFailed(str(error) or type(error).__name__))
         raise
     send(Ready())
     running: set[asyncio.Task[None]] = set()

@@ -42,13 +42,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
-    """From the planner: Spark does not start, for this reason; the process ends."""
+class SparkFailed:
+    """From the planner: Spark does not start or is lost, for this reason; the process ends."""
 
     why: str
 
     def encode(self) -> bytes:
-        return _line({"start_failed": self.why})
+        return _line({"spark_failed": self.why})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class PassFailed:
         return _line({"number": self.number, "status": status})
 
 
-Reply: TypeAlias = Ready | StartFailed | PassProgress | PassDone | PassFailed
+Reply: TypeAlias = Ready | SparkFailed | PassProgress | PassDone | PassFailed
 
 
 def decode_reply(line: bytes) -> Reply:
@@ -96,8 +96,8 @@ def decode_reply(line: bytes) -> Reply:
     found = json.loads(line)
     if "ready" in found:
         return Ready()
-    if "start_failed" in found:
-        return StartFailed(found["start_failed"])
+    if "spark_failed" in found:
+        return SparkFailed(found["spark_failed"])
     number = found["number"]
     if "tasks" in found:
         return PassProgress(**found)

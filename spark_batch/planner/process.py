@@ -22,10 +22,10 @@ from spark_batch.planner.lines import (
     PassProgress,
     PassRequest,
     Ready,
-    StartFailed,
+    SparkFailed,
     decode_reply,
 )
-from spark_batch.planner.spark_passes import INTERRUPT_MS
+from spark_batch.planner.spark_passes import INTERRUPT_MS, lost_spark
 from tidemark.clock import Clock
 from tidemark.errors import DeadlineExceeded, Unavailable
 from tidemark.local import die_with_parent
@@ -240,7 +240,7 @@ class _Child:
         match decode_reply(line):
             case Ready():
                 self._ready.set()
-            case StartFailed(why):
+            case SparkFailed(why):
                 self._why = why
             case PassProgress(number, tasks, tasks_done, planned, applied):
                 if number in self._reports:
@@ -254,7 +254,7 @@ class _Child:
                     self._waiting[number].set_exception(error)
 
     def _lost(self) -> Unavailable:
-        return Unavailable(f"Spark is lost, and the next pass starts it again: {self._why_ended()}")
+        return lost_spark(self._why_ended())
 
     def _why_ended(self) -> str:
         return self._why or f"its process ended with status {self.process.returncode}"

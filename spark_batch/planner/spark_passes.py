@@ -16,7 +16,7 @@ from spark_batch.passes.outcome import JobName, Pass
 from spark_batch.session import start_session
 from spark_batch.threads import in_thread
 from tidemark.clock import Clock
-from tidemark.errors import DeadlineExceeded
+from tidemark.errors import DeadlineExceeded, TidemarkError, Unavailable
 from tidemark.settings import RetentionSettings
 
 if TYPE_CHECKING:
@@ -29,12 +29,20 @@ INTERRUPT_MS: Final = 60_000
 
 REPORT_MS: Final = 1_000
 
+NOTICE_MS: Final = 2_000
+"""How long the end of Java may go unnoticed after a pass has failed because of it."""
+
 ReportProgress = Callable[[int, int, int, int], None]
 """Receives the Spark tasks of a pass so far, how many are done, and the same of its rows."""
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+def lost_spark(why: str) -> Unavailable:
+    """The error of passes that were running when Spark was lost."""
+    return Unavailable(f"Spark is lost, and the next pass starts it again: {why}")
 
 
 class SparkPasses:
@@ -48,6 +56,7 @@ class SparkPasses:
         self._closing = False
         self.lost = asyncio.Event()
         """Set once Spark cannot run passes any more."""
+        self.why_lost = ""
 
     async def start(self) -> None:
         """Start Spark, or use the session that exists; takes some seconds. Raises SparkMissing."""
@@ -62,10 +71,22 @@ class SparkPasses:
         return Jobs(self._spark, self._settings, self._clock)
 
     async def run(self, job: JobName, dry_run: bool, report: ReportProgress | None = None) -> Pass:
-        """Run a pass, and end it if it takes too long. Raises DeadlineExceeded."""
+        """Run a pass, and end it if it takes too long.
+
+        Raises DeadlineExceeded, Unavailable if Spark is lost, or the error of the pass.
+        """
         reporting = asyncio.create_task(self._report(job, report)) if report else None
         try:
             return await self._run(job, dry_run)
+        except TidemarkError:
+            raise
+        except Exception as error:
+            # Without Java, calls of PySpark fail in many ways, none of which names the cause.
+            with suppress(TimeoutError):
+                await self._clock.wait_for(self.lost.wait(), NOTICE_MS)
+            if self.lost.is_set():
+                raise lost_spark(self.why_lost) from error
+            raise
         finally:
             if reporting is not None:
                 reporting.cancel()
@@ -118,6 +139,7 @@ class SparkPasses:
     def _lose(self, why: str) -> None:
         if not self._closing and not self.lost.is_set():
             _log.error("Spark is lost: %s", why)
+            self.why_lost = why
             self.lost.set()
 
     async def stop(self) -> None:

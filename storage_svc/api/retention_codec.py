@@ -73,7 +73,7 @@ def _read_part(pass_id: str, part: retention_pb2.RetentionPart) -> ApplyRetentio
         repeat("", count),
         repeat(part.age_ms, count),
         _column("groups", part.groups, count, None if of_groups else ""),
-        _column("planned_rows", part.planned_rows, count, 1),
+        _column("planned_rows", part.planned_rows, count, 0),
         strict=True,
     )
     if of_messages and any(map(ge, part.first_offsets, part.end_offsets)):

@@ -112,7 +112,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
                         raise applied
                     add_applied(parts[at][1], applied)
                     if not applied.more:  # otherwise the call is repeated
-                        rows = sum(row.planned_rows for row in operation.rows)
+                        rows = sum(row.planned_rows or 1 for row in operation.rows)
                         self._tally.add(operation.pass_id, applied=rows)
         except TidemarkError as error:
             for _, result in parts[at:]:

@@ -14,13 +14,14 @@ share rows, so that the first messages of many queues cost a few rows (`partitio
 The number makes a key unique, and is never used again; the value lists the queues.
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import lru_cache
-from struct import pack, unpack
 from typing import NamedTuple
 
 from storage_svc.engines.keys import read_u64, text, u64, u64x2
+from tidemark.name_caches import name_cache
 
 
 class AgeKind(StrEnum):
@@ -39,7 +40,7 @@ Bounds = tuple[int, int, int, int]
 """The bounds of a queue, in the order of the kinds; 0: no entry."""
 
 
-@lru_cache(maxsize=4096)
+@name_cache
 def age_prefix(kind: AgeKind, topic: str) -> bytes:
     """The prefix of the keys of a kind and topic."""
     begin = kind.encode()
@@ -57,7 +58,8 @@ def age_key(kind: AgeKind, topic: str, time_ms: int, number: int) -> bytes:
 
 
 def age_value(queue_ids: Sequence[int]) -> bytes:
-    return pack(f">{len(queue_ids)}Q", *queue_ids)
+    # Not by `struct`, which caches a format for each number of queues: see tidemark/name_caches.py.
+    return _big_endian(array("Q", queue_ids)).tobytes()
 
 
 class AgeRow(NamedTuple):
@@ -68,7 +70,13 @@ class AgeRow(NamedTuple):
 
 
 def read_age(key: bytes, value: bytes) -> AgeRow:
-    return AgeRow(read_u64(key, len(key) - 16), unpack(f">{len(value) // 8}Q", value))
+    return AgeRow(read_u64(key, len(key) - 16), tuple(_big_endian(array("Q", value))))
+
+
+def _big_endian(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 def read_age_ms(key: bytes) -> int:

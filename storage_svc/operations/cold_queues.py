@@ -1,30 +1,32 @@
-"""Cold queues: deletes the only run of queues that are not loaded, from their rows (R1, R2, R5).
+"""Cold queues: deletes all runs of queues that are not loaded, from their rows (R1, R2, R5).
 
-Most queues that are due hold one message, and no client uses them. To load each of them, change its
-state and unload it again costs several times what its rows do. So the rows of many queues are read
-at once, and checked and changed as they are. The result is the same as that of `retention.py`,
-which takes the queues of which more has to be known.
+Most queues that are due hold one message or a few, and no client uses them. To load each of them,
+change its state and unload it again costs several times what its rows do. So the rows of many
+queues are read at once, and checked and changed as they are. The result is the same as that of
+`retention.py`, which takes the queues of which more has to be known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from storage_svc.engines import queue_rows, run_rows
 from storage_svc.engines.age_rows import Bounds
-from storage_svc.engines.engine import Table
-from storage_svc.engines.keys import u64x2, u64x3
+from storage_svc.engines.engine import Reader, Row, Table
+from storage_svc.engines.keys import read_u64, successor, u64x2, u64x3
 from storage_svc.engines.queue_rows import ColdQueue
 from storage_svc.engines.run_rows import RunNumbers
 from storage_svc.operations import history
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.retention_rules import RetentionRow, age_limit_s
 from storage_svc.partition.commit import CommitContext
+from storage_svc.partition.journal import BatchJournal
 from storage_svc.turns import give_way
 from tidemark.names import topic_of
 from tidemark.topics import MaxWaitAction, TopicSettings
 
-TURN_ROWS_MAX = 128
-"""Rows that one turn of the event loop reads and changes, at some 10 microseconds each."""
+TURN_RUNS_MAX = 128
+"""Runs that one turn of the event loop reads and deletes, about, at some 10 microseconds each; a
+row is not cut."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class Emptied:
 async def empty_cold_queues(
     commit: CommitContext, kind: RetentionType, pass_id: str, rows: Sequence[RetentionRow]
 ) -> Emptied:
-    """Delete the planned runs of queues that have no other, and whose rows show that it is due.
+    """Delete the planned runs of queues that have no others, and whose rows show that they are due.
 
     The history counts what is removed.
     """
@@ -58,14 +60,24 @@ async def empty_cold_queues(
     first = True
     for topic, cold_rows in topics.items():
         rule = _Rule(commit, kind, topic)
-        for start in range(0, len(cold_rows), TURN_ROWS_MAX):
+        for some in _in_turns(cold_rows):
             if not first:
                 await give_way()
             first = False
-            some = cold_rows[start : start + TURN_ROWS_MAX]
             removed = await _empty(commit, rule, topic, some, done)
             history.write_all(commit, topic, kind, pass_id, removed)
     return done
+
+
+def _in_turns(rows: Sequence[RetentionRow]) -> Iterator[Sequence[RetentionRow]]:
+    """Cut rows so that no turn takes long."""
+    start = runs = 0
+    for at, row in enumerate(rows):
+        if runs >= TURN_RUNS_MAX:
+            yield rows[start:at]
+            start, runs = at, 0
+        runs += row.planned_rows or 1
+    yield rows[start:]
 
 
 async def _empty(
@@ -83,8 +95,9 @@ async def _empty(
     with commit.engine.reader() as reader:  # a pass must not displace what is in use
         values = await reader.load(Table.CATALOG, keys)
         headers = await reader.load(Table.RUN_HEADERS, header_keys)
+        several = await _following(reader, rows, header_keys)
     removed: dict[str, tuple[int, int]] = {}
-    deleted = []
+    deleted: list[bytes] = []
     moved: dict[tuple[Bounds, int], list[int]] = {}
     for row, key, header_key, value, header in zip(
         rows, keys, header_keys, values, headers, strict=True
@@ -95,22 +108,32 @@ async def _empty(
             continue
         queue_id, first_offset = row.queue_id, row.first_offset
         run = run_rows.read_numbers(header)
-        messages, body_bytes, _, dead_deadline_ms = run
+        following: Sequence[Row] = ()
+        all_runs: RunNumbers | None = run
+        if row.planned_rows > 1:
+            following = several[queue_id]
+            all_runs = _all_of(first_offset, run, following, row.planned_rows)
         another = cold.queue_id != queue_id or queue_id in changed
-        if another or messages != cold.messages or rule.needs_state(cold, first_offset):
+        if another or all_runs is None or all_runs[0] != cold.messages:
             done.left.append(row)
             continue
-        if not rule.is_due(cold, first_offset, run):
-            done.stale += 1
+        if rule.needs_state(cold, first_offset):
+            done.left.append(row)
+            continue
+        messages, body_bytes, _, _ = all_runs
+        if not rule.is_due(cold, first_offset, all_runs):
+            if following:
+                done.left.append(row)  # some of them may be
+            else:
+                done.stale += 1
             continue
         lmq_name = row.lmq_name
         deleted.append(header_key)
-        body = u64x2(queue_id, first_offset)
-        journal.deleted_bodies.append(body)
-        if body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
-            batch.delete(Table.RUN_BODIES, body)
-        if dead_deadline_ms:
-            batch.delete(Table.TTL, u64x3(dead_deadline_ms, queue_id, first_offset))
+        _delete_rest(journal, queue_id, first_offset, run)
+        for following_key, following_header in following:
+            deleted.append(following_key)
+            offset = read_u64(following_key, len(following_key) - 8)
+            _delete_rest(journal, queue_id, offset, run_rows.read_numbers(following_header))
         idle_since_ms = cold.bounds[2] or (0 if cold.scheduled else max(1, cold.last_activity_ms))
         moved.setdefault((cold.bounds, idle_since_ms), []).append(queue_id)
         emptied = queue_rows.emptied_value(value, cold, idle_since_ms, first_offset + messages)
@@ -131,6 +154,49 @@ async def _empty(
     return removed
 
 
+async def _following(
+    reader: Reader, rows: Sequence[RetentionRow], first_keys: Sequence[bytes]
+) -> dict[int, list[Row]]:
+    """The headers behind the first one, by queue, where so many runs were planned."""
+    found: dict[int, list[Row]] = {}
+    for row, first_key in zip(rows, first_keys, strict=True):
+        if row.planned_rows > 1:
+            end = run_rows.plain_run_key(row.queue_id, row.end_offset)
+            found[row.queue_id] = await reader.scan(
+                Table.RUN_HEADERS, successor(first_key), end, limit=row.planned_rows
+            )
+    return found
+
+
+def _all_of(
+    first_offset: int, first: RunNumbers, following: Sequence[Row], planned: int
+) -> RunNumbers | None:
+    """The numbers of several runs: all messages and bytes, and the newest publish time.
+
+    None unless they are those that were planned, and follow on each other.
+    """
+    if len(following) != planned - 1:
+        return None
+    numbers = [first, *(run_rows.read_numbers(header) for _, header in following)]
+    messages, body_bytes, published_ms, _ = zip(*numbers, strict=True)
+    last_key = following[-1][0]
+    end = read_u64(last_key, len(last_key) - 8) + messages[-1]
+    if end - first_offset != sum(messages):
+        return None
+    return sum(messages), sum(body_bytes), max(published_ms), 0
+
+
+def _delete_rest(journal: BatchJournal, queue_id: int, first_offset: int, run: RunNumbers) -> None:
+    """Delete the rows of a run beside its header."""
+    _, body_bytes, _, dead_deadline_ms = run
+    body = u64x2(queue_id, first_offset)
+    journal.deleted_bodies.append(body)
+    if body_bytes > run_rows.BODY_INLINE_BYTES_MAX:
+        journal.batch.delete(Table.RUN_BODIES, body)
+    if dead_deadline_ms:
+        journal.batch.delete(Table.TTL, u64x3(dead_deadline_ms, queue_id, first_offset))
+
+
 class _Rule:
     """One rule for the queues of one topic, as its settings are now (R9)."""
 
@@ -146,7 +212,7 @@ class _Rule:
         """Runs published by then are due."""
 
     def needs_state(self, cold: ColdQueue, first_offset: int) -> bool:
-        """Whether more than the run leaves, or only a part of it."""
+        """Whether more than the runs leaves, or only a part of them."""
         if cold.kept and not self._settings.retention_enabled:
             return True  # its first use drops what was kept
         if not self._max_wait:

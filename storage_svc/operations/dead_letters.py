@@ -254,6 +254,11 @@ async def _bury_run(commit: CommitContext, handle: Handle, operation: Bury) -> A
     ):
         return STALE
     removed = await dispose_waiting(commit, handle, run, DeadReason.TIME_TO_LIVE)
+    replayable = run.messages - removed  # settled, and kept until now
+    if replayable:
+        kind, lmq_name = RetentionType.TIME_TO_LIVE, handle.state.record.lmq_name
+        body_bytes = replayable * run.message_bytes
+        history.write(commit, lmq_name, kind, "sweep", replayable, body_bytes)
     handle.state.delete_runs((run,), commit.journal)
     return Acted(ActionOutcome.DONE, removed)
 

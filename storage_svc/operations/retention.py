@@ -188,8 +188,7 @@ def _shares(kind: RetentionType, row: RetentionRow) -> int:
     messages = row.end_offset - row.first_offset
     if messages == 1:  # most rows
         return 1
-    runs = min(messages, RUNS_PER_ROW_MAX)
-    shares = -(-COMMIT_SHARES * runs // RUNS_PER_ROW_MAX)
+    shares = -(-COMMIT_SHARES * _runs_at_most(row) // RUNS_PER_ROW_MAX)
     return shares if 0 < messages <= SMALL_ROW_MESSAGES else max(ROW_SHARES, shares)
 
 
@@ -218,26 +217,27 @@ async def _runs(
     if kind is RetentionType.COMPLETED:
         due = [run for run in due if state.is_settled(run)]
     if kind is RetentionType.MAX_WAIT_TIME_EVICTION:
-        return await _evict(commit, handle, due)
+        return await _evict(commit, handle, due, _runs_at_most(row))
+    due = due[: _runs_at_most(row)]
     if not due:
         return None
     _delete_runs(commit, handle, due)
     return Removal(sum(run.messages for run in due), sum(run.body_bytes for run in due))
 
 
-async def _evict(commit: CommitContext, handle: Handle, runs: list[Run]) -> Removal | None:
-    """Remove the messages of runs that still wait (R5).
+async def _evict(
+    commit: CommitContext, handle: Handle, runs: list[Run], runs_max: int
+) -> Removal | None:
+    """Remove the messages of runs that still wait, of so many runs (R5).
 
     A run of which all messages wait is deleted. Otherwise its other messages may be kept for
     replay, so that only the waiting ones are settled.
     """
-    waiting = {run: _waiting(handle, run) for run in runs}
+    waiting = {run: messages for run in runs if (messages := _waiting(handle, run))}
     dead_letters = handle.topic.settings.max_wait_action is MaxWaitAction.DEAD_LETTER
     whole = []
     messages = body_bytes = 0
-    for run in runs:
-        if not waiting[run]:
-            continue
+    for run in list(waiting)[:runs_max]:
         if dead_letters:
             try:
                 await dispose_waiting(commit, handle, run, DeadReason.MAX_WAIT_TIME)
@@ -280,8 +280,9 @@ async def _stored(commit: CommitContext, row: RetentionRow, headers: _Headers) -
 
 
 def _runs_at_most(row: RetentionRow) -> int:
-    """A run has at least one message."""
-    return max(1, min(row.end_offset - row.first_offset, RUNS_PER_ROW_MAX))
+    """The runs that a row may remove: as many as were planned. A run has at least one message."""
+    messages = row.end_offset - row.first_offset
+    return max(1, min(messages, row.planned_rows or messages, RUNS_PER_ROW_MAX))
 
 
 def _waiting(handle: Handle, run: Run) -> int:

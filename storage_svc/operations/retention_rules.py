@@ -25,7 +25,8 @@ class RetentionRow(NamedTuple):
     table: str = ""
     age_ms: int = 0
     group: str = ""
-    planned_rows: int = 1
+    planned_rows: int = 0
+    """Rows of the plan that it stands for, which for messages are runs; 0: not known."""
 
     @property
     def first_key(self) -> bytes:

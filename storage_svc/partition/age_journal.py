@@ -46,31 +46,27 @@ class AgeJournal:
     def follow(self, records: Iterable[QueueRecord]) -> None:
         """Bring the entries of queues to the bounds in their records.
 
-        Publishing pays for this: one loop without calls for queues whose bounds stay, as those of
-        nearly every commit do, and for queues with a first message, which mostly share a place.
+        Publishing pays for this: one loop without calls for queues with a first message, which
+        mostly share a place.
         """
         added_topic, added_ms = "", 0
         added: dict[int, None] = {}
         for record in records:
-            if not (record.messages or record.scheduled or record.idle_since_ms):
-                record.idle_since_ms = max(1, record.last_activity_ms)
             before_ms, settled_ms, idle_ms, groups_ms = record.indexed
             waiting_ms = record.waiting_since_ms
             if (
                 record.idle_since_ms == idle_ms
                 and record.settled_since_ms == settled_ms
                 and record.groups_since_ms == groups_ms
+                and not before_ms  # its first message
             ):
-                if waiting_ms == before_ms:
-                    continue
-                if not before_ms:  # its first message
-                    topic = topic_of(record.lmq_name)
-                    if topic != added_topic or waiting_ms != added_ms:
-                        added_topic, added_ms = topic, waiting_ms
-                        added = self._added.setdefault((_WAITING, topic, waiting_ms), {})
-                    added[record.queue_id] = None
-                    record.indexed = (waiting_ms, settled_ms, idle_ms, groups_ms)
-                    continue
+                topic = topic_of(record.lmq_name)
+                if topic != added_topic or waiting_ms != added_ms:
+                    added_topic, added_ms = topic, waiting_ms
+                    added = self._added.setdefault((_WAITING, topic, waiting_ms), {})
+                added[record.queue_id] = None
+                record.indexed = (waiting_ms, settled_ms, idle_ms, groups_ms)
+                continue
             bounds = record.bounds
             self.move(topic_of(record.lmq_name), record.queue_id, record.indexed, bounds)
             record.indexed = bounds
@@ -130,11 +126,6 @@ class AgeJournal:
         record.indexed = _NO_BOUNDS
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no entry changes."""
-        return not (self._added or self._removed)
-
-    @property
     def added(self) -> Iterable[tuple[AgeKind, str, int]]:
         """Kind, topic and time of the entries that were added."""
         return ((_OF_NUMBER[kind], topic, time_ms) for kind, topic, time_ms in self._added)
@@ -160,6 +151,24 @@ class AgeJournal:
                 some = queue_ids[start : start + QUEUES_PER_ROW_MAX]
                 key = age_key(_OF_NUMBER[number], topic, time_ms, next_number())
                 batch.put(Table.AGES, key, age_value(some))
+
+
+def moved_bounds(records: Iterable[QueueRecord]) -> list[QueueRecord]:
+    """Those of the queues that a commit has changed whose entries have to follow. Every commit pays
+    for this: the bounds of nearly all stay."""
+    moved = []
+    for record in records:
+        if not (record.messages or record.scheduled or record.idle_since_ms):
+            record.idle_since_ms = max(1, record.last_activity_ms)
+        waiting_ms, settled_ms, idle_ms, groups_ms = record.indexed
+        if (
+            record.waiting_since_ms != waiting_ms
+            or record.settled_since_ms != settled_ms
+            or record.idle_since_ms != idle_ms
+            or record.groups_since_ms != groups_ms
+        ):
+            moved.append(record)
+    return moved
 
 
 def _by_topic(places: Iterable[_Place]) -> dict[tuple[int, str], list[int]]:

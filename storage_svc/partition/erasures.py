@@ -50,37 +50,36 @@ class Erasures:
     """The marks of a partition, oldest first."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[int, ErasureKind], Erasure] = {}
+        self.marks: dict[tuple[int, ErasureKind], Erasure] = {}
+        """By queue and kind."""
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self.marks)
 
     def __iter__(self) -> Iterator[Erasure]:
-        return iter(self._marks.values())
+        return iter(self.marks.values())
 
     def first(self) -> Erasure | None:
         """The oldest that can be continued."""
-        if not self._marks:  # asked after every commit
-            return None
         return next((each for each in self if not each.unreadable), None)
 
     def concerns(self, queue_id: int) -> bool:
         """Whether rows of the queue are left that no longer count."""
-        return bool(self._marks) and any((queue_id, kind) in self._marks for kind in ErasureKind)
+        return bool(self.marks) and any((queue_id, kind) in self.marks for kind in ErasureKind)
 
     def has(self, queue_id: int, kind: ErasureKind) -> bool:
-        return (queue_id, kind) in self._marks
+        return (queue_id, kind) in self.marks
 
     def purge_of(self, queue_id: int) -> PurgeMark | None:
         """The purge of a queue whose rows are still stored; None almost always."""
-        if not self._marks:
+        if not self.marks:
             return None
-        found = self._marks.get((queue_id, ErasureKind.PURGE))
+        found = self.marks.get((queue_id, ErasureKind.PURGE))
         return None if found is None else found.purge
 
     def begin(self, erasure: Erasure, batch: Batch) -> None:
         """Add a mark, which takes the place of one of the same kind."""
-        self._marks[erasure.queue_id, erasure.kind] = erasure
+        self.marks[erasure.queue_id, erasure.kind] = erasure
         erasure.put(batch)
 
     async def begin_purge(self, erasure: Erasure, engine: Engine, batch: Batch) -> None:
@@ -97,7 +96,7 @@ class Erasures:
         start, end = erasure_rows.erasure_range(erasure.queue_id, erasure.kind)
         async for key, _ in scan_all(engine, Table.ERASURES, start, end):
             batch.delete(Table.ERASURES, key)
-        del self._marks[erasure.queue_id, erasure.kind]
+        del self.marks[erasure.queue_id, erasure.kind]
 
     async def load(self, engine: Engine) -> None:
         """Read the marks that an earlier opening has left."""
@@ -121,4 +120,4 @@ class Erasures:
         queue_id, kind, value = head
         below, schedules_to, stage, cursor = erasure_rows.read_erasure(value)
         mark = PurgeMark(below, schedules_to, spared)
-        self._marks[queue_id, kind] = Erasure(queue_id, kind, mark, stage, cursor)
+        self.marks[queue_id, kind] = Erasure(queue_id, kind, mark, stage, cursor)

@@ -11,11 +11,11 @@ from storage_svc.engines.keys import read_u64
 from storage_svc.engines.queue_rows import GROUPS_INLINE_MAX, SETTLED_INLINE_MAX
 from storage_svc.loading.handles import Handles
 from storage_svc.operations.ages import AgeEntry, ReviewAges, Reviewed
-from storage_svc.operations.groups import PlaceGroup, Start, StartAt
+from storage_svc.operations.groups import PlaceGroup, RemoveGroup, Start, StartAt
 from storage_svc.operations.history import RetentionType
 from storage_svc.operations.loading import Materialize
 from storage_svc.operations.publish import Append
-from storage_svc.operations.queues import QUEUE_TABLES, PauseQueue, RemoveQueue
+from storage_svc.operations.queues import QUEUE_TABLES, PauseQueue, Purge, RemoveQueue
 from storage_svc.operations.reserve import Reserve
 from storage_svc.operations.retention import ApplyRetention, RetentionApplied
 from storage_svc.operations.retention_rules import RetentionRow
@@ -88,6 +88,73 @@ async def of_two_runs(life: Life, name: str) -> None:
     await published(life, name)
 
 
+async def of_several_runs(life: Life, name: str) -> None:
+    for messages in (1, 3, 2):
+        await life.do(life.run(name, messages))
+
+
+async def of_several_settled_runs(life: Life, name: str) -> None:
+    await of_several_runs(life, name)
+    await _settle_all(life, name)
+
+
+async def of_several_runs_that_a_group_waits_for(life: Life, name: str) -> None:
+    await life.do(PlaceGroup(name, "g"))
+    await of_several_runs(life, name)
+
+
+async def of_several_runs_of_which_one_is_settled(life: Life, name: str) -> None:
+    await of_several_runs(life, name)
+    await _settle(life, name, 1)
+
+
+async def of_several_runs_that_are_settled_up_to_the_middle_of_one(life: Life, name: str) -> None:
+    await of_several_runs(life, name)
+    await _settle(life, name, 1)
+    await _settle(life, name, 2)
+
+
+async def of_several_runs_settled_by_one_of_two_groups(life: Life, name: str) -> None:
+    await of_several_settled_runs(life, name)
+    await life.do(PlaceGroup(name, "other"))
+
+
+async def of_several_runs_behind_one_that_is_gone(life: Life, name: str) -> None:
+    await of_several_runs(life, name)
+    await life.do(Purge(name))
+    await of_several_runs(life, name)
+
+
+async def of_several_runs_around_one_that_is_gone(life: Life, name: str) -> None:
+    await published(life, name)
+    (held,) = (await life.do(Reserve(name, "g", 1))).slices
+    await published(life, name)
+    await life.do(Purge(name))
+    await published(life, name)
+    await life.do(Settle(held.receipt, ACK))
+
+
+async def of_several_runs_with_a_group_that_starts_between_them(life: Life, name: str) -> None:
+    await published(life, name)
+    (held,) = (await life.do(Reserve(name, "before", 1))).slices
+    await published(life, name)
+    await life.do(Purge(name))
+    await life.do(PlaceGroup(name, "g", Start(StartAt.LATEST)))
+    await life.do(Settle(held.receipt, ACK), RemoveGroup(name, "before"))
+    await published(life, name)
+
+
+async def of_several_large_and_mortal_runs(life: Life, name: str) -> None:
+    await large_and_mortal(life, name)
+    await published(life, name)
+    await large_and_mortal(life, name)
+
+
+async def of_more_runs_than_a_scan_finds_first(life: Life, name: str) -> None:
+    for _ in range(30):
+        await published(life, name)
+
+
 async def with_a_fairness_key(life: Life, name: str) -> None:
     await life.do(life.run(name, 1, fairness_key="k"))
 
@@ -119,6 +186,17 @@ STORIES: list[Story] = [
     settled_often,
     of_many_groups,
     of_two_runs,
+    of_several_runs,
+    of_several_settled_runs,
+    of_several_runs_that_a_group_waits_for,
+    of_several_runs_of_which_one_is_settled,
+    of_several_runs_that_are_settled_up_to_the_middle_of_one,
+    of_several_runs_settled_by_one_of_two_groups,
+    of_several_runs_behind_one_that_is_gone,
+    of_several_runs_around_one_that_is_gone,
+    of_several_runs_with_a_group_that_starts_between_them,
+    of_several_large_and_mortal_runs,
+    of_more_runs_than_a_scan_finds_first,
     with_a_fairness_key,
     large_and_mortal,
     beside_a_scheduled_one,
@@ -127,10 +205,14 @@ STORIES: list[Story] = [
 
 
 @pytest.mark.parametrize("kind", [EXPIRED, COMPLETED, MAX_WAIT])
+@pytest.mark.parametrize("planned", ["by message", "folded", "folded, one too few", "and too many"])
 async def test_a_cold_queue_loses_what_it_would_lose_if_it_were_loaded(
-    life: Life, kind: RetentionType
+    life: Life, kind: RetentionType, planned: str
 ) -> None:
-    """R1, R2, R5, R9: by every rule, whatever has happened to the queue; also what is counted."""
+    """R1, R2, R5, R9: by every rule, whatever has happened to the queue; also what is counted.
+
+    A pass plans all runs of a queue in one row, and they may have changed since.
+    """
     await _limited(life)
     for story in STORIES:
         await story(life, f"old/cold-{story.__name__}")
@@ -140,8 +222,8 @@ async def test_a_cold_queue_loses_what_it_would_lose_if_it_were_loaded(
     await life.do(*(Materialize(f"old/warm-{story.__name__}") for story in STORIES))
 
     names = [story.__name__ for story in STORIES]
-    cold = {name: await _apply(life, f"old/cold-{name}", kind) for name in names}
-    warm = {name: await _apply(life, f"old/warm-{name}", kind) for name in names}
+    cold = {name: await _apply(life, f"old/cold-{name}", kind, planned) for name in names}
+    warm = {name: await _apply(life, f"old/warm-{name}", kind, planned) for name in names}
     await life.reopen()
     stored = await life.partition.state.engine.scan(Table.RUN_HEADERS, b"", None, limit=1000)
     counted = life.partition.state.counters.messages
@@ -175,16 +257,16 @@ async def test_a_scan_shows_of_a_cold_queue_what_it_shows_of_a_loaded_one(life: 
     assert {row[0] for row in found["cold"]} == {story.__name__ for story in STORIES}
 
 
-async def test_queues_with_one_message_are_emptied_without_being_loaded(
-    life: Life, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runs", [1, 3])
+async def test_queues_with_few_messages_are_emptied_without_being_loaded(
+    life: Life, monkeypatch: pytest.MonkeyPatch, runs: int
 ) -> None:
     """P3, I9: four rows each, whether nothing was consumed or everything was settled."""
     await _limited(life)
     names = [f"old/{number}" for number in range(100)]
-    made = await life.do(*(life.run(name, 1) for name in names))
+    made = await life.do(*(life.run(name, 1) for _ in range(runs) for name in names))
     for name in names[:50]:
-        (slice_,) = (await life.do(Reserve(name, "g", 1))).slices
-        await life.do(Settle(slice_.receipt, ACK))
+        await _settle_all(life, name)
     await life.clock.advance_ms(2_000)
     await life.reopen()
     loads: list[str] = []
@@ -197,16 +279,48 @@ async def test_queues_with_one_message_are_emptied_without_being_loaded(
     monkeypatch.setattr(Handles, "load", count)
     before = life.engines.row_operations.copy()
     rows = [
-        RetentionRow(each.queue_id, name, "", 0, 1) for each, name in zip(made, names, strict=True)
+        RetentionRow(each.queue_id, name, "", 0, runs, planned_rows=runs)
+        for each, name in zip(made, names, strict=False)
     ]
 
     applied = await life.do(ApplyRetention("pass", EXPIRED, tuple(rows)))
 
-    assert applied.messages == 100
+    assert applied.messages == 100 * runs
     assert (loads, len(life.partition.state.handles)) == ([], 0)
     counted = life.engines.row_operations - before
     of_queues = sum(n for table, n in counted.items() if table is not Table.META)
-    assert of_queues <= 5 * len(names) + 4, counted  # with those of the history
+    assert of_queues <= (4 + runs) * len(names) + 4, counted  # with those of the history
+
+
+async def test_a_planned_run_that_is_too_young_stays_and_the_others_leave(life: Life) -> None:
+    """R9: whatever the plan says."""
+    await _limited(life)
+    await published(life, NAME)
+    await life.clock.advance_ms(2_000)
+    await published(life, NAME)
+    await life.reopen()
+    row = ROW._replace(end_offset=2, planned_rows=2)
+
+    applied = await life.do(ApplyRetention("pass", EXPIRED, (row,)))
+
+    assert (applied.messages, applied.stale) == (1, 0)
+    assert life.partition.state.counters.messages == 1
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+async def test_a_row_that_is_planned_twice_counts_once(life: Life, runs: int) -> None:
+    """R9, R6: in one call, as two passes at once would have it in two."""
+    await _limited(life)
+    for _ in range(runs):
+        await published(life, NAME)
+    await life.clock.advance_ms(2_000)
+    await life.reopen()
+    row = ROW._replace(end_offset=runs, planned_rows=runs)
+
+    applied = await life.do(ApplyRetention("pass", EXPIRED, (row, row)))
+
+    assert (applied.messages, applied.stale) == (runs, 1)
+    assert life.partition.state.counters.messages == 0
 
 
 async def test_a_queue_that_was_emptied_can_be_used_in_the_same_commit(life: Life) -> None:
@@ -284,6 +398,7 @@ async def test_a_row_about_an_earlier_queue_of_that_name_is_stale(life: Life) ->
 
 
 async def _limited(life: Life) -> None:
+    life.run(NAME, 100)  # from here on, bodies of as many messages have the same size
     await life.topic(
         "old",
         retention_enabled=True,
@@ -294,14 +409,28 @@ async def _limited(life: Life) -> None:
 
 
 async def _settle_all(life: Life, name: str) -> None:
-    for each in (await life.do(Reserve(name, "g", 100))).slices:
+    await _settle(life, name, 100)
+
+
+async def _settle(life: Life, name: str, messages: int) -> None:
+    for each in (await life.do(Reserve(name, "g", messages))).slices:
         await life.do(Settle(each.receipt, ACK))
 
 
-async def _apply(life: Life, name: str, kind: RetentionType) -> RetentionApplied:
-    """A plan with a row for each message that might be there."""
+async def _apply(life: Life, name: str, kind: RetentionType, planned: str) -> RetentionApplied:
+    """A plan with a row for each message that might be there, or one for all stored runs."""
     queue_id = (await life.partition.state.handles.read_state(name)).record.queue_id
     rows = [RetentionRow(queue_id, name, "", at, at + 1) for at in range(SETTLED_INLINE_MAX + 2)]
+    if planned != "by message":
+        start, end = queue_rows.queue_range(queue_id)
+        stored = await life.partition.state.engine.scan(Table.RUN_HEADERS, start, end, limit=1000)
+        runs = [run_rows.read_run(*row) for row in stored]
+        plain = [run for run in runs if not run.fairness_key]
+        others = {"folded": 0, "folded, one too few": -1, "and too many": 1}[planned]
+        if plain:
+            counted = max(1, len(plain) + others)
+            ends = plain[0].first_offset, plain[-1].end
+            rows = [RetentionRow(queue_id, name, "", *ends, planned_rows=counted)]
     applied: RetentionApplied = await life.do(ApplyRetention("pass", kind, tuple(rows)))
     return applied
 

@@ -84,6 +84,14 @@ def test_single_runs_of_many_queues_are_columns_as_they_were_planned() -> None:
     assert filled == {"type", "queue_ids", "lmq_names", "first_offsets", "end_offsets"}
 
 
+def test_single_runs_of_several_messages_are_named_as_such() -> None:
+    """R7: otherwise each message could be a run, and commits would be small."""
+    (call,) = calls_of([run(7, queue_id) for queue_id in range(1, 500)])
+
+    (part,) = call.request.parts
+    assert list(part.planned_rows) == [1] * 499
+
+
 def test_runs_of_different_fairness_keys_stay_apart() -> None:
     (call,) = calls_of([run(0, key="a"), run(20, key="a"), run(10, key="b")])
 

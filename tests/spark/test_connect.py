@@ -11,6 +11,7 @@ import pyspark
 from tests.spark.conftest import LOOPBACK
 from tests.support.documented_query import documented_query
 from tests.support.exchange_client import append
+from tests.support.processes import until_listening
 from tests.support.storage_client import RunningStorage
 from tidemark.local.java import find_java_home
 from tidemark.local.ports import free_ports
@@ -21,7 +22,7 @@ SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 async def test_the_documented_query_runs_over_spark_connect(
     storage: RunningStorage, tmp_path: Path
 ) -> None:
-    """P1: the server reads storage; the client waits until the server runs."""
+    """P1: the server reads storage."""
     await storage.create_topic("jobs")
     async with storage.exchange(0) as exchange:
         await exchange.ask(append("jobs/a", b"1", b"2"))
@@ -52,6 +53,8 @@ async def test_the_documented_query_runs_over_spark_connect(
             stderr=output,
         )
         try:
+            # A client that comes too early waits four times longer after each attempt.
+            await until_listening(server, port)
             client = await asyncio.create_subprocess_exec(
                 *(sys.executable, str(program)),
                 env={

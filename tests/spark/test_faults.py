@@ -70,6 +70,14 @@ async def _removed(storage: StorageClient) -> int:
     return sum(row.messages for row in answer.rows)
 
 
+async def newest_pass(address: str) -> str:
+    """The pass that has removed something last."""
+    async with open_channel(address) as channel:
+        request = ListRetentionHistoryRequest(page_size=1)
+        answer = await StorageClient(channel).retention.ListRetentionHistory(request)
+        return str(answer.rows[0].pass_id)
+
+
 async def until_some_are_removed(address: str, passing: "asyncio.Future[Any]") -> None:
     async with open_channel(address) as channel:
         while not await _removed(StorageClient(channel)):
@@ -135,11 +143,15 @@ async def test_a_pass_that_takes_too_long_is_ended_and_loses_nothing(
         await clock.advance_ms(REPORT_MS)
         async with asyncio.timeout(60):
             tasks, done, planned, applied = await reported.get()
+        pass_id = await newest_pass(process.address)
         await clock.advance_ms(settings.pass_timeout_ms)
         with pytest.raises(DeadlineExceeded, match="took longer than 3600000 ms"):
             await passing
+        status = spark.sparkContext.statusTracker()
+        ended = [status.getJobInfo(each) for each in status.getJobIdsForGroup(pass_id)]
         await passes.run(JobName.RETENTION, False)
 
+        assert [job.status for job in ended if job is not None] == ["FAILED"]
         assert 0 <= done < tasks
         assert 0 < applied < planned  # while their task is running
         assert not passes.lost.is_set()

@@ -1,11 +1,13 @@
 """The options of the data source: what they mean, and which are refused (S3)."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pyspark_tidemark.filters import ScanFilter
 from pyspark_tidemark.options import read_options
+from pyspark_tidemark.source import TidemarkSource
 
 NOON_MS = 1_767_268_800_000  # 2026-01-01T12:00:00Z
 
@@ -63,3 +65,17 @@ def test_an_option_that_cannot_be_applied_is_refused(given: dict[str, str], why:
 def test_storage_is_one_address_or_several(address: str) -> None:
     """P1: all that gRPC takes."""
     assert read(storage=f"{address}, b:2").storage == f"{address},b:2"
+
+
+def test_a_stream_is_refused_whatever_spark_asks_for_first() -> None:
+    """S3: 4.1 asks for the latest offset first, without arguments."""
+    source = TidemarkSource({"storage": "127.0.0.1:1", "table": "runs"})
+    reader: Any = source.streamReader(source.schema())
+
+    for ask in (
+        reader.initialOffset,
+        reader.latestOffset,
+        partial(reader.latestOffset, {}, None),
+    ):
+        with pytest.raises(RuntimeError, match="does not support readStream yet: read it with"):
+            ask()

@@ -2,22 +2,26 @@
 
 import asyncio
 import os
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spark_batch.passes.findings import Finding
 from spark_batch.passes.outcome import JobName, Pass, Phase, Progress
+from spark_batch.planner.__main__ import LOST, serve
 from spark_batch.planner.lines import (
     PassDone,
     PassFailed,
     PassProgress,
     PassRequest,
     Ready,
-    StartFailed,
+    Reply,
+    SparkFailed,
     decode_reply,
     failure_of,
 )
@@ -27,9 +31,9 @@ from spark_batch.planner.process import (
     PlannerProcess,
     SparkNotStarted,
 )
-from spark_batch.planner.spark_passes import INTERRUPT_MS
+from spark_batch.planner.spark_passes import INTERRUPT_MS, lost_spark
 from tests.support.local_broker import until
-from tidemark.clock import ManualClock
+from tidemark.clock import ManualClock, SystemClock
 from tidemark.errors import DeadlineExceeded, TopicNotFound, Unavailable
 from tidemark.settings import RetentionSettings
 
@@ -38,7 +42,7 @@ OUTCOME = Pass("retention-1", False, (Finding("t", "expired", 3),), 5, {2: "UNAV
 PROGRAM = """
 import sys
 from spark_batch.passes.outcome import JobName, Pass
-from spark_batch.planner.lines import PassDone, PassProgress, PassRequest, Ready, StartFailed
+from spark_batch.planner.lines import PassDone, PassProgress, PassRequest, Ready, SparkFailed
 
 def send(reply):
     sys.stdout.buffer.write(reply.encode())
@@ -46,7 +50,7 @@ def send(reply):
 
 mode = sys.argv[1]
 if mode == "broken":
-    send(StartFailed("no Java"))
+    send(SparkFailed("no Java"))
     sys.exit(1)
 if mode == "silent":
     sys.stdin.read()
@@ -103,7 +107,7 @@ def test_every_line_is_read_as_it_was_written() -> None:
 
     assert PassRequest.decode(request.encode()) == request
     assert decode_reply(Ready().encode()) == Ready()
-    assert decode_reply(StartFailed("why").encode()) == StartFailed("why")
+    assert decode_reply(SparkFailed("why").encode()) == SparkFailed("why")
     progress = PassProgress(3, 2, 1, 30, 10)
     assert decode_reply(progress.encode()) == progress
     assert decode_reply(PassDone(3, OUTCOME).encode()) == PassDone(3, OUTCOME)
@@ -204,11 +208,64 @@ async def test_a_lost_spark_fails_its_pass_and_the_next_one_starts_another(
     program: str, clock: ManualClock, mode: str, why: str
 ) -> None:
     """R9, R11, P4: an unreadable reply counts as lost."""
+    started: list[int | None] = []
     async with planner(program, mode, clock) as made:
+
+        def note_start(progress: Progress) -> None:
+            if progress.phase is Phase.RUNNING:
+                started.append(made.pid)
+
         for _ in range(2):
             with pytest.raises(Unavailable, match=f"Spark is lost.*{why}"):
-                await made.run(JobName.RETENTION, False, ignore)
+                await made.run(JobName.RETENTION, False, note_start)
             assert made.pid is None
+
+    assert None not in started
+    assert len(set(started)) == 2
+
+
+@pytest.fixture
+def java() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process in place of Java."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+async def test_a_pass_that_loses_its_java_names_the_cause(
+    java: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11: calls of PySpark fail before the end of Java is noticed, with errors of sockets."""
+    session = SimpleNamespace(
+        sparkContext=SimpleNamespace(master="local", _gateway=SimpleNamespace(proc=java))
+    )
+
+    class LosingJobs:
+        """Passes during which Java is killed."""
+
+        def __init__(self, *_: object) -> None: ...
+
+        def retention(self, dry_run: bool) -> Pass:
+            java.kill()
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("spark_batch.planner.spark_passes.start_session", lambda _: session)
+    monkeypatch.setattr("spark_batch.passes.jobs.Jobs", LosingJobs)
+    requests = asyncio.StreamReader()
+    requests.feed_data(PassRequest(1, JobName.RETENTION, False).encode())
+    replies: list[Reply] = []
+
+    async with asyncio.timeout(60):
+        status = await serve(requests, replies.append, RetentionSettings(), SystemClock())
+
+    why = "its Java ended with status -9"
+    failed = [each.error for each in replies if isinstance(each, PassFailed)]
+    assert status == LOST
+    assert replies[0] == Ready()
+    assert SparkFailed(why) in replies
+    # The process may end before it has answered for its passes.
+    assert [each.detail for each in failed] in ([], [lost_spark(why).detail])
 
 
 async def test_a_planner_that_does_not_end_a_pass_is_killed(

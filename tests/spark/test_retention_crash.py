@@ -1,9 +1,9 @@
 """Storage, Spark's Java and the Spark child are killed in the middle of passes (R9).
 
-The scheduler runs passes of retention and eviction over queues of all kinds, one call per run, so
-that every pass has a middle. Each process is killed with `kill -9` after some more rows of history,
-and the next passes do the rest. In the end exactly the due messages are gone, and the history
-counts each of them as it was removed. It starts Spark for every kill of Java, so that only
+The scheduler runs passes of retention and eviction over queues of all kinds, with calls of a few
+runs, so that every pass has a middle. Each process is killed with `kill -9` after some more rows of
+history, and the next passes do the rest. In the end exactly the due messages are gone, and the
+history counts each of them as it was removed. It starts Spark for every kill of Java, so that only
 `make test-crash` runs it, in four minutes; `--seed N` chooses other queues and moments.
 """
 
@@ -51,6 +51,9 @@ KINDS = ("storage", "java", "spark child")
 ROWS_MAX = 40
 """Rows of history after which a process is killed, at most."""
 
+CALL_RUNS = "3"
+"""Runs that a call removes, which may be all of a queue."""
+
 START_MS = 500_000
 POLL_MS = 50
 PEEK_MESSAGES_MAX = 1_000
@@ -75,8 +78,8 @@ class Retention:
             tmp_path / "retention.log",
             retention_interval="1000",
             eviction_interval="1000",
-            retention_batch_size="1",
-            eviction_batch_size="1",
+            retention_batch_size=CALL_RUNS,
+            eviction_batch_size=CALL_RUNS,
             spark_master="local[2]",
             spark_options=LOOPBACK,
         )

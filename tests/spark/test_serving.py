@@ -15,7 +15,7 @@ import pyspark
 from tests.spark.conftest import JAVA_OPTIONS, LOOPBACK
 from tests.support.cli_process import Cli, Finished
 from tests.support.exchange_client import append
-from tests.support.processes import child_of
+from tests.support.processes import child_of, until_listening
 from tests.support.retention_process import retention_process
 from tests.support.storage_client import RunningStorage
 from tests.support.up_process import UpProcess, ended
@@ -85,7 +85,7 @@ def commands(process: ServiceProcess, storage: RunningStorage) -> list[Finished]
         cli.ok("retention", *arguments)
         for arguments in (
             ("status", "--json"),
-            ("run", "--dry-run", "--json"),
+            ("dry-run", "--json"),
             ("run", "--job", "eviction"),
             ("history", "--json"),
         )
@@ -229,13 +229,15 @@ async def test_the_same_job_runs_on_a_standalone_cluster(tmp_path: Path) -> None
     )
     async with storage_with_old_messages(tmp_path) as storage:
         with (tmp_path / "spark.log").open("w") as log:
-            running = [
-                await asyncio.create_subprocess_exec(
-                    spark_class, *each, env=environment, stdout=log, stderr=log, cwd=tmp_path
-                )
-                for each in arguments
-            ]
+            running = []
             try:
+                for command in arguments:
+                    started = await asyncio.create_subprocess_exec(
+                        spark_class, *command, env=environment, stdout=log, stderr=log, cwd=tmp_path
+                    )
+                    running.append(started)
+                    # A worker that comes too early tries again after many seconds.
+                    await until_listening(running[0], master_port)
                 job = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "spark_batch", "run", "retention"),
                     env={

@@ -188,7 +188,6 @@ async def test_conditions_are_met_with_and_without_pushed_filters(
     assert runs.columns == ["topic", "lmq_name", "first_offset", "publish_time"]
 
 
-@pytest.mark.rocksdb(reason="it counts reads of RocksDB")
 async def test_options_narrow_at_storage_in_a_default_session(
     storage: RunningStorage, read: Read, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +201,6 @@ async def test_options_narrow_at_storage_in_a_default_session(
     assert (reads[Table.CATALOG], reads[Table.RUN_HEADERS]) == (1, 2)
 
 
-@pytest.mark.rocksdb(reason="it counts reads of RocksDB")
 async def test_conditions_of_a_query_narrow_at_storage_where_spark_pushes_them(
     storage: RunningStorage,
     read: Read,

@@ -35,6 +35,7 @@ class Planned(NamedTuple):
     group: str = ""
     table: ScanTableName.ValueType = SCAN_TABLE_NAME_UNSPECIFIED
     age_ms: int = 0
+    runs: int = 0
 
 
 def part_of(
@@ -49,6 +50,8 @@ def part_of(
         part.end_offsets.extend(row.end for row in rows)
         part.before_ms.extend(row.before_ms for row in rows)
         part.groups.extend(row.group for row in rows)
+    if rows[0].runs:
+        part.planned_rows.extend(row.runs for row in rows)
     return part
 
 

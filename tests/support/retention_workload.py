@@ -135,11 +135,18 @@ class QueueModel:
 
 
 async def fill(
-    storage: RunningStorage, clock: ManualClock, queues: int, rng: random.Random
+    storage: RunningStorage,
+    clock: ManualClock,
+    queues: int,
+    rng: random.Random,
+    names: Sequence[str] = tuple(TOPICS),
 ) -> list[QueueModel]:
-    """Publish, settle and reserve in stages. The clock is at the time of the passes afterwards."""
+    """Publish to queues of these topics, settle and reserve, in stages.
+
+    The clock is at the time of the passes afterwards.
+    """
     topics = [await storage.create_topic(name, **settings) for name, settings in TOPICS.items()]
-    models = [_new_queue(f"{rng.choice(list(TOPICS))}/{n}", rng) for n in range(queues)]
+    models = [_new_queue(f"{rng.choice(names)}/{n}", rng) for n in range(queues)]
     for stage, age_s in enumerate(AGES_S):
         async with _exchanges(storage) as exchanges:
             for topic in topics:
@@ -150,6 +157,19 @@ async def fill(
         next_age_s = AGES_S[stage + 1] if stage + 1 < len(AGES_S) else age_s
         await _later(storage, clock, age_s - next_age_s)
     return models
+
+
+async def take_for_new_groups(
+    storage: RunningStorage, models: Sequence[QueueModel], rng: random.Random
+) -> None:
+    """A group more for every other queue: it takes from the start, and settles or returns it."""
+    joined = [model for model in models if model.next_offset and rng.random() < 0.5]
+    for model in joined:
+        model.groups["late"] = set()
+    async with _exchanges(storage) as exchanges:
+        await _take(_Frames(exchanges), [(model, "late") for model in joined], rng)
+    for model in joined:
+        model.drop_settled()
 
 
 async def _later(storage: RunningStorage, clock: ManualClock, seconds: int) -> None:
@@ -202,6 +222,20 @@ async def _settle(
         if model.groups_from <= stage and model.next_offset
         for group in model.groups
     ]
+    await _take(ask, taking, rng, keep=stage == len(AGES_S) - 1)
+    for model in models:
+        if model.groups_from <= stage:
+            model.drop_settled()
+
+
+async def _take(
+    ask: "_Frames",
+    taking: Sequence[tuple[QueueModel, str]],
+    rng: random.Random,
+    *,
+    keep: bool = False,
+) -> None:
+    """Reserve some messages for groups, and settle or return them; with `keep`, some stay held."""
     results = await ask.all(
         [
             (
@@ -225,9 +259,9 @@ async def _settle(
             if choice == "nack":
                 operations.append((model.lmq_name, settle(taken.receipt, SETTLE_ACTION_NACK)))
                 continue
-            if choice == "ack some" and stage == len(AGES_S) - 1:
+            if choice == "ack some" and keep:
                 acked = rng.randrange(1, taken.count + 1)
-            elif choice != "keep" or stage < len(AGES_S) - 1:
+            elif choice != "keep" or not keep:
                 acked = taken.count
             if acked:
                 ack = settle(taken.receipt, SETTLE_ACTION_ACK, (0, acked))
@@ -235,9 +269,6 @@ async def _settle(
             model.groups[group].update(offsets[:acked])
             model.held.update(offsets[acked:])
     await ask.all(operations)
-    for model in models:
-        if model.groups_from <= stage:
-            model.drop_settled()
 
 
 class _Frames:

@@ -50,4 +50,6 @@ def _bury_run(model: ModelState, queue: QueueModel, asked: Bury) -> object:
     model.touched.add(queue.queue_id)
     for start, end in deaths:
         outbox.dispose(model, queue, run, start, end, DeadReason.TIME_TO_LIVE)
-    return Acted(ActionOutcome.DONE, sum(end - start for start, end in waiting))
+    removed = sum(end - start for start, end in waiting)
+    model.count_deleted(queue, len(run.payloads) - removed)  # settled, and kept for replay
+    return Acted(ActionOutcome.DONE, removed)

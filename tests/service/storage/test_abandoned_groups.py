@@ -207,6 +207,22 @@ async def test_a_group_with_a_consumer_never_expires_and_counts_from_its_end(
     assert (await remove(storage)).groups == 1
 
 
+async def test_a_row_about_a_group_with_a_consumer_is_stale(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+) -> None:
+    """R14, R9: whatever the plan says; its last use may have been noted long ago."""
+    await exchange.ask(joined("t/a", "waits"))
+    await place(exchange, "t/a", "waits")
+    await clock.advance_ms(3 * EXPIRY_MS)
+    rows = await table(storage, SCAN_TABLE_NAME_GROUPS)
+
+    applied = await remove(storage, rows)
+
+    assert [(row["group"], row["in_use"]) for row in rows] == [("waits", True)]
+    assert (applied.groups, applied.stale) == (0, 1)
+    assert await groups_of(storage, "t/a") == ["waits"]
+
+
 async def test_a_consumer_that_joins_after_the_plan_keeps_its_group(
     storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.counted_reads import count_reads
 from tests.support.exchange_client import (
     ExchangeClient,
     append,
@@ -53,6 +54,28 @@ async def test_everything_that_is_deleted_for_good_leaves_a_row(
         ("jobs/purged", 1, RETENTION_TYPE_PURGE),
     ]
     assert await history(storage, type=RETENTION_TYPE_PURGE) == rows[2:]
+
+
+@pytest.mark.parametrize("dead_letter_topic", ["", "dead"])
+async def test_messages_that_are_kept_for_replay_are_counted_when_their_time_to_live_ends(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock, dead_letter_topic: str
+) -> None:
+    """R6, L6: the run leaves as a whole; messages that wait may become dead letters instead."""
+    await storage.create_topic("dead")
+    await storage.create_topic("kept", retention_enabled=True, dead_letter_topic=dead_letter_topic)
+    await exchange.ask(append("kept/a", b"1", b"2", b"3", ttl_ms=10))
+    (got,) = (await exchange.ask(reserve("kept/a", 2))).slices
+    await exchange.ask(settle(got.receipt))
+    await clock.advance_ms(10)
+    (bury,) = await storage.due(SCAN_KIND_DEAD_DEADLINES)
+
+    await exchange.ask(operation(action=bury))
+
+    expected = 2 if dead_letter_topic else 3
+    assert [row[:3] for row in await history(storage)] == [
+        ("kept/a", expected, RETENTION_TYPE_TIME_TO_LIVE)
+    ]
+    assert (await storage.queue("kept/a")).queue.messages == 0
 
 
 async def test_history_is_paged_newest_first_over_all_partitions(
@@ -158,6 +181,31 @@ async def test_a_page_continues_where_the_last_ended_while_history_grows(
 
     assert listed == [(0, "jobs/0"), (1, "jobs/0")]
     assert pages > 2
+
+
+@pytest.mark.parametrize("asked", [{}, {"topic": "jobs"}, {"pass_id": "purge"}])
+async def test_a_page_costs_what_it_shows_however_long_the_history_is(
+    storage: RunningStorage,
+    exchange: ExchangeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+) -> None:
+    """R6, P3: the first page, and one that continues it."""
+    names = [f"jobs/{number}" for number in range(50)]
+    for name in names:
+        await exchange.ask(append(name, b"x"))
+        await exchange.ask(operation(purge=Purge(lmq_name=name)))
+    reads = count_reads(monkeypatch)
+    listed, token = [], ""
+
+    for _ in range(2):
+        request = ListRetentionHistoryRequest(page_size=1, page_token=token, **asked)
+        page = await storage.retention.ListRetentionHistory(request)
+        listed += [row.lmq_name for row in page.rows]
+        token = page.next_page_token
+
+    assert listed == [names[-1], names[-2]]
+    assert reads.total() <= 2 * 3  # the row, the next one, and one that shows that there are more
 
 
 @pytest.mark.parametrize(

@@ -226,44 +226,77 @@ async def test_one_row_may_name_many_runs_of_which_only_those_due_leave(
     assert await history(storage) == [("kept", 3, RETENTION_TYPE_EXPIRED, "pass-1")]
 
 
-@pytest.mark.parametrize(("queues", "messages"), [(65, 11), (1025, 1)])
+@pytest.mark.parametrize(
+    ("queues", "messages", "planned"),
+    [(65, 11, 0), (65, 11, 1), (205, 8, 0), (1025, 8, 1), (1025, 1, 0)],
+)
 async def test_a_call_with_many_rows_is_done_in_several_commits(
     storage: RunningStorage,
     exchange: ExchangeClient,
     clock: ManualClock,
     queues: int,
     messages: int,
+    planned: int,
 ) -> None:
-    """R7: others get their turn at the writer in between; rows of few messages take less of it."""
+    """R7: others get their turn at the writer in between; rows of few runs take less of it, where
+    the plan tells how many there are."""
     await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
     body = [b"x"] * messages
     appended = await exchange.ask_all(*(append(f"kept/{n}", *body) for n in range(queues)))
     await clock.advance_ms(1000)
     commits = (await storage.info()).commits
 
-    rows = [run(each.queue_id, 0, messages, f"kept/{n}") for n, each in enumerate(appended)]
+    rows = [
+        run(each.queue_id, 0, messages, f"kept/{n}")._replace(runs=planned)
+        for n, each in enumerate(appended)
+    ]
     applied = await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
 
     assert applied == (queues * messages, 0, 0)
     assert (await storage.info()).commits == commits + 3
 
 
-async def test_queues_that_were_loaded_to_be_cleaned_are_unloaded(
-    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock
+@pytest.mark.parametrize("kind", [RETENTION_TYPE_EXPIRED, RETENTION_TYPE_MAX_WAIT_TIME_EVICTION])
+async def test_a_row_removes_no_more_runs_than_were_planned(
+    storage: RunningStorage,
+    exchange: ExchangeClient,
+    clock: ManualClock,
+    kind: RetentionType.ValueType,
 ) -> None:
-    """I9: with the commit, and not after an idle window; those that were loaded stay."""
+    """R7, R9: a commit is as large as the plan says; runs in between that stay do not count."""
+    limits = {"retention_seconds": 1, "max_wait_time_seconds": 1}
+    await storage.create_topic("kept", retention_enabled=True, **limits)
+    made = [await exchange.ask(append("kept", b"x")) for _ in range(5)]
+    (held,) = (await exchange.ask(reserve("kept", 1, visibility_ms=60_000))).slices
+    await clock.advance_ms(1000)
+
+    row = run(made[0].queue_id, 0, 5)._replace(runs=2)
+    applied = [await apply(storage, kind, row) for _ in range(3)]
+
+    assert held.first_offset == 0
+    assert applied == [(2, 0, 0), (2, 0, 0), (0, 0, 1)]
+    assert [row["first_offset"] for row in await table(storage, SCAN_TABLE_NAME_RUNS)] == [0]
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+async def test_queues_that_were_loaded_to_be_cleaned_are_unloaded(
+    storage: RunningStorage, exchange: ExchangeClient, clock: ManualClock, runs: int
+) -> None:
+    """I9: with the commit, and not after an idle window; those that were loaded stay. Queues with
+    one run are not loaded."""
     await storage.create_topic("kept", retention_enabled=True, retention_seconds=1)
     names = [f"kept/{n}" for n in range(3)]
-    appended = await exchange.ask_all(*(append(name, b"x") for name in names))
+    frame = [append(name, b"x") for name in names]
+    appended = (await exchange.ask_all(*frame * runs))[: len(names)]
     await storage.restart()
     await clock.advance_ms(1000)
     async with storage.exchange() as after:
         await after.ask(operation(materialize=Materialize(lmq_name=names[0])))
-        rows = [run(e.queue_id, 0, 1, name) for e, name in zip(appended, names, strict=True)]
+        rows = [run(e.queue_id, 0, runs, name) for e, name in zip(appended, names, strict=True)]
         applied = await apply(storage, RETENTION_TYPE_EXPIRED, *rows)
         found = await table(storage, SCAN_TABLE_NAME_QUEUES)
 
-    assert applied == (3, 0, 0)
+    assert applied == (3 * runs, 0, 0)
     loaded = {row["lmq_name"]: (row["materialized"], row["messages"]) for row in found}
     assert loaded == {names[0]: (True, 0), names[1]: (False, 0), names[2]: (False, 0)}
 

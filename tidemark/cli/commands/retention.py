@@ -19,19 +19,31 @@ _STATUS_TIMEOUT_MS: Final = 10_000
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Retention and eviction.")
 
 
+JobName = Annotated[str, typer.Option(metavar="JOB", help="retention, eviction or metrics.")]
+
+
 @app.command()
 @command(timeout_ms=None)
 async def run(
     call: Call,
-    job: Annotated[
-        str, typer.Option(metavar="JOB", help="retention, eviction or metrics.")
-    ] = "retention",
+    job: JobName = "retention",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what is due without changing anything.")
     ] = False,
     jobs_address: JobsAddress = None,
 ) -> None:
     """Run a pass now and wait for it to finish; exits with 1 if partitions failed."""
+    await _run(call, job, dry_run, jobs_address)
+
+
+@app.command("dry-run")
+@command(timeout_ms=None)
+async def dry_run(call: Call, job: JobName = "retention", jobs_address: JobsAddress = None) -> None:
+    """Show what a pass would remove now; the same as run --dry-run."""
+    await _run(call, job, True, jobs_address)
+
+
+async def _run(call: Call, job: str, dry_run: bool, jobs_address: str | None) -> None:
     from tidemark.cli.display.pass_progress import watched
     from tidemark.client.admin import upkeep
 

@@ -55,9 +55,12 @@ def parse_size_bytes(text: str) -> int:
 
 
 def parse_moment_ms(text: str, now_ms: int) -> int:
-    """`2h` (ago), or `2026-01-31T12:00:00Z`; UTC unless the text has an offset."""
+    """`2h` (ago), or `2026-01-31T12:00:00Z`; UTC unless the text has an offset.
+
+    Times before 1970 are the first one: nothing is older.
+    """
     try:
-        return now_ms - parse_duration_ms(text)
+        return max(0, now_ms - parse_duration_ms(text))
     except ValueError:
         pass
     try:
@@ -68,7 +71,7 @@ def parse_moment_ms(text: str, now_ms: int) -> int:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
+    return max(0, round(moment.timestamp() * 1000))
 
 
 def _bounded(number: int, text: str) -> int:

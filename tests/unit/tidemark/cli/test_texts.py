@@ -36,6 +36,8 @@ def test_sizes_are_powers_of_two() -> None:
 
 def test_a_moment_is_so_long_ago_or_an_iso_time_in_utc() -> None:
     assert units.parse_moment_ms("2h", now_ms=10_000_000) == 2_800_000
+    assert units.parse_moment_ms("99999d", now_ms=10_000_000) == 0
+    assert units.parse_moment_ms("1969-12-31T12:00:00Z", now_ms=10_000_000) == 0
     assert units.parse_moment_ms("1970-01-01T00:00:01", now_ms=0) == 1000
     assert units.parse_moment_ms("1970-01-01T01:00:01+01:00", now_ms=0) == 1000
     with pytest.raises(ValueError, match="is not a time"):

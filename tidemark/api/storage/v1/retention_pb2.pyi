@@ -385,7 +385,10 @@ class RetentionPart(_message.Message):
 
     @_builtins.property
     def planned_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rows of the plan that each row stands for, for the progress of the pass. Default empty: 1."""
+        """Rows of the plan that each row stands for, for the progress of the pass and the size of commits.
+        For messages these are runs, of which no more are removed. Default empty: 1, and as many runs as
+        there are.
+        """
 
     def __init__(
         self,
@@ -591,9 +594,9 @@ class RetentionHistoryRow(_message.Message):
     lmq_name: _builtins.str
     """The queue's name."""
     messages: _builtins.int
-    """Messages removed."""
+    """Messages that the rule deleted, or settled in a run that stays; for old records, rows."""
     bytes: _builtins.int
-    """Bytes removed."""
+    """Their size; of messages that were settled, the mean of their run."""
     type: Global___RetentionType.ValueType
     """The type."""
     pass_id: _builtins.str
