@@ -8,20 +8,17 @@ metadata `field`.
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NoReturn
 
 from tidemark import limits
 from tidemark.errors import InvalidName
+from tidemark.name_caches import name_cache
 
 # Topics and groups appear in file names, metrics and command lines, so they keep to a plain
 # alphabet. A leading '-' would read as an option there, a leading '.' as a hidden file or a path.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _PLAIN_NAME_RULE: Final = "letters, digits, '.', '_' and '-', and not begin with '.' or '-'"
 _FREE_NAME_RULE: Final = "printable characters and not begin or end with a space"
-
-# Names parsed lately: 0.1 µs instead of 1.4 µs. Bounded, because there may be millions of queues.
-_PARSED_NAMES_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +64,7 @@ def validate_client_id(text: str) -> None:
     _validate_free("client_id", text, limits.CLIENT_ID_BYTES_MAX)
 
 
+@name_cache  # every operation that publishes with sequences has one
 def validate_producer_id(text: str) -> None:
     _validate_free("producer_id", text, limits.PRODUCER_ID_BYTES_MAX)
 
@@ -87,7 +85,7 @@ def partition_of(lmq_name: str, partitions: int) -> int:
     return int.from_bytes(digest, "big") % partitions
 
 
-@lru_cache(maxsize=_PARSED_NAMES_MAX)
+@name_cache  # 0.1 µs instead of 1.4 µs
 def _parse(text: str) -> LmqName:
     topic, slash, lite = text.partition("/")
     return LmqName(topic, lite if slash else None)

@@ -14,6 +14,11 @@ _VERSION = 1
 _LAYOUT = Struct(">BHQQQ")
 
 
+def encode_receipt(partition: int, queue_id: int, reservation_id: int, owner_epoch: int) -> bytes:
+    """As `Receipt.encode`, without a receipt."""
+    return _LAYOUT.pack(_VERSION, partition, queue_id, reservation_id, owner_epoch)
+
+
 class Receipt(NamedTuple):
     """Identifies one reservation in the cluster."""
 
@@ -23,7 +28,7 @@ class Receipt(NamedTuple):
     owner_epoch: int = 0
 
     def encode(self) -> bytes:
-        return _LAYOUT.pack(_VERSION, *self)
+        return encode_receipt(*self)
 
     @staticmethod
     def decode(data: bytes) -> "Receipt":

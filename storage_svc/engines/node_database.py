@@ -232,6 +232,7 @@ class _RocksLog:
 
     def __init__(self, db: Rdict, disk: Disk) -> None:
         self._db: Rdict | None = db
+        self._sync: Callable[[], object] | None = partial(db.flush_wal, True)
         self._handles = {table: db.get_column_family_handle(table) for table in Table}
         self._unstalled = WriteOptions()
         self._unstalled.no_slowdown = True
@@ -261,13 +262,13 @@ class _RocksLog:
         return True
 
     def begin_sync(self, ended: WorkEnded) -> None:
-        assert self._db is not None, "the committer ends before the log is closed"
-        self._disk.begin(partial(self._db.flush_wal, True), ended)
+        assert self._sync is not None, "the committer ends before the log is closed"
+        self._disk.begin(self._sync, ended)
 
     async def close(self, release: Callable[[], None]) -> None:
         """Drop the handles and call `release` after the last sync."""
         self._handles.clear()
-        self._db = None
+        self._db = self._sync = None
         released = asyncio.Event()
         self._disk.begin(release, lambda _: released.set())
         self._disk.close()

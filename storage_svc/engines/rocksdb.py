@@ -246,8 +246,7 @@ class RocksEngine:
             await database.commit(self._prefix, batch)
 
     def begin_commit(self, batch: Batch, ended: CommitEnded) -> bool:
-        database = self._opened_database or self._database
-        database.begin_commit(self._prefix, batch, ended)
+        (self._opened_database or self._database).begin_commit(self._prefix, batch, ended)
         return True
 
     async def verify(self) -> None:

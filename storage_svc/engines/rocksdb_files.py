@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -101,8 +102,13 @@ def _family_options(table: Table, memory: Memory) -> Options:
     blocks.set_block_cache(memory.cache)
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    # In parts of 4 KiB: the cache is cut into shards of 1 MiB, and the filter of a whole file does
+    # not fit in one beside anything else. Each read of a cold queue would load all of it again.
+    blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+    blocks.set_pin_top_level_index_and_filter(True)
     if table not in _SCANNED:
         blocks.set_bloom_filter(10, False)
+        blocks.set_partition_filters(True)
 
     options = Options(raw_mode=True)
     options.set_block_based_table_factory(blocks)

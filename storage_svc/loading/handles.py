@@ -15,12 +15,11 @@ from storage_svc.loading.recovery import (
     ignore_orphan,
     recover_queue,
     report_orphan,
-    rules_of,
 )
 from storage_svc.partition.erasures import Erasures
 from storage_svc.partition.topics import Topics
 from storage_svc.queue.queue import QueueState
-from storage_svc.queue.record import Journal, QueueRecord
+from storage_svc.queue.record import Journal, QueueRecord, Rules
 from storage_svc.queue.settled import SettledBudget
 from storage_svc.turns import release
 from tidemark.errors import QueueNotFound
@@ -67,6 +66,8 @@ class Handles:
         self._untracked: OrderedDict[str, Handle] = OrderedDict()
         """Queues that no broker tracks, least recently examined first."""
         self._budget = SettledBudget()
+        self._rules: dict[str, tuple[Topic, Rules]] = {}
+        """By topic, shared by its queues."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -86,12 +87,11 @@ class Handles:
         value = await self._catalog_value(lmq_name)
         if value is None:
             raise QueueNotFound(f"there is no queue {lmq_name}", queue=lmq_name)
-        topic = self._topic_of(lmq_name)
         return await recover_queue(
             self._engine,
             lmq_name,
             value,
-            topic,
+            self._rules_of(self._topic_of(lmq_name)),
             SettledBudget(),
             ignore_orphan,
             self._erasures,
@@ -109,7 +109,7 @@ class Handles:
             self._engine,
             lmq_name,
             value,
-            topic,
+            self._rules_of(topic),
             self._budget,
             report_orphan,
             self._erasures,
@@ -118,7 +118,7 @@ class Handles:
 
     def create(self, record: QueueRecord, topic: Topic, now_ms: int) -> Handle:
         """The handle of a queue that the current commit creates."""
-        state = QueueState(record, rules_of(self._engine, topic), self._budget)
+        state = QueueState(record, self._rules_of(topic), self._budget)
         return self._add(record.lmq_name, Handle(state, topic, now_ms))
 
     def loaded_name(self, queue_id: int) -> str | None:
@@ -188,10 +188,11 @@ class Handles:
 
     def topic_changed(self, topic: Topic, journal: Journal) -> None:
         """Apply the new settings to loaded queues."""
+        rules = self._rules_of(topic)
         for lmq_name, handle in self._by_name.items():
             if topic_of(lmq_name) == topic.name:
                 handle.topic = topic
-                handle.state.obey(rules_of(self._engine, topic), journal)
+                handle.state.obey(rules, journal)
 
     async def _catalog_value(self, lmq_name: str) -> bytes | None:
         (value,) = await self._engine.load(Table.CATALOG, [queue_rows.catalog_key(lmq_name)])
@@ -201,6 +202,15 @@ class Handles:
         """A queue that outlives its topic has the default settings until it is deleted."""
         name = topic_of(lmq_name)
         return self._topics.find(name) or Topic(name)
+
+    def _rules_of(self, topic: Topic) -> Rules:
+        known = self._rules.get(topic.name)
+        if known is not None and known[0] is topic:
+            return known[1]
+        # On an engine that nodes share, rows are in the memory of a server.
+        rules = Rules.of(topic, rows_cost_memory=self._engine.storage_epoch > 0)
+        self._rules[topic.name] = topic, rules
+        return rules
 
     def _add(self, lmq_name: str, handle: Handle) -> Handle:
         self._by_name[lmq_name] = handle

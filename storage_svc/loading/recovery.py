@@ -21,7 +21,6 @@ from storage_svc.queue.run import Run
 from storage_svc.queue.settled import SettledBudget
 from tidemark.limits import RUN_MESSAGES_MAX
 from tidemark.telemetry import counter
-from tidemark.topics import Topic
 
 OnOrphan = Callable[[Table, bytes], None]
 """Called with the key of a record whose run or group is gone."""
@@ -47,23 +46,18 @@ def ignore_orphan(table: Table, key: bytes) -> None:
     """A read beside the writer may see a record whose run was deleted between two reads."""
 
 
-def rules_of(engine: Engine, topic: Topic) -> Rules:
-    """The rules of a queue. On an engine that nodes share, rows are in the memory of a server."""
-    return Rules.of(topic, rows_cost_memory=engine.storage_epoch > 0)
-
-
 async def recover_queue(
     engine: Engine,
     lmq_name: str,
     catalog_value: bytes,
-    topic: Topic,
+    rules: Rules,
     budget: SettledBudget,
     on_orphan: OnOrphan,
     erasures: Erasures,
 ) -> QueueState:
     """The state of a queue, from its row of the catalog."""
     record = queue_rows.read_queue(lmq_name, catalog_value)
-    state = QueueState(record, rules_of(engine, topic), budget)
+    state = QueueState(record, rules, budget)
     inline = queue_rows.read_inline(catalog_value)
     start, end = queue_rows.queue_range(record.queue_id)
     # By group and fairness key: where a lane continues (`Lane.mark`). A group's row has the mark of
@@ -74,7 +68,7 @@ async def recover_queue(
         stored = [row async for row in scan_all(engine, Table.GROUPS, start, end)]
     for key, value in stored:
         group, mark = group_rows.read_group(key, value)
-        group.ring.weights = topic.settings.fairness_weights
+        group.ring.weights = rules.weights
         state.groups[group.name] = group
         marks[group.name, ""] = mark
     if not state.groups:
@@ -83,7 +77,7 @@ async def recover_queue(
         async for key, value in scan_all(engine, Table.LANES, start, end):
             group_name, fairness_key, mark = group_rows.read_lane(key, value)
             marks[group_name, fairness_key] = mark
-    for fairness_key in await stored_fairness_keys(engine, record):
+    for fairness_key in await stored_fairness_keys(engine, record) if record.keyed else ("",):
         for group in state.groups.values():
             run_start, position = marks.get((group.name, fairness_key), (0, group.base))
             # A run that begins before the base may reach beyond it.
@@ -92,17 +86,20 @@ async def recover_queue(
             # An empty queue keeps its marks, and has nothing to read.
             read_from = run_start if record.messages else None
             group.add_lane(fairness_key, position, read_from)
-    await _recover_reservations(engine, state, inline, on_orphan)
+    if record.reserved or inline.held:
+        await _recover_reservations(engine, state, inline.held, on_orphan)
+    record.settled = inline.settled
+    record.settled_count = _recover_settled(state, inline.settled)
     if record.returned:
         await _recover_returned(engine, state, on_orphan, erasures.purge_of(record.queue_id))
     return state
 
 
 async def _recover_reservations(
-    engine: Engine, state: QueueState, inline: queue_rows.Inline, on_orphan: OnOrphan
+    engine: Engine, state: QueueState, held: list[Row], on_orphan: OnOrphan
 ) -> None:
     record = state.record
-    for reservation in await _recover_page(engine, state, inline.held, on_orphan):
+    for reservation in await _recover_page(engine, state, held, on_orphan):
         record.held[reservation.reservation_id] = reservation
     if record.reserved:
         start, end = queue_rows.queue_range(record.queue_id)
@@ -111,8 +108,6 @@ async def _recover_reservations(
                 reservation.apart = True
         async for key, value in scan_all(engine, Table.SETTLED, start, end):
             record.settled_rows += ((read_u64(key, 8), _recover_settled(state, value)),)
-    record.settled = inline.settled
-    record.settled_count = _recover_settled(state, inline.settled)
 
 
 async def _recover_page(

@@ -189,6 +189,27 @@ class Group:
                 ring.retire()  # also at the limit: the consumer need not ask again
         return taken
 
+    def only_run(self) -> Run | None:
+        """The run that is all there is to hand out, if nothing of it was handed out before: as
+        nearly always in a queue that is consumed at once."""
+        key = self.ring.only
+        if key is None or self.delayed or self.buried or len(self.lanes) > self.lanes_max:
+            return None
+        lane = self.lanes[key]
+        fresh = lane.fresh
+        if len(fresh) != 1 or lane.returned or lane.retries or lane.holding or lane.unread:
+            return None
+        run = fresh[0]
+        return run if lane.position <= run.first_offset else None
+
+    def take_only(self, run: Run) -> None:
+        """Hand out what `only_run` returned, as `take` and `hand_out` do."""
+        lane = self.lanes[run.fairness_key]
+        lane.fresh.clear()
+        lane.position = run.end
+        self.ring.retire()
+        self.outstanding[run.first_offset] = run.messages
+
     def hand_out(self, slice_: Slice) -> None:
         """Count messages that leave their lane, unless they were handed out before."""
         if not slice_.deliveries:
@@ -201,12 +222,16 @@ class Group:
 
     def settle(self, run: Run, count: int) -> bool:
         """Settle messages of a run; returns whether that settles the whole run."""
+        first = run.first_offset
         self.settled += count
-        left = self.outstanding[run.first_offset] - count
+        left = self.outstanding[first] - count
         if left:
-            self.outstanding[run.first_offset] = left
+            self.outstanding[first] = left
             return False
-        del self.outstanding[run.first_offset]
+        del self.outstanding[first]
+        lane = self.lanes.get(run.fairness_key)
+        if lane is not None and lane.position >= first + run.messages:
+            return True  # as nearly always
         return self.has_settled(run)
 
     def has_settled(self, run: Run) -> bool:

@@ -88,11 +88,6 @@ class Reservation:
         """Whether it ended at its deadline."""
         return not self.open and self.done[-1][2] is Ending.EXPIRED
 
-    @property
-    def ended_as_one(self) -> bool:
-        """Whether all its messages ended, and in the same way."""
-        return not self.open and len(self.done) == 1
-
     def check_live(self) -> None:
         """Raise the reason if it has ended."""
         if not self.open:

@@ -38,9 +38,11 @@ class SettledReservations:
     def __iter__(self) -> Iterator[int]:
         return iter(self._ids)
 
-    def add(self, reservation_id: int) -> None:
+    def add(self, reservation_id: int) -> bool:
+        """Returns whether there may be a surplus."""
         self._ids[reservation_id] = None
         self._budget.total += 1
+        return len(self._ids) > SETTLED_PER_QUEUE_MIN
 
     def discard(self, reservation_id: int) -> None:
         if reservation_id in self._ids:

@@ -1,4 +1,4 @@
-"""Memory of a service process: garbage collector settings, and trimming on request.
+"""Memory of a service process: garbage collector settings, caches of names, trimming on request.
 
 For measuring the memory that a service really uses: `kill -USR1 PID` makes it return unused memory
 to the system. It happens only on request, because trimming a large heap pauses the process.
@@ -10,7 +10,13 @@ import signal
 import sys
 from typing import Final
 
+from tidemark.clock import Clock
+from tidemark.name_caches import empty_name_caches
+
 TRIM_SIGNAL: Final = signal.SIGUSR1
+
+NAMES_KEPT_MS: Final = 60_000
+"""How long caches of names fill before they are emptied."""
 
 
 def install_memory_trim() -> None:
@@ -35,8 +41,16 @@ def tune_garbage_collector() -> None:
     gc.set_threshold(5_000, 4, 50_000)
 
 
+async def keep_name_caches_young(clock: Clock) -> None:
+    """Empty the caches of names every minute, so that they keep no memory of an earlier burst."""
+    while True:
+        await clock.sleep_ms(NAMES_KEPT_MS)
+        empty_name_caches()
+
+
 def trim_memory() -> None:
     """Free unreachable objects, then return free pages of the C heap to the system."""
+    empty_name_caches()
     gc.collect()
     if sys.platform == "linux":
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # in glibc, not in musl

@@ -6,6 +6,7 @@ module decides how the process starts and ends, and its exit status.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +18,11 @@ from tidemark import telemetry
 from tidemark.clock import Clock, SystemClock
 from tidemark.errors import TidemarkError
 from tidemark.rpc.server import RpcServer
-from tidemark.service.memory import install_memory_trim, tune_garbage_collector
+from tidemark.service.memory import (
+    install_memory_trim,
+    keep_name_caches_young,
+    tune_garbage_collector,
+)
 from tidemark.service.signals import run_until_stopped
 from tidemark.settings import ServiceSettings, load_or_exit
 
@@ -46,9 +51,12 @@ def main(service_name: str, settings_type: type[S], app: App[S]) -> None:
 
 async def _serve(settings: S, app: App[S]) -> None:
     install_memory_trim()
-    async with app(settings, SystemClock()) as server:
+    clock = SystemClock()
+    async with app(settings, clock) as server:
         tune_garbage_collector()
+        ageing = asyncio.create_task(keep_name_caches_young(clock))
         await run_until_stopped(server, settings.shutdown_grace_ms)
+        ageing.cancel()
 
 
 def _exit_with(line: object) -> NoReturn:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rocksdict import Cache, WriteBatch
 
 from storage_svc.engines import rocksdb, rocksdb_files
 from storage_svc.engines.engine import Batch, EngineFailed, Identity, Row, Table
 from storage_svc.engines.keys import u64
 from storage_svc.engines.rocksdb import RocksEngine, RocksEngines
+from storage_svc.engines.rocksdb_files import Memory
 from tests.support.refusing_disk import no_file_grows
 from tidemark.errors import (
     ClusterMismatch,
@@ -44,6 +46,40 @@ async def opened(engines: RocksEngines) -> AsyncIterator[list[RocksEngine]]:
     held = [await engines.open(replace(NODE, partition=number)) for number in range(3)]
     yield held
     await asyncio.gather(*(engine.close() for engine in held))
+
+
+def bytes_read() -> int:
+    """What this process has read from files so far."""
+    (line,) = [each for each in Path("/proc/self/io").read_text().splitlines() if "rchar" in each]
+    return int(line.partition(":")[2])
+
+
+def test_a_read_that_misses_the_cache_loads_some_blocks_and_no_filter_of_a_whole_file(
+    tmp_path: Path,
+) -> None:
+    """One idle queue among a million costs what one among a thousand costs (I1)."""
+    rows, reads = 400_000, 100
+    # A cache that no filter fits in, and a file too large to be kept in it like a new one.
+    memory = Memory(Cache(rocksdb_files.MIB // 4), rocksdb_files.MIB)
+    db = rocksdb_files.open_database(tmp_path, memory)
+    catalog, handle = (
+        db.get_column_family(Table.CATALOG),
+        db.get_column_family_handle(Table.CATALOG),
+    )
+    batch = WriteBatch(raw_mode=True)
+    for number in range(rows):
+        batch.put(u64(number), b"queue", handle)
+    db.write(batch)
+    catalog.compact_range(None, None)
+    before = bytes_read()
+
+    for number in range(0, rows, rows // reads):
+        assert catalog.get([u64(number)]) == [b"queue"]
+
+    filter_bytes = rows * 10 // 8
+    assert (bytes_read() - before) // reads < filter_bytes // 10
+    for each in (catalog, db):
+        each.close()
 
 
 @pytest.fixture
