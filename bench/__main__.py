@@ -23,6 +23,7 @@ MODULES: Final = (
     "bench.preempt",
     "bench.cycle.benchmark",
     "bench.many_queues.benchmark",
+    "bench.many_queues.million",
     "bench.members",
     "bench.failover.benchmark",
     "bench.stalls",

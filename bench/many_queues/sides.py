@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import redis.asyncio
@@ -74,14 +75,19 @@ class Side:
         await self._run(queues, 1)
 
     async def _run(self, queues: int, rounds: int) -> float:
-        assert self.client.stdin is not None
-        assert self.client.stdout is not None
-        self.client.stdin.write(f"{queues} {rounds}\n".encode())
-        async with asyncio.timeout(_LINE_TIMEOUT_S):
-            line = await self.client.stdout.readline()
-        if not line:
-            raise RuntimeError("a client of the benchmark ended")
-        return float(line)
+        return float(await line_of(self.client, f"{queues} {rounds}"))
+
+
+async def line_of(client: Process, command: str) -> bytes:
+    """The answer of a client to a line."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(f"{command}\n".encode())
+    async with asyncio.timeout(_LINE_TIMEOUT_S):
+        line = await client.stdout.readline()
+    if not line:
+        raise RuntimeError("a client of the benchmark ended")
+    return line
 
 
 @asynccontextmanager
@@ -115,7 +121,7 @@ async def tidemark_side(
     async with AsyncExitStack() as opened:
         await opened.enter_async_context(cluster)
         process = await opened.enter_async_context(
-            _client("tidemark", cluster.address("broker"), code)
+            client_process(client, "tidemark", cluster.address("broker"), code=code)
         )
         pids: dict[str, int] = {"client": process.pid}
         for name in reversed(_MEASURED):
@@ -137,7 +143,7 @@ async def valkey_side(directory: Path) -> AsyncIterator[Side]:
         address = f"{server.host}:{server.port}"
         async with (
             redis.asyncio.Redis(host=server.host, port=server.port) as connected,
-            _client("valkey", address, {}) as process,
+            client_process(client, "valkey", address) as process,
         ):
             pid = int((await connected.info("server"))["process_id"])
             yield Side(process, {"client": process.pid, "valkey": pid}, count)
@@ -152,12 +158,16 @@ def _code_of(checkout: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _client(system: str, address: str, code: Mapping[str, str]) -> AsyncIterator[Process]:
+async def client_process(
+    program: ModuleType, *arguments: str, code: Mapping[str, str] | None = None
+) -> AsyncIterator[Process]:
+    """A client of a benchmark, which answers lines with lines."""
+    assert program.__file__ is not None
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, client.__file__, system, address),
+        *(sys.executable, program.__file__, *arguments),
         stdin=PIPE,
         stdout=PIPE,
-        env={**os.environ, **code},
+        env={**os.environ, **(code or {})},
     )
     try:
         yield process

@@ -33,3 +33,11 @@ def test_the_benchmark_of_many_queues_runs_and_reports(tmp_path: Path) -> None:
         ("64 queues: CPU / that of the other checkout", 0.5),
         ("1,000 queues: tidemark / valkey", 0.6),
     ]
+
+
+def test_the_benchmark_of_a_million_queues_runs_and_reports(tmp_path: Path) -> None:
+    report = run_quickly("many-queues-million", tmp_path)
+
+    used = {"cpu_us", "client_cpu_us", "broker_cpu_us", "storage_cpu_us"}
+    steps = {"publishers_s", "subscribe_s", "cycles_s", "unsubscribe_s"}
+    assert figures_of(report) == {"10,000 queues": {"queues_per_s", "a_million_s", *used, *steps}}
